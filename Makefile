@@ -19,7 +19,8 @@ STATES     ?= 150000
 SEEDS      ?= 2000
 SEED       ?= 1
 
-# Number of drills, kind of machines, and number of control planes of `make drills`.
+# Number of drills, kind of machines, and number of control planes of `make drills`. FROM and TO
+# are its versions of Kubernetes.
 N          ?= 40
 MACHINES   ?= hollow
 CONTROL_PLANES ?=
@@ -86,8 +87,8 @@ sim: ## simulate random rollouts with faults; SEEDS=n SEED=s, SEED alone prints 
 	 -sim.seed $(SEED) -sim.seeds $(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),$(SEEDS),1),$(SEEDS)) && rm ../../bin/sim.test
 
 .PHONY: drills
-drills: build ## upgrade test clusters under fault injection; N=n MACHINES=hollow|simulated|real CONTROL_PLANES=n
-	@bin/constellation -C bin/drills sandbox drill --machines=$(MACHINES) $(if $(CONTROL_PLANES),--control-planes=$(CONTROL_PLANES)) --results engine/sandbox/drill/testdata/drills.jsonl --until $(N)
+drills: build ## upgrade test clusters under fault injection; N=n MACHINES=hollow|simulated|real CONTROL_PLANES=n FROM=version TO=version
+	@bin/constellation -C bin/drills sandbox drill --machines=$(MACHINES) $(if $(CONTROL_PLANES),--control-planes=$(CONTROL_PLANES)) $(if $(FROM),--kubernetes-from=$(FROM)) $(if $(TO),--kubernetes=$(TO)) --results engine/sandbox/drill/testdata/drills.jsonl --until $(N)
 
 .PHONY: bench
 bench: build ## run all benchmarks and write docs/bench.md; BENCH=regexp selects sections

@@ -346,7 +346,7 @@ func TestWatchesOfARolloutAgree(t *testing.T) {
 	r.until("the first nodes are replaced", func() (string, bool) { n := r.replaced(); return fmt.Sprint(n), n >= 2 })
 	plain := r.watch()
 	console := newScreen(t, t.TempDir(), r.bin, "watch", "--kubeconfig", r.kubeconfig)
-	console.shows(`READ-ONLY LIVE(.|\n)*Pipeline(.|\n)*In flight \d+ of 15`)
+	console.shows(`READ-ONLY LIVE(.|\n)*Pipeline(.|\n)*In progress \d+ of 15`)
 
 	r.cp.StopAPIServer()
 	console.shows(`READ-ONLY STALE \d+s(.|\n)*Why waiting .*the API server at .* has not\s+answered since`)
@@ -373,7 +373,7 @@ func TestWatchesOfARolloutAgree(t *testing.T) {
 		console.keys("-l", "'"+r.bin+"' watch --kubeconfig '"+r.kubeconfig+"'")
 		console.keys("Enter")
 	}
-	console.shows(`READ-ONLY LIVE(.|\n)*In flight \d+ of 15`)
+	console.shows(`READ-ONLY LIVE(.|\n)*In progress \d+ of 15`)
 	for i := range 40 {
 		console.tmux("resize-window", "-t", "watch", "-x", fmt.Sprint(20+(i*53)%200), "-y", fmt.Sprint(5+(i*31)%70))
 	}

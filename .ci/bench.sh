@@ -54,9 +54,9 @@ frame() {
   f=$(value frame FirstFrame frame-ms) && c=$(value frame FirstFrame contents-ms) || return
   v=$(value frame FirstFrame version-ms) && k=$(value frame FirstFrame kubectl-ms) || return
   row "console, first frame" "$(number %.0f "$f") ms" "\`kubectl version --client\` $(number %.0f "$k") ms" "$(number %.2f "$f/$k")" "≤ 1.1"
-  row "console, first frame with what is in the folder" "$(number %.0f "$c") ms" "the same" "$(number %.2f "$c/$k")" "-"
+  row "console, first frame with the contents of the folder" "$(number %.0f "$c") ms" "the same" "$(number %.2f "$c/$k")" "-"
   row "\`constellation version\`" "$(number %.0f "$v") ms" "the same" "$(number %.2f "$v/$k")" "-"
-  note "From exec to the end of the frame on a pseudo terminal in an empty folder, and from exec to exit; medians of 31 interleaved rounds."
+  note "The console is measured from exec to the end of the frame, on a pseudo terminal in an empty folder. The other programs are measured from exec to exit. Medians of 31 interleaved rounds."
 }
 
 init() {
@@ -75,27 +75,27 @@ init() {
   done
   rest=$(number %.1f "${t[kubeadm]}+${t[charts]}+${t[joins]}")
   row "\`init\`, everything cached" "$(number %.1f "${t[init]}") s (slowest $(number %.1f "${t[init-max]}") s)" "-" "-" "≤ 75 s"
-  row "of it evidence, claim, install of components on one machine" "slowest $(number %.1f "${t[own-slowest]}") s, median $(number %.1f "${t[own-median]}") s" "kubeadm, image pulls, charts $rest s" "$(number %.2f "${t[own-slowest]}/$rest")" "≤ 4 s"
-  note "$(printf 'Medians of 3 runs on machines that had booted (`sandbox up` %.1f s, `sandbox down` %.1f s). The parts, from the events of the run: the first node proved itself in %.2f s, was claimed in %.2f s and had its components after %.1f s more. kubeadm made it a node in %.1f s, of which %.1f s pulled images. The charts took %.1f s. Both workers had found the join service, proved themselves, been claimed and installed their components %.1f s after machines were let in, which includes waiting for a load balancer that knows the join service, and were ready %.1f s later.' \
+  row "of that, evidence, claim and components of one machine" "slowest $(number %.1f "${t[own-slowest]}") s, median $(number %.1f "${t[own-median]}") s" "kubeadm, image pulls, charts $rest s" "$(number %.2f "${t[own-slowest]}/$rest")" "≤ 4 s"
+  note "$(printf 'Medians of 3 runs on machines that had booted (`sandbox up` %.1f s, `sandbox down` %.1f s). The parts come from the events of the run. The first node was attested in %.2f s and claimed in %.2f s. It had its components %.1f s later. kubeadm took %.1f s, of which %.1f s pulled images. The charts took %.1f s. Both workers were attested and claimed, and had their components, %.1f s after the join service admitted machines. That includes the time until the load balancer has the join service as a backend. They were Ready %.1f s later.' \
     "${t[up]}" "${t[down]}" "${t[evidence]}" "${t[claim]}" "${t[components]}" "${t[kubeadm]}" "${t[pulls]}" "${t[charts]}" "${t[joiners]}" "${t[joins]}")"
 }
 
 check() {
   heading check "Upgrade check"
-  go_bench check ./engine '^BenchmarkMatrix$' 1000000x 3 || return
-  go_bench check ./engine '^BenchmarkPath$/^5-minors-of-5$' 50x 3 || return
+  go_bench check ./engine/compat '^BenchmarkMatrix$' 1000000x 3 || return
+  go_bench check ./engine/compat '^BenchmarkPath$/^5-minors-of-5$' 50x 3 || return
   go_bench check ./engine/kube '^BenchmarkCheckVersions$' 40x 1 || return
   go_bench check ./engine/kube '^BenchmarkRunning$' 40x 1 || return
   go_bench check ./engine/kube/preflight '^BenchmarkPreflight$' 3x 1 || return
   go_bench check ./engine/kube/preflight '^BenchmarkEvictions$' 10x 3 || return
   local m c b p kinds name t f r q a s h target
   m=$(value check Matrix/all ns/op) && c=$(value check Matrix/all cpu-ns/op) && b=$(value check Matrix/bare ns/op) && p=$(value check Path/5-minors-of-5 ns/op) || return
-  row "a million pairs of versions through all rules" "$(number %.2f "$m/1000") s (processor $(number %.2f "$c/1000") s)" "compared by go-version alone $(number %.2f "$b/1000") s" "$(number %.1f "$m/$b")" "≤ 1 s"
-  row "path from the oldest of 25 releases to the newest" "$(number %.1f "$p/1e6") ms" "-" "-" "-"
+  row "a million pairs of versions through all rules" "$(number %.2f "$m/1000") s (CPU time $(number %.2f "$c/1000") s)" "compared by go-version alone $(number %.2f "$b/1000") s" "$(number %.1f "$m/$b")" "≤ 1 s"
+  row "upgrade path from the oldest of 25 releases to the newest" "$(number %.1f "$p/1e6") ms" "-" "-" "-"
   for kinds in 0 2000; do
     t=$(value check "CheckVersions/${kinds}_kinds" shown-ms) && q=$(value check "CheckVersions/${kinds}_kinds" requests) && f=$(value check "CheckVersions/${kinds}_kinds" feed-requests) || return
     r=$(value check "Running/${kinds}_kinds" ns/op) || return
-    row "versions and path shown, a cluster with $([ "$kinds" = 0 ] && echo "no" || echo "$kinds") kinds of others" "$(number %.0f "$t") ms, $(number %.0f "$q") requests of the API server, $(number %.0f "$f") of the feed" "the requests of the API server alone $(number %.0f "$r/1e6") ms" "$(number %.1f "$t/($r/1e6)")" "≤ 150 ms, ≤ 8, ≤ 3"
+    row "versions and path shown, a cluster with $([ "$kinds" = 0 ] && echo "no" || echo "$kinds") other CRDs" "$(number %.0f "$t") ms, $(number %.0f "$q") requests to the API server, $(number %.0f "$f") to the feed" "these requests alone $(number %.0f "$r/1e6") ms" "$(number %.1f "$t/($r/1e6)")" "≤ 150 ms, ≤ 8, ≤ 3"
   done
   for name in "100 nodes 5000 pods" "1000 nodes 20000 pods"; do
     [ "${name%% *}" = 100 ] && target="≤ 3 s" || target="≤ 10 s, ≤ 200 MB"
@@ -103,8 +103,8 @@ check() {
     row "preflight without evictions, ${name/nodes /nodes and }" "$(number %.1f "$s") s, $(number %.0f "$h") MB at most" "-" "-" "$target"
   done
   r=$(value check Evictions raw/s) && a=$(value check Evictions ours/s) && q=$(value check Evictions ratio) || return
-  row "evictions rehearsed per second" "$(number %.0f "$a")" "the same requests, sent as fast as the client can $(number %.0f "$r")" "$(number %.2f "$q")" "≥ 0.8"
-  note "Pairs are those of the versions of Kubernetes in 20 releases, each with each; most are forbidden, by sentences. A real kube-apiserver and etcd on the same processors; the cluster has been given its kinds, and the API server rests again. Each check makes its connections anew and asks a feed on this computer that it never saw. A preflight is a process of its own; what it holds in memory is that of all of it. Medians of 3 runs, 40 checks, 3 preflights."
+  row "evictions per second, as dry runs" "$(number %.0f "$a")" "the same requests, sent without a limit $(number %.0f "$r")" "$(number %.2f "$q")" "≥ 0.8"
+  note "The pairs are all pairs of the Kubernetes versions in 20 releases. Most of them are forbidden, and each rule formats its reason. A real kube-apiserver and etcd run on the same processors. The CRDs exist before the measurement, and the API server is idle again. Each check opens new connections and reads an uncached feed on this computer. A preflight is a process of its own, and its memory is that of the whole process. Medians of 3 runs, 40 checks, 3 preflights."
 }
 
 joiners() {
@@ -117,13 +117,13 @@ joiners() {
     ours=$(value joiners "Tickets/$mode" cpu-µs/ticket-joinservice) || return
     peer=$(number %.1f "($(value joiners "Tickets/$mode" cpu-µs/ticket-kube-apiserver) + $(value joiners "Tickets/$mode" cpu-µs/ticket-etcd)) / 1000") || return
     all=$(number %.1f "$(value joiners "Tickets/$mode" cpu-µs/ticket-joiners) / 1000 + $ours / 1000 + $peer") || return
-    row "$([ "$mode" = spread ] && echo "they boot within 5 s" || echo "all in the same instant"): until the last ticket" "$(number %.1f "$total") s, p50 $(number %.2f "$p50/1000") s, p99 $(number %.2f "$p99/1000") s, 0 failures" "-" "-" "≤ 10 s, p99 ≤ 3 s"
-    row "memory of the server, at most" "$(number %.0f "$memory") MB" "-" "-" "≤ 256 MB"
-    row "processor per ticket" "$(number %.1f "$ours/1000") ms" "kube-apiserver and etcd $peer ms" "$(number %.2f "$ours/1000/$peer")" "-"
+    row "joiners arrive $([ "$mode" = spread ] && echo "within 5 s" || echo "at once"): time until the last ticket" "$(number %.1f "$total") s, p50 $(number %.2f "$p50/1000") s, p99 $(number %.2f "$p99/1000") s, 0 failures" "-" "-" "≤ 10 s, p99 ≤ 3 s"
+    row "peak memory of the server" "$(number %.0f "$memory") MB" "-" "-" "≤ 256 MB"
+    row "CPU time per ticket" "$(number %.1f "$ours/1000") ms" "kube-apiserver and etcd $peer ms" "$(number %.2f "$ours/1000/$peer")" "-"
     retried+="${retried:+, }$(number %.0f "$retries") in the $([ "$mode" = spread ] && echo first || echo second) case"
   done
   cores=$(getconf _NPROCESSORS_ONLN)
-  note "Software quotes, one server process, a real kube-apiserver and etcd. A joiner's time counts from its first request and includes coming back when the server says that it is busy ($retried). A failure would end the measurement. Medians of 3 runs. The joiners run on the same processors: a ticket costs all sides together $all ms of processor, so $cores cores with nothing else to do need $(number %.1f "$all/$cores") s for a thousand, and as long is the least that the last of a thousand at once can wait."
+  note "Evidence from software, one server process, a real kube-apiserver and etcd. The time of a joiner starts with its first request. It includes retries while the server is busy ($retried). A failure would end the measurement. Medians of 3 runs. The joiners run on the same processors. A ticket costs all processes together $all ms of CPU time, so $cores idle cores need $(number %.1f "$all/$cores") s for a thousand tickets. That is the minimum for the last one if all arrive at once."
 }
 
 rollout() {
@@ -141,16 +141,16 @@ rollout() {
     local -A goal=()
     [ "$n" != 1000 ] || goal=([time]="≤ 1.15" [writes]="≤ 9" [calls]="≤ 0.2" [memory]="≤ 120 MB" [wait]="≤ 50 ms")
     [ "$n" != 5000 ] || goal=([cost]="≤ 1.3")
-    row "$n workers replaced, $k at a time" "$(number %.0f "${t[s-makespan]}") s" "boot and drain alone $(number %.0f "${t[s-makespan]}/${t[x-ideal]}") s" "$(number %.2f "${t[x-ideal]}")" "${goal[time]:--}"
-    row "writes of the operator per node, evictions apart" "$(number %.1f "${t[writes/node]}")" "the machine's own, to join $(number %.1f "${t[join-writes/node]}"); evictions $(number %.1f "${t[evictions/node]}")" "-" "${goal[writes]:--}"
-    row "calls of the cloud per node" "$(number %.2f "${t[calls/node]}")" "-" "-" "${goal[calls]:--}"
-    row "memory of the operator, at most" "$(number %.0f "${t[MB-operator]}") MB" "-" "-" "${goal[memory]:--}"
-    row "processor of the operator per node" "$(number %.0f "${t[cpu-ms/node]}") ms" "with 100 workers $(number %.0f "$small") ms" "$(number %.2f "${t[cpu-ms/node]}/$small")" "${goal[cost]:--}"
-    row "event to next action, inside the operator: from the arrival of news to the request that follows, p50 and p99" "$(number %.0f "${t[ms-p50-event-to-request]}") and $(number %.0f "${t[ms-p99-event-to-request]}") ms" "a round $(number %.1f "${t[ms/round]}") ms" "-" "${goal[wait]:--}"
-    row "the same from outside: from the answer by which a new Node is Ready to the arrival of the request that cordons the one it replaces, p50 and p99" "$(number %.0f "${t[ms-p50-ready-to-cordon]}") and $(number %.0f "${t[ms-p99-ready-to-cordon]}") ms" "-" "-" "-"
-    row "from the end of a node's last pod to the request that binds its machine to go, p50 and p99" "$(number %.0f "${t[ms-p50-empty-to-bind]}") and $(number %.0f "${t[ms-p99-empty-to-bind]}") ms" "-" "-" "-"
+    row "$n workers replaced, $k at a time" "$(number %.0f "${t[s-makespan]}") s" "ideal: boots and drains alone $(number %.0f "${t[s-makespan]}/${t[x-ideal]}") s" "$(number %.2f "${t[x-ideal]}")" "${goal[time]:--}"
+    row "writes of the operator per node, without evictions" "$(number %.1f "${t[writes/node]}")" "of the machine, to join $(number %.1f "${t[join-writes/node]}"); evictions $(number %.1f "${t[evictions/node]}")" "-" "${goal[writes]:--}"
+    row "cloud API calls per node" "$(number %.2f "${t[calls/node]}")" "-" "-" "${goal[calls]:--}"
+    row "peak memory of the operator" "$(number %.0f "${t[MB-operator]}") MB" "-" "-" "${goal[memory]:--}"
+    row "CPU time of the operator per node" "$(number %.0f "${t[cpu-ms/node]}") ms" "with 100 workers $(number %.0f "$small") ms" "$(number %.2f "${t[cpu-ms/node]}/$small")" "${goal[cost]:--}"
+    row "latency inside the operator: from the arrival of an event to the next request, p50 and p99" "$(number %.0f "${t[ms-p50-event-to-request]}") and $(number %.0f "${t[ms-p99-event-to-request]}") ms" "a round $(number %.1f "${t[ms/round]}") ms" "-" "${goal[wait]:--}"
+    row "latency outside: from a replacement node's becoming Ready to the cordon of the old node, p50 and p99" "$(number %.0f "${t[ms-p50-ready-to-cordon]}") and $(number %.0f "${t[ms-p99-ready-to-cordon]}") ms" "-" "-" "-"
+    row "latency outside: from the end of a node's last pod to the request that deletes its machine, p50 and p99" "$(number %.0f "${t[ms-p50-empty-to-bind]}") and $(number %.0f "${t[ms-p99-empty-to-bind]}") ms" "-" "-" "-"
   done
-  note "Hollow machines: simulated, 6 s to boot, join and become Ready, 3 s to end a pod, gone as soon as that is asked for. A worker holds one pod of a Deployment. Real are the operator's binary, etcd, kube-apiserver, controllers and scheduler, all on the same processors; three control planes are at the target already. Writes are those of the API server's audit log. Processor is user and system time of the operator's process while it replaces; the control plane is given more memory than it needs (GOGC 400), so that less of the processors goes to its garbage."
+  note "Hollow machines take 6 s to boot, join and become Ready, and 3 s to end a pod. A deletion takes no time. Each worker has one pod of a Deployment. The binary of the operator, etcd, kube-apiserver, controllers and scheduler are real and share the processors. Three control planes are at the target already. Writes come from the audit log of the API server. CPU time is user and system time of the operator during the rollout. The control plane runs with GOGC=400, so that it spends less CPU time on garbage collection."
 }
 
 agent() {
@@ -162,11 +162,11 @@ agent() {
   r=$(value agent Install ratio) && p=$(value agent Install peak-MB) || return
   s=$(value agent Memory snapshot-MB/s) && m=$(value agent Memory peak-MB) && idle=$(value agent Memory idle-MB) || return
   slower=$(awk "BEGIN { print ($h < $w) ? \"SHA-256 $(number %.0f "$h") MB/s (write and fsync $(number %.0f "$w"))\" : \"write and fsync $(number %.0f "$w") MB/s (SHA-256 $(number %.0f "$h"))\" }" </dev/null)
-  row "a component of 192 MiB, downloaded, verified and on the disk" "$(number %.0f "$i") MB/s" "the slower of its halves: $slower" "$(number %.2f "$r")" "≥ 0.6"
-  row "memory of the agent meanwhile, at most" "$(number %.0f "$p") MB" "-" "-" "≤ 24 MB"
-  row "a snapshot of etcd, 256 MB, checked while it streams" "$(number %.0f "$s") MB/s" "-" "-" "-"
-  row "memory of the agent meanwhile, with 32 connections, at most" "$(number %.0f "$m") MB" "before, $(number %.0f "$idle") MB" "$(number %.1f "$m/$idle")" "-"
-  note "The agent's own binary. A run downloads over loopback; the peers do half of it each in the same round, with the same bytes in memory. Medians of 3 runs of 3 rounds; the ratio is the median of those of the runs."
+  row "a component of 192 MiB, downloaded, verified and synced" "$(number %.0f "$i") MB/s" "the slower half alone: $slower" "$(number %.2f "$r")" "≥ 0.6"
+  row "peak memory of the agent meanwhile" "$(number %.0f "$p") MB" "-" "-" "≤ 24 MB"
+  row "an etcd snapshot of 256 MB, checked while it streams" "$(number %.0f "$s") MB/s" "-" "-" "-"
+  row "peak memory of the agent meanwhile, with 32 connections" "$(number %.0f "$m") MB" "idle, $(number %.0f "$idle") MB" "$(number %.1f "$m/$idle")" "-"
+  note "The binary of the agent downloads over loopback. Each peer does one half of that work in the same round, with the same bytes in memory. Medians of 3 runs of 3 rounds. The ratio is the median of the runs' ratios."
 }
 
 atls() {
@@ -175,9 +175,9 @@ atls() {
   local mode ours bare ratio
   for mode in one-way mutual; do
     ours=$(value atls "Handshake/$mode" atls-cpu-ns/op) && bare=$(value atls "Handshake/$mode" bare-cpu-ns/op) && ratio=$(value atls "Handshake/$mode" bare/atls) || return
-    row "handshakes per second of processor, both ends, $mode" "$(number %.0f "1e9/$ours")" "bare TLS 1.3 $(number %.0f "1e9/$bare")" "$(number %.2f "$ratio")" "≥ 0.8"
+    row "handshakes per second of CPU time, both ends, $mode" "$(number %.0f "1e9/$ours")" "bare TLS 1.3 $(number %.0f "1e9/$bare")" "$(number %.2f "$ratio")" "≥ 0.8"
   done
-  note "The peer does the same certificate work: it makes a certificate of the same size per connection, and signs and verifies as often. In turn with ours, 400 handshakes each, medians of 5 runs."
+  note "The peer does the same certificate work: it creates a certificate of the same size per connection, and signs and verifies as often. Both alternate, with 400 handshakes each. Medians of 5 runs."
 }
 
 screen() {
@@ -187,8 +187,8 @@ screen() {
   local p50 p99 max frame
   p50=$(value screen EventToScreen p50-ms) && p99=$(value screen EventToScreen p99-ms) && max=$(value screen EventToScreen max-ms) || return
   frame=$(value screen EventToFrame/120x40 ns/op) || return
-  row "progress event of a run to bytes on the terminal" "p50 $(number %.0f "$p50") ms, p99 $(number %.0f "$p99") ms, slowest $(number %.0f "$max") ms" "composing the frame $(number %.1f "$frame/1e6") ms" "$(number %.0f "$p50/($frame/1e6)")" "≤ 100 ms"
-  note "200 events at any moment between two frames, 120x40. The rest are the pauses that batch events and limit the console to 30 frames per second, and waiting for a processor."
+  row "progress event of a run to bytes on the terminal" "p50 $(number %.0f "$p50") ms, p99 $(number %.0f "$p99") ms, slowest $(number %.0f "$max") ms" "composing the frame $(number %.2f "$frame/1e6") ms" "$(number %.0f "$p50/($frame/1e6)")" "≤ 100 ms"
+  note "200 events at random moments between two frames, 120x40. The difference to the frame is spent in pauses and in the scheduler's queue. The pauses batch events and limit the console to 30 frames per second."
 }
 
 watch() {
@@ -204,18 +204,18 @@ watch() {
     row "10 updates a second, $size" "$(number %.2f "$cpu") % of a core, $(number %.1f "$bytes") kB/s to the terminal" "-" "-" "$target"
   done
   worst=$(value watch WatchBurst worst-ms) && fold=$(value watch Board ns/event) || return
-  row "1,000 events a second for 60 s, 120x40: the slowest frame" "$(number %.1f "$worst") ms" "-" "-" "≤ 33 ms"
-  row "event, folded into the board" "$(number %.1f "$fold/1000") µs" "-" "-" "-"
+  row "slowest frame with 1,000 events a second for 60 s, 120x40" "$(number %.1f "$worst") ms" "-" "-" "≤ 33 ms"
+  row "event, applied to the board" "$(number %.1f "$fold/1000") µs" "-" "-" "-"
   go_bench watch . '^BenchmarkWatchCluster$' 1x 1 || return
   local w=WatchCluster wakes idle all mem own
   wakes=$(value watch $w idle-wakes/s) && idle=$(value watch $w idle-B/s) && all=$(value watch $w %cpu) && bytes=$(value watch $w kB/s) || return
   mem=$(value watch $w MB) && own=$(value watch $w MB-own) || return
-  row "\`constellation watch\` of a cluster in which nothing changes: how often a thread of it is woken" "$(number %.1f "$wakes") a second, $(number %.0f "$idle") B/s to the terminal" "-" "-" "≤ 5"
+  row "\`constellation watch\` of an idle cluster: wake-ups of its threads" "$(number %.1f "$wakes") a second, $(number %.0f "$idle") B/s to the terminal" "-" "-" "≤ 5"
   row "10 updates a second of 20 nodes each, the whole program" "$(number %.1f "$all") % of a core, $(number %.1f "$bytes") kB/s to the terminal" "-" "-" "≤ 2 %, ≤ 12 kB/s"
-  row "memory of it, at most, and without pages of the program's file" "$(number %.0f "$mem") MB, $(number %.0f "$own") MB" "-" "-" "≤ 60 MB"
-  row "meanwhile, from a key to the bytes that show what it did" "p50 $(number %.0f "$(value watch $w ms-p50-key)") ms, p99 $(number %.0f "$(value watch $w ms-p99-key)") ms" "-" "-" "p99 ≤ 35 ms"
-  row "from a request that changes a node to the bytes that show it" "p50 $(number %.0f "$(value watch $w ms-p50-pixel)") ms, p99 $(number %.0f "$(value watch $w ms-p99-pixel)") ms" "-" "-" "p99 ≤ 200 ms"
-  note "The first six rows are of the screen alone, with a simulated rollout in its middle; the others of the built program on a terminal of 120x40, with a real API server on the same processors and 5,000 nodes that are objects without machines. Processor in the first rows is for folding the updates, composing the frame and painting what has changed of it; 600 updates, medians of 3 runs."
+  row "peak memory, and without pages of the executable" "$(number %.0f "$mem") MB, $(number %.0f "$own") MB" "-" "-" "≤ 60 MB"
+  row "meanwhile, from a key to the bytes of its effect" "p50 $(number %.0f "$(value watch $w ms-p50-key)") ms, p99 $(number %.0f "$(value watch $w ms-p99-key)") ms" "-" "-" "p99 ≤ 35 ms"
+  row "from a request that changes a node to the bytes of the change" "p50 $(number %.0f "$(value watch $w ms-p50-pixel)") ms, p99 $(number %.0f "$(value watch $w ms-p99-pixel)") ms" "-" "-" "p99 ≤ 200 ms"
+  note "The first six rows measure the screen alone, in the middle of a simulated rollout. The other rows measure the built program on a terminal of 120x40. It watches a real API server on the same processors, with 5,000 nodes without machines. CPU time in the first rows covers applying the updates, composing the frame and painting the changes. 600 updates, medians of 3 runs."
 }
 
 engine() {
@@ -228,8 +228,8 @@ engine() {
   e=$(value engine Events ns/op) && f=$(value engine Fold ns/event) && o=$(value engine Install/one-pass MB/s) && t=$(value engine Install/three-pass MB/s) || return
   v=$(value engine Validate ns/op) && s=$(value engine ValidateBareSignatures ns/op) || return
   row "event, emitted and recorded" "$(number %.0f "$e/1000") µs" "-" "-" "-"
-  row "event, folded into what screens show" "$(number %.1f "$f/1000") µs" "-" "-" "-"
-  row "component, downloaded, verified and installed" "$(number %.0f "$o") MB/s" "write, read again for the digest, copy: $(number %.0f "$t") MB/s" "$(number %.2f "$o/$t")" "-"
+  row "event, applied to the state of the screens" "$(number %.1f "$f/1000") µs" "-" "-" "-"
+  row "component, downloaded, verified and installed" "$(number %.0f "$o") MB/s" "peer that writes, reads for the digest and copies: $(number %.0f "$t") MB/s" "$(number %.2f "$o/$t")" "-"
   row "evidence of a machine, validated" "$(number %.0f "$v/1000") µs" "two signatures of P-256 $(number %.0f "$s/1000") µs" "$(number %.2f "$v/$s")" "-"
   note "Medians of 3 and 5 runs."
 }
@@ -239,9 +239,9 @@ charts() {
   go_bench charts ./engine/kube '^BenchmarkCharts$' 3x 1 || return
   local six chain serial
   six=$(value charts Charts six-s) && chain=$(value charts Charts chain-s) && serial=$(value charts Charts serial-s) || return
-  row "six charts that need each other" "$(number %.1f "$six") s" "the longest chain of them, three charts, alone $(number %.1f "$chain") s" "$(number %.2f "$six/$chain")" "≤ 1.2"
+  row "six charts that depend on each other" "$(number %.1f "$six") s" "the longest chain (three charts) alone $(number %.1f "$chain") s" "$(number %.2f "$six/$chain")" "≤ 1.2"
   row "the same" "$(number %.1f "$six") s" "one after the other $(number %.1f "$serial") s" "$(number %.2f "$six/$serial")" "-"
-  note "A real kube-apiserver; of each chart the workload is ready 3 s after it was made. Means of 3 rounds of each."
+  note "A real kube-apiserver. The workload of each chart is ready 3 s after its creation. Means of 3 rounds of each."
 }
 
 backup() {
@@ -257,13 +257,13 @@ backup() {
   cores=$(getconf _NPROCESSORS_ONLN)
   row "\`backup create\` of $n objects of 1.5 kB and $((n / 50)) of 64 kB in 20 types, $(number %.0f "$s") MB" "$(number %.1f "$o") s" "\`kubectl get -o yaml\` $(number %.1f "$y") s" "$(number %.3f "$o/$y")" "≤ 0.1"
   row "the same" "$(number %.1f "$o") s" "\`kubectl get -o json\` $(number %.1f "$j") s" "$(number %.3f "$o/$j")" "≤ 0.14"
-  row "the same" "$(number %.1f "$o") s" "listed in pages, gzipped, and thrown away $(number %.1f "$b") s" "$(number %.2f "$o/$b")" "≤ 1.5"
-  row "memory of it, at most" "$(number %.0f "$m") MiB" "with 1000 objects $(number %.0f "$small") MiB" "$(number %.2f "$m/$small")" "≤ 64 MiB"
-  row "the same, without pages of the program's file" "$(number %.0f "$(value backup "$p" own-MiB)") MiB" "with 1000 objects $(number %.0f "$(value backup Backup/1000_objects own-MiB)") MiB" "-" "-"
+  row "the same" "$(number %.1f "$o") s" "listed in pages, gzipped and discarded $(number %.1f "$b") s" "$(number %.2f "$o/$b")" "≤ 1.5"
+  row "peak memory" "$(number %.0f "$m") MiB" "with 1000 objects $(number %.0f "$small") MiB" "$(number %.2f "$m/$small")" "≤ 64 MiB"
+  row "peak memory without pages of the executable" "$(number %.0f "$(value backup "$p" own-MiB)") MiB" "with 1000 objects $(number %.0f "$(value backup Backup/1000_objects own-MiB)") MiB" "-" "-"
   row "\`backup verify\`" "$(number %.0f "$v") MB/s" "SHA-256 of the same files $(number %.0f "$h") MB/s" "$(number %.2f "$v/$h")" "≥ 0.5"
-  row "restored objects of 1.5 kB per second" "$(number %.0f "$r")" "16 writers that only create $(number %.0f "$w")" "$(number %.2f "$r/$w")" "≥ 0.9"
+  row "restored objects of 1.5 kB per second" "$(number %.0f "$r")" "16 writers that only create objects $(number %.0f "$w")" "$(number %.2f "$r/$w")" "≥ 0.9"
   row "the same" "$(number %.0f "$r")" "\`kubectl create -f\` $(number %.0f "$k")" "$(number %.1f "$r/$k")" "≥ 5"
-  note "A real kube-apiserver and etcd on the same processors, asked in turn. Programs are measured from exec to exit: ours has its files on the disk and has read them again then, kubectl's output goes nowhere. Memory is what the kernel says, program text included. Restored are $((n / 10)) objects; kubectl creates a twentieth of them, one after the other. A restored object costs API server and etcd $(number %.1f "$server") ms of processor and ours $(number %.1f "$ours") ms: $cores cores with nothing else to do can take $(number %.0f "$cores*1000/($server+$ours)") a second. Velero's backup package is not beside it: it wants its own plugin manager, object store and custom resources around it, and writes a file per object into a gzipped tar, which is other work."
+  note "A real kube-apiserver and etcd on the same processors, asked in turn. Programs are measured from exec to exit. \`backup create\` syncs its files and reads them again before it exits. The output of kubectl goes to /dev/null. Memory is the peak resident set, including the executable. The restore has $((n / 10)) objects. kubectl creates a twentieth of them, one after the other. A restored object costs $(number %.1f "$server") ms of CPU time in API server and etcd, and $(number %.1f "$ours") ms in this program. So $cores idle cores can restore at most $(number %.0f "$cores*1000/($server+$ours)") objects a second. Velero's backup package is no peer here. It requires its own plugin manager, object store and custom resources. It also does other work, because it writes a file per object into a gzipped tar."
 }
 
 plans() {
@@ -274,15 +274,15 @@ plans() {
   go_bench plans ./operator/plans '^BenchmarkDecide$' 9000x 1 || return
   go_bench plans ./operator/plans '^BenchmarkHeld$' 1x 1 || return
   took=$(value plans Plans s-makespan) && x=$(value plans Plans x-ideal) || return
-  row "a Plan on $n nodes, 100 at a time, Jobs of a second" "$(number %.0f "$took") s" "the Jobs alone $(number %.0f "$took/$x") s" "$(number %.2f "$x")" "-"
+  row "a Plan on $n nodes, 100 at a time, Jobs of 1 s" "$(number %.0f "$took") s" "ideal: the Jobs alone $(number %.0f "$took/$x") s" "$(number %.2f "$x")" "-"
   row "writes of the controller per node, events included" "$(number %.1f "$(value plans Plans writes/node)")" "-" "-" "≤ 10"
-  row "memory of the controller meanwhile, at most, and at the end without pages of the program's file" "$(number %.0f "$(value plans Plans MB)") MB, $(number %.0f "$(value plans Plans MB-own)") MB" "-" "-" "≤ 100 MB"
-  row "the same of one that starts when all nodes are done and their Jobs still there" "$(number %.0f "$(value plans PlansAtRest MB)") MB, $(number %.0f "$(value plans PlansAtRest MB-own)") MB" "-" "-" "≤ 100 MB"
-  row "of it what informers and the book hold, per Node and per Job" "$(number %.0f "$(value plans Held B/node)") B, $(number %.0f "$(value plans Held B/job)") B" "-" "-" "-"
-  row "to look and to decide, processor time, p99" "≤ $(number %.1f "$(value plans Plans ms-p99-cpu-decision)") ms, mean $(number %.2f "$(value plans Plans ms-mean-cpu-decision)") ms" "alone on a processor, without an API server, $(number %.2f "$(value plans Decide ms-p99-cpu)") ms" "-" "≤ 5 ms"
-  row "the same on the clock, p99" "≤ $(number %.1f "$(value plans Plans ms-p99-decision)") ms, mean $(number %.1f "$(value plans Plans ms-mean-decision)") ms" "-" "-" "≤ 5 ms"
-  row "processor while nothing happens but heartbeats, one a node in five minutes" "$(number %.2f "$(value plans PlansAtRest %core-idle)") % of a core" "-" "-" "≤ 1 %"
-  note "Hollow nodes; real are the operator's binary with role plans, etcd, kube-apiserver, controllers and scheduler, on the same processors: what they take for a Job and its pod is most of the time. A decision is to look and to decide; what is asked of the API server before, such as Secrets, and written afterwards is not in it. On the clock it waits for a processor too."
+  row "peak memory of the controller meanwhile, and memory at the end without pages of the executable" "$(number %.0f "$(value plans Plans MB)") MB, $(number %.0f "$(value plans Plans MB-own)") MB" "-" "-" "≤ 100 MB"
+  row "the same, started when all nodes are done and their Jobs still exist" "$(number %.0f "$(value plans PlansAtRest MB)") MB, $(number %.0f "$(value plans PlansAtRest MB-own)") MB" "-" "-" "≤ 100 MB"
+  row "of that, informers and records, per Node and per Job" "$(number %.0f "$(value plans Held B/node)") B, $(number %.0f "$(value plans Held B/job)") B" "-" "-" "-"
+  row "to observe and decide, CPU time, p99" "≤ $(number %.1f "$(value plans Plans ms-p99-cpu-decision)") ms, mean $(number %.2f "$(value plans Plans ms-mean-cpu-decision)") ms" "without an API server $(number %.2f "$(value plans Decide ms-p99-cpu)") ms" "-" "≤ 5 ms"
+  row "to observe and decide, wall-clock time, p99" "≤ $(number %.1f "$(value plans Plans ms-p99-decision)") ms, mean $(number %.1f "$(value plans Plans ms-mean-decision)") ms" "-" "-" "≤ 5 ms"
+  row "CPU time while only heartbeats arrive, one per node in five minutes" "$(number %.2f "$(value plans PlansAtRest %core-idle)") % of a core" "-" "-" "≤ 1 %"
+  note "The nodes are hollow. The operator with role plans, etcd, kube-apiserver, controllers and scheduler are real and share the processors. Most of the time goes to their work for Jobs and pods. A decision covers observing and deciding. It excludes reads before it, such as Secrets, and writes after it. Wall-clock time includes waiting for a processor."
 }
 
 load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo unknown)
@@ -305,7 +305,7 @@ done
   cat <<TEXT
 # Figures
 
-Made by \`make bench\`. Every figure has its peer in the same run, so ratios carry over to other machines better than times do.
+For those who change code that must stay fast, or compare this program with others. \`make bench\` measures the figures. Every figure has its peer in the same run, so ratios carry over to other machines better than times do.
 
 | | |
 |---|---|

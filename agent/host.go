@@ -156,18 +156,26 @@ func programVersion(ctx context.Context, program string, args ...string) (string
 	return v, nil
 }
 
-// patches returns the directory with the host's patches for kubeadm; empty if it has none.
-func (h Host) patches() (string, error) {
-	dir := h.path(kubeadm.PatchesDir)
-	switch info, err := os.Stat(dir); {
-	case errors.Is(err, fs.ErrNotExist):
-		return "", nil
-	case err != nil:
-		return "", fmt.Errorf("read patches for kubeadm: %w", err)
-	case !info.IsDir():
-		return "", fmt.Errorf("read patches for kubeadm: %s is not a directory", dir)
+// customized returns the configuration of an upgrade with the host's own options: its patches
+// and its UpgradeConfiguration.
+func (h Host) customized(c kubeadm.Config) (kubeadm.Config, error) {
+	patches, err := kubeadm.HostPatches(h.path())
+	if err != nil {
+		return c, err
 	}
-	return dir, nil
+	c = c.WithPatches(patches)
+	file := h.path(kubeadm.UpgradeFile)
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	}
+	if err == nil {
+		c, err = c.WithHost(b)
+	}
+	if err != nil {
+		return c, fmt.Errorf("read %s: %w", file, err)
+	}
+	return c, nil
 }
 
 // staticPods maps the containers of the host's static pods to their images.

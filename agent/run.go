@@ -330,11 +330,11 @@ func (u *upgrader) kubeadmStage(verb string) func(context.Context, *order) error
 			if err := u.mend(); err != nil {
 				return err
 			}
-			patches, err := u.host.patches()
+			config, err := u.host.customized(o.config)
 			if err != nil {
 				return err
 			}
-			p, err := u.detached().Start(verb, o.config.WithPatches(patches), u.journal.started)
+			p, err := u.detached().Start(verb, config, u.journal.started)
 			if err == nil {
 				err = u.wait(ctx, p, 0)
 			}

@@ -30,6 +30,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"gopkg.in/yaml.v3"
 
 	"constellation/agent/upgradeproto"
 	"constellation/engine/component"
@@ -438,6 +439,40 @@ func TestPatchesOfTheHostAreApplied(t *testing.T) {
 	all, err := collect(r.inside().Upgrade(t.Context(), r.request("t1")))
 	if err != nil || !strings.HasSuffix(outline(all), "plan:failed failure in plan") {
 		t.Errorf("%v\n%s", err, outline(all))
+	}
+}
+
+// A host's own options of kubeadm upgrade survive, and options that are not understood stop it.
+func TestUpgradeOptionsOfTheHostAreApplied(t *testing.T) {
+	const file, head = "etc/kubernetes/kubeadm-upgrade.yaml", "apiVersion: kubeadm.k8s.io/v1beta4\nkind: UpgradeConfiguration\n"
+	r := newRig(t, true)
+	r.write(file, head+"apply:\n  certificateRenewal: false\n  skipPhases: [addon/coredns]\n  patches: {directory: /srv/patches}\n", 0o600)
+	r.write("etc/kubernetes/patches/kube-apiserver+json.yaml", "- {op: add, path: /metadata/annotations/mine, value: x}\n", 0o600)
+	if all, err := collect(r.inside().Upgrade(t.Context(), r.request("t1"))); err != nil || outline(all) != straight {
+		t.Fatalf("%v\n%s", err, outline(all))
+	}
+	b, err := os.ReadFile(filepath.Join(r.settings.Root, "var/lib/constellation/agent/kubeadm.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got kubeadm.UpgradeConfiguration
+	if err := yaml.Unmarshal(b, &got); err != nil {
+		t.Fatal(err)
+	}
+	if a := got.Apply; a.CertificateRenewal || !a.EtcdUpgrade || !slices.Equal(a.SkipPhases, []string{"addon/coredns"}) || a.Patches == nil || a.Patches.Directory != "/srv/patches" || a.KubernetesVersion != to {
+		t.Errorf("apply is configured as %+v", a)
+	}
+	if n := got.Node; !n.CertificateRenewal || len(n.SkipPhases) > 0 || n.Patches == nil || n.Patches.Directory != filepath.Join(r.settings.Root, "etc/kubernetes/patches") {
+		t.Errorf("node is configured as %+v", n)
+	}
+
+	for _, bad := range []string{"apply: {skipPhase: [addon]}\n", "apply: {skipPhases: [control-plane]}\n"} {
+		r = newRig(t, true)
+		r.write(file, head+bad, 0o600)
+		all, err := collect(r.inside().Upgrade(t.Context(), r.request("t1")))
+		if err != nil || !strings.HasSuffix(outline(all), "plan:failed failure in plan") || r.deeds() != "" {
+			t.Errorf("%s: %v\n%s", bad, err, outline(all))
+		}
 	}
 }
 

@@ -90,6 +90,7 @@ var rightsOfPlans = []string{
 	"system-upgrade: coordination.k8s.io/leases (system-upgrade-controller): get,update",
 	"system-upgrade: coordination.k8s.io/leases: create",
 	"system-upgrade: events.k8s.io/events: create,patch",
+	"system-upgrade: events: create,patch",
 	"system-upgrade: pods/log: get",
 	"system-upgrade: pods: list,watch",
 	"system-upgrade: secrets: get,list,watch",

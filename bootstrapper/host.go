@@ -83,6 +83,11 @@ func (h host) init(ctx context.Context, c kubeadm.Cluster, n kubeadm.Node, lines
 	if err != nil {
 		return err
 	}
+	patches, err := kubeadm.HostPatches(h.root)
+	if err != nil {
+		return err
+	}
+	config = config.WithPatches(patches)
 	if err := h.write(controlPlaneFiles()); err != nil {
 		return err
 	}

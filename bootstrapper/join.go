@@ -502,7 +502,11 @@ func (c *JoinClient) joinOnce(ctx context.Context, self cloud.Instance, t *ticke
 		return stepJoin, err
 	}
 	r.say(stepJoin, stateRunning, slog.LevelInfo, "Kubernetes "+v.String())
-	return stepJoin, c.Kubeadm.Join(ctx, t.config, lines)
+	patches, err := kubeadm.HostPatches(c.Root)
+	if err != nil {
+		return stepJoin, err
+	}
+	return stepJoin, c.Kubeadm.Join(ctx, t.config.WithPatches(patches), lines)
 }
 
 // identity returns the key of the kubelet's serving certificate and its CSR. Both are created

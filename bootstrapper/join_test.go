@@ -220,6 +220,39 @@ func TestJoinMakesANode(t *testing.T) {
 	}
 }
 
+// A machine whose image or owner brings patches of the static pods gets them from its first start.
+func TestPatchesOfTheHostAreAppliedToANewNode(t *testing.T) {
+	for _, call := range []string{"init", "join"} {
+		for _, patched := range []bool{true, false} {
+			t.Run(fmt.Sprint(call, " ", patched), func(t *testing.T) {
+				r := newRig(t, cloud.ControlPlane)
+				want := ""
+				if patched {
+					want = filepath.Join(r.m.Root, "etc/kubernetes/patches")
+					if err := os.MkdirAll(want, 0o700); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if call == "join" {
+					r.serveJoins(nil)
+				}
+				x := r.start()
+				if call == "init" {
+					if got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); err != nil || outline(got) != goodInit {
+						t.Fatalf("%v, reported %s\n%s", err, outline(got), r.logged())
+					}
+				} else if err := x.end(t); err != nil {
+					t.Fatalf("%v\n%s", err, r.logged())
+				}
+				b, err := os.ReadFile(filepath.Join(filepath.Dir(r.m.Root), "patches-"+call))
+				if string(b) != want || patched != (err == nil) {
+					t.Errorf("kubeadm %s applies the patches in %q, %v, want %q", call, b, err, want)
+				}
+			})
+		}
+	}
+}
+
 func TestJoinServicesThatAreNotTrusted(t *testing.T) {
 	for _, tt := range []struct {
 		name string

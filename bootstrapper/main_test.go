@@ -64,7 +64,7 @@ func TestMain(m *testing.M) {
 //	fail-<call>   it fails with the exit code and the message of a line, once per line
 //	preflight     its init fails with these errors, one per line
 //
-// Calls are recorded in ctl/calls.
+// Calls are recorded in ctl/calls, and the directory of patches of a call in ctl/patches-<call>.
 func scriptedKubeadm(ctl string, args []string) int {
 	root := filepath.Join(ctl, "root")
 	at := func(name string) string { return filepath.Join(root, name) }
@@ -105,6 +105,10 @@ func scriptedKubeadm(ctl string, args []string) int {
 	}
 	fmt.Fprintln(f, call)
 	f.Close()
+	if _, rest, ok := strings.Cut(config, "\npatches:\n  directory: "); ok {
+		dir, _, _ := strings.Cut(rest, "\n")
+		os.WriteFile(filepath.Join(ctl, "patches-"+call), []byte(dir), 0o600)
+	}
 
 	// A second try without a reset fails because of these.
 	if (call == "init" || call == "join") && there("etc/kubernetes/kubelet.conf") {

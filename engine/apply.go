@@ -296,7 +296,7 @@ func (a *applyRun) targetStep(replaced, kept []string) plan.Step {
 	s := plan.Step{
 		ID:    check.StepTarget,
 		Title: "Set the target of all nodes",
-		Effect: fmt.Sprintf("NodeVersion %s asks for %s in one write%s; from then on the operator continues without this program",
+		Effect: fmt.Sprintf("NodeVersion %s is set to %s in one write%s; from then on the operator continues even if this program ends",
 			nodeVersionName, a.prepared.target, a.prepared.workers()),
 		Final: true,
 		Done:  a.targetSet,

@@ -39,8 +39,8 @@ func (e *Engine) backupFinding(b *plan.LastBackup, err error) plan.Finding {
 	case err != nil:
 		f.Severity, f.Title, f.Detail, f.Remedy = plan.NotChecked, "not checked how old the last backup is", err.Error(), plan.Remedy(err)
 	case b == nil:
-		f.Title = "there is no whole backup of this cluster"
-		f.Detail = "looked for in " + e.ws.Path(plan.RunsDir)
+		f.Title = "this cluster has no complete backup"
+		f.Detail = "searched: " + e.ws.Path(plan.RunsDir)
 	case b.Old(e.now()):
 		f.Title = fmt.Sprintf("the last backup is %s old", hours(e.now().Sub(b.Created)))
 		f.Detail = b.ID + " of " + b.Created.UTC().Format(time.RFC3339)

@@ -39,13 +39,13 @@ func TestAgeOfTheLastBackup(t *testing.T) {
 		why   string                          // of home; empty if it does not suggest one
 	}{
 		{"a fresh one is fine", func(s *checkStage) string { return s.backup(time.Minute, clusterID) }, "ok backup-age: the last backup is less than 24h old", ""},
-		{"none", func(*checkStage) string { return "" }, "warn backup-age: there is no whole backup of this cluster", "there is none yet"},
+		{"none", func(*checkStage) string { return "" }, "warn backup-age: this cluster has no complete backup", "there is none yet"},
 		{"an old one", func(s *checkStage) string {
 			s.backup(80*time.Hour, clusterID)
 			return s.backup(26*time.Hour, clusterID)
 		}, "warn backup-age: the last backup is 26h old", "the last one is 26h old"},
 		{"a very old one", func(s *checkStage) string { return s.backup(80*time.Hour, clusterID) }, "warn backup-age: the last backup is 3 days old", "the last one is 3 days old"},
-		{"one of the cluster that was here before", func(s *checkStage) string { s.backup(time.Minute, strings.Repeat("0", 64)); return "" }, "warn backup-age: there is no whole backup", "there is none yet"},
+		{"one of the cluster that was here before", func(s *checkStage) string { s.backup(time.Minute, strings.Repeat("0", 64)); return "" }, "warn backup-age: this cluster has no complete backup", "there is none yet"},
 		{"one with a hole does not count", func(s *checkStage) string {
 			s.backup(time.Minute, clusterID, "its conversion webhook does not answer")
 			return s.backup(30*time.Hour, clusterID)

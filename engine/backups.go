@@ -449,7 +449,7 @@ func (e *Engine) PruneBackups(_ context.Context, dir string, keep int) (removed 
 		return removed, backupError("prune backups in "+path, err)
 	}
 	if len(removed) == 0 {
-		return nil, &plan.Error{Err: fmt.Errorf("nothing to prune: there are no more than %d whole backups, and nothing unfinished is older than them", keep), Exit: plan.ExitNothing}
+		return nil, &plan.Error{Err: fmt.Errorf("nothing to prune: at most %d complete backups exist, and no unfinished one is older", keep), Exit: plan.ExitNothing}
 	}
 	return removed, nil
 }

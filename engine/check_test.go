@@ -987,7 +987,7 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 			if d := cmp.Diff([]string{compat.NoteNewerCLI, compat.NoteFinishServices}, c.Notes); d != "" {
 				t.Errorf("notes (-want +got):\n%s", d)
 			}
-			if last := c.Components[len(c.Components)-1]; last.Newest != "v1.2.0" || last.Verdict != "after hop 1" {
+			if last := c.Components[len(c.Components)-1]; last.Newest != "v1.2.0" || last.Verdict != "hop 2 needs v1.2.0" {
 				t.Errorf("CLI %+v", last)
 			}
 
@@ -1231,8 +1231,8 @@ func TestVerdictsNameWhereThePathEnds(t *testing.T) {
 		}
 	}
 	want := map[string][3]string{
-		"Kubernetes": {"v1.36.3", "v1.36.4", "v1.36.3 in hop 2 + CLI"}, "OS image": {"v1.1.0", "v1.2.0", "v1.1.0 in 1 hop"},
-		"Services": {"v1.2.0", "v1.2.0", "2 hops + CLI"}, "CLI": {"", "v1.2.0", "after hop 1"},
+		"Kubernetes": {"v1.36.3", "v1.36.4", "v1.36.3 in hop 2, another CLI"}, "OS image": {"v1.1.0", "v1.2.0", "v1.1.0 in 1 hop"},
+		"Services": {"v1.2.0", "v1.2.0", "2 hops, another CLI"}, "CLI": {"", "v1.2.0", "hop 2 needs v1.2.0"},
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("goal, newest and verdict (-want +got):\n%s", d)

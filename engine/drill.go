@@ -11,6 +11,8 @@ type Drills interface {
 	// the report. An error says that there is nothing to judge. tell, unless nil, gets
 	// what happens as it does.
 	Drill(ctx context.Context, spec DrillSpec, tell func(text string)) (DrillReport, error)
+	// Versions returns spec with the versions that it does not name.
+	Versions(spec DrillSpec) (DrillSpec, error)
 	// Faults lists what can go wrong in a drill.
 	Faults() []DrillFault
 }
@@ -33,8 +35,11 @@ type DrillSpec struct {
 	Faults []string
 	// Count is how many faults there are. Zero means four.
 	Count int
-	// Kubernetes is the version that real machines are upgraded to. Empty means v1.36.3;
-	// v1.35.4, which they have, leaves Kubernetes as it is.
+	// KubernetesFrom is the version before the upgrade. Empty means v1.35.4.
+	KubernetesFrom string
+	// Kubernetes is the version after the upgrade: of the same minor or the next. Empty means
+	// v1.36.3 for the default KubernetesFrom, otherwise the newest of the next minor. If it is
+	// KubernetesFrom, machines are only replaced; hollow ones refuse that.
 	Kubernetes string
 	// Journal is the file that all that was seen is written to. Empty writes none.
 	Journal string
@@ -60,13 +65,17 @@ type DrillReport struct {
 	Seed     uint64 `json:"seed"`
 	Machines string `json:"machines"`
 	// ControlPlanes is how many there were of machines in which programs run.
-	ControlPlanes int       `json:"control_planes,omitempty"`
-	Cluster       string    `json:"cluster"` // a description of the upgraded cluster
-	Program       string    `json:"program"` // release of the program that ran it
-	Started       time.Time `json:"started"`
-	TookMS        int64     `json:"took_ms"`    // of the drill, from its first machine to its last
-	RolledMS      int64     `json:"rollout_ms"` // of the upgrade
-	Outcome       string    `json:"outcome"`
+	ControlPlanes int    `json:"control_planes,omitempty"`
+	Cluster       string `json:"cluster"` // a description of the upgraded cluster
+	// KubernetesFrom and KubernetesTo are the versions before and after the upgrade. Reports of
+	// older programs lack them.
+	KubernetesFrom string    `json:"kubernetes_from,omitempty"`
+	KubernetesTo   string    `json:"kubernetes_to,omitempty"`
+	Program        string    `json:"program"` // release of the program that ran it
+	Started        time.Time `json:"started"`
+	TookMS         int64     `json:"took_ms"`    // of the drill, from its first machine to its last
+	RolledMS       int64     `json:"rollout_ms"` // of the upgrade
+	Outcome        string    `json:"outcome"`
 	// Why says in a sentence why the outcome is not that it passed.
 	Why      string           `json:"why,omitempty"`
 	Injected []DrillInjection `json:"injected"`

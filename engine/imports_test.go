@@ -15,12 +15,13 @@ var imports = []struct {
 }{
 	{"words", nil},
 	{"plan", []string{"plain", "version", "words"}},
+	{"distribution", nil},
 	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},
 	{"lifecycle", []string{"version"}},
 	{"compat", []string{"cluster", "lifecycle", "plan", "release", "version", "words"}},
 	{"workspace", []string{"assets", "attestation", "cloud", "cloud/providers", "cloud/section", "plan", "release", "version", "words"}},
 	{"rollout", []string{"cloud/providers", "cluster", "plan", "version", "words"}},
-	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/providers", "cluster", "compat", "component", "lifecycle", "plan", "release", "rollout", "version", "words", "workspace"}},
+	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/providers", "cluster", "compat", "component", "distribution", "lifecycle", "plan", "release", "rollout", "version", "words", "workspace"}},
 }
 
 func TestRoomsImportOneWay(t *testing.T) {

@@ -229,7 +229,7 @@ func (i *initRun) steps() []plan.Step {
 	steps := []plan.Step{
 		{
 			ID:     StepPreflight,
-			Title:  "Check what init needs",
+			Title:  "Run the preflight checks",
 			Effect: "nothing is changed",
 			Done:   i.finished,
 			Run:    i.preflight,
@@ -295,7 +295,7 @@ func (i *initRun) steps() []plan.Step {
 		{
 			ID:     check.StepTarget,
 			Title:  "Set the target of all nodes",
-			Effect: fmt.Sprintf("NodeVersion constellation-version asks for %s; machines join from now on, also without this program", i.target),
+			Effect: fmt.Sprintf("NodeVersion constellation-version is set to %s; machines join from then on, even if this program ends", i.target),
 			Final:  true,
 			Done: func(ctx context.Context) (bool, error) {
 				return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {

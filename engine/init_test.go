@@ -778,6 +778,31 @@ func TestInitWaitsForAnAPIServerThatStopsAnswering(t *testing.T) {
 	checkStream(t, events, err)
 }
 
+// The kubelet of a control plane is Ready before kubeadm labels its Node. Only then does the
+// cluster have that control plane.
+func TestInitWaitsUntilControlPlanesHaveTheirRole(t *testing.T) {
+	s := newStage(t, 1, 1)
+	s.unlabelled.Store(true)
+	var once sync.Once
+	events, _, err := s.init(t.Context(), func(e plan.Event) {
+		if e.Kind == plan.KindWait && strings.Contains(e.Text, "kubeadm has not labelled it as a control plane yet") {
+			once.Do(func() {
+				go func() {
+					s.unlabelled.Store(false)
+					s.live()
+				}()
+			})
+		}
+	})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, states(events))
+	}
+	if s.unlabelled.Load() {
+		t.Errorf("init ended before a control plane had its role:\n%s", states(events))
+	}
+	checkStream(t, events, err)
+}
+
 // A cloud that stops while charts become ready is reported with a remedy, and init continues when
 // it answers again.
 func TestCloudThatStopsIsReportedWhileChartsBecomeReady(t *testing.T) {

@@ -217,7 +217,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 			}
 			return nil
 		}},
-		{"control-planes", "config", "the number of control planes makes sense", "config", func(context.Context) *plan.Finding {
+		{"control-planes", "config", "the number of control planes suits etcd's quorum", "config", func(context.Context) *plan.Finding {
 			if n := f.config.ControlPlanes(); n%2 == 0 {
 				w := warn(fmt.Sprintf("%d control planes survive no more losses than %d", n, n-1), "etcd needs more than half of its members", fmt.Sprintf("take %d or %d", n-1, n+1))
 				w.Field = "nodeGroups"
@@ -239,7 +239,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 			}
 			return nil
 		}},
-		{"cloud", "cloud", "the cloud answers", "state", func(ctx context.Context) *plan.Finding {
+		{"cloud", "cloud", "the cloud API responds", "state", func(ctx context.Context) *plan.Finding {
 			a := f.config.Advice()
 			p, err := e.provider(ctx, f.config, f.state)
 			if err != nil {
@@ -266,8 +266,8 @@ func (e *Engine) checks(f *facts) []initCheck {
 			return nil
 		}},
 		{"endpoints", "cloud", "the addresses in " + workspace.StateFile + " are the cloud's", "cloud", func(context.Context) *plan.Finding { return f.checkEndpoints(e) }},
-		{"machines", "cloud", "the machines are there", "cloud", func(context.Context) *plan.Finding { return f.checkGroups() }},
-		{"image", "cloud", "the image is in the catalogue and is what machines run", "cloud", func(ctx context.Context) *plan.Finding {
+		{"machines", "cloud", "the cloud has the configured machines", "cloud", func(context.Context) *plan.Finding { return f.checkGroups() }},
+		{"image", "cloud", "the catalogue has the image, and the machines run it", "cloud", func(ctx context.Context) *plan.Finding {
 			if f.config.Image.IsZero() {
 				return nil // the cloud selects none
 			}
@@ -277,7 +277,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 			}
 			return f.checkImage(images)
 		}},
-		{"measurements", "attestation", "the measurements are those of the image", "image", func(context.Context) *plan.Finding { return f.checkMeasurements() }},
+		{"measurements", "attestation", "the measurements match the image", "image", func(context.Context) *plan.Finding { return f.checkMeasurements() }},
 		{"components", "cloud", "the cloud offers the Kubernetes version", "cloud", func(ctx context.Context) *plan.Finding {
 			l, err := f.provider.Components(ctx, f.config.Kubernetes)
 			if err != nil {

@@ -229,7 +229,7 @@ func (p *prepareRun) plan(ctx context.Context, out *plan.Plan) error {
 	out.Steps = append(p.componentsSteps(), join, plan.Step{
 		ID:     StepTargetFile,
 		Title:  "Write the target to a file",
-		Effect: TargetFile + " asks for " + what + p.workers(),
+		Effect: TargetFile + " sets " + what + p.workers(),
 		Done: func(context.Context) (bool, error) {
 			b, err := os.ReadFile(p.e.ws.Path(TargetFile))
 			return err == nil && bytes.Equal(b, p.file), nil // an unreadable file is rewritten
@@ -261,14 +261,14 @@ func (p *prepareRun) joinConfigStep(ctx context.Context) (plan.Step, error) {
 	if v := p.target.ImageVersion; v != "" {
 		machines = "machines of image " + v
 	}
-	effect := "ConfigMap join-config demands of " + machines + " what it demands now"
+	effect := "ConfigMap join-config keeps its requirements for " + machines
 	var details, names []string
 	for _, m := range p.changes {
 		names = append(names, fmt.Sprint(m.PCR))
 		details = append(details, m.String())
 	}
 	if len(names) > 0 {
-		effect = fmt.Sprintf("ConfigMap join-config lets in %s, too: PCR %s differ", machines, words.And(names))
+		effect = fmt.Sprintf("ConfigMap join-config also admits %s: PCR %s differ", machines, words.And(names))
 		if len(names) == 1 {
 			effect += "s"
 		}
@@ -279,7 +279,7 @@ func (p *prepareRun) joinConfigStep(ctx context.Context) (plan.Step, error) {
 	}
 	for _, image := range slices.Sorted(maps.Keys(want.Generations)) {
 		if image != p.target.ImageVersion {
-			details = append(details, "machines of image "+image+" are let in as before")
+			details = append(details, "machines of image "+image+" are admitted as before")
 		}
 	}
 	for _, image := range gone {

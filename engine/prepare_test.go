@@ -181,8 +181,8 @@ spec:
 	}
 	join := p.Steps[1]
 	if d := cmp.Diff([]string{
-		"PCR 9: 020202020202… to 0c0c0c0c0c0c…", "PCR 11: 030303030303… to 0d0d0d0d0d0d…", "PCR 12: not demanded to 0e0e0e0e0e0e…",
-		"machines of image v1.0.0 are let in as before",
+		"PCR 9: 020202020202… to 0c0c0c0c0c0c…", "PCR 11: 030303030303… to 0d0d0d0d0d0d…", "PCR 12: not required to 0e0e0e0e0e0e…",
+		"machines of image v1.0.0 are admitted as before",
 	}, join.Details); d != "" || !strings.Contains(join.Effect, "PCR 9, 11 and 12 differ") {
 		t.Errorf("%q, details (-want +got):\n%s", join.Effect, d)
 	}
@@ -366,7 +366,7 @@ func TestPrepareRecordsWeakerAttestation(t *testing.T) {
 	if w := p.Warnings(); len(w) != 1 || w[0].ID != "measurements-weaker" || !strings.HasSuffix(w[0].Title, "(acknowledged)") {
 		t.Errorf("warnings %+v", w)
 	}
-	if !slices.Contains(p.Steps[1].Details, "PCR 13: 070707070707… to not demanded, which is weaker") {
+	if !slices.Contains(p.Steps[1].Details, "PCR 13: 070707070707… to not required, which is weaker") {
 		t.Errorf("details %q", p.Steps[1].Details)
 	}
 	want := s.joined()

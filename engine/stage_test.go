@@ -42,20 +42,21 @@ import (
 // stage is a workspace, a cloud with attested machines and the twin of the cluster
 // that they become. Machines speak real attested TLS with software quotes.
 type stage struct {
-	t         *testing.T
-	dir       string
-	cloud     *testCloud
-	cluster   *kubetest.Cluster
-	ca        *attestationtest.CA
-	machines  []*testMachine
-	balancer  *balancer
-	log       *bytes.Buffer
-	logMu     sync.Mutex
-	secret    []byte
-	events    []attestation.MeasuredEvent
-	rootsPEM  string
-	lifeOnce  sync.Once
-	nodesOnly atomic.Bool // machines never get Ready
+	t          *testing.T
+	dir        string
+	cloud      *testCloud
+	cluster    *kubetest.Cluster
+	ca         *attestationtest.CA
+	machines   []*testMachine
+	balancer   *balancer
+	log        *bytes.Buffer
+	logMu      sync.Mutex
+	secret     []byte
+	events     []attestation.MeasuredEvent
+	rootsPEM   string
+	lifeOnce   sync.Once
+	nodesOnly  atomic.Bool // machines never get Ready
+	unlabelled atomic.Bool // Nodes of control planes have no role label
 	// registered is whether the engine finds its provider in the registry.
 	registered bool
 }
@@ -127,6 +128,9 @@ func (s *stage) info(controlPlanes, workers int) workspace.SandboxInfo {
 func (s *stage) live() {
 	for _, i := range s.cloud.list() {
 		n := cluster.Node{Name: i.Name, Role: string(i.Role), State: plan.NodeNotReady, ProviderID: i.ProviderID, Kubernetes: "v1.35.4"}
+		if s.unlabelled.Load() {
+			n.Role = string(cloud.Worker)
+		}
 		if i.Role == cloud.Worker {
 			s.cluster.Expect(context.Background(), cluster.ExpectedNode{Name: i.Name, Components: "c"})
 			s.cluster.Say(cluster.LogLine{Time: time.Now().Add(time.Second), Pod: "joinservice-x", Text: `{"time":"2026-11-21T07:00:00Z","level":"INFO","msg":"node reported","node":"` + i.Name + `","step":"kubeadm-join","state":"running","at":"2026-11-21T07:00:00Z","text":"[kubelet-start] Starting the kubelet"}`})

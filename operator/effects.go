@@ -129,7 +129,7 @@ func (r *nodeVersions) moveLeader(_ *batch, a decision.Action) {
 }
 
 func (r *nodeVersions) removeMember(_ *batch, a decision.Action) {
-	r.changeMembers(a, "etcd member removed", func(ctx context.Context) error { return r.host.RemoveMember(ctx, a.Node, a.MinVoters) })
+	r.changeMembers(a, "etcd member removed", func(ctx context.Context) error { return r.host.RemoveMember(ctx, a.Node, a.Address, a.MinVoters) })
 }
 
 // upgradeFresh upgrades a node in place. A control plane requires a fresh list of etcd members.

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -114,13 +115,15 @@ func addressIn(m *upgradeproto.EtcdMember) string {
 // started reports whether m is a voter that has started.
 func started(m *upgradeproto.EtcdMember) bool { return m.GetName() != "" && !m.GetLearner() }
 
-func memberOf(all []*upgradeproto.EtcdMember, node string) *upgradeproto.EtcdMember {
+// memberOf returns the member of node; nil: it has none. If machines had the name one after the
+// other, and both have a member, memberOf prefers the one for which wanted returns true.
+func memberOf(all []*upgradeproto.EtcdMember, node string, wanted func(*upgradeproto.EtcdMember) bool) (found *upgradeproto.EtcdMember) {
 	for _, m := range all {
-		if nodeOf(m) == node {
-			return m
+		if nodeOf(m) == node && (found == nil || !wanted(found) && wanted(m)) {
+			found = m
 		}
 	}
-	return nil
+	return found
 }
 
 // MoveLeader moves etcd leadership from the member of from to that of to. If to is empty, the agent
@@ -131,13 +134,13 @@ func (h *agentHost) MoveLeader(ctx context.Context, from, to string) error {
 		return err
 	}
 	req := &upgradeproto.MoveEtcdLeaderRequest{}
-	m := memberOf(all, from)
+	m := memberOf(all, from, (*upgradeproto.EtcdMember).GetLeader)
 	if m == nil {
 		return nil
 	}
 	req.AwayFrom = m.GetId()
 	if to != "" {
-		newNode := memberOf(all, to)
+		newNode := memberOf(all, to, (*upgradeproto.EtcdMember).GetHealthy)
 		if newNode == nil {
 			return fmt.Errorf("move the leader of etcd from %s to %s: %s has no member", from, to, to)
 		}
@@ -151,9 +154,12 @@ func (h *agentHost) MoveLeader(ctx context.Context, from, to string) error {
 	return nil
 }
 
-// RemoveMember removes the member of node from etcd, if at least voters started
-// voters remain. A node without a member is a success.
-func (h *agentHost) RemoveMember(ctx context.Context, node string, voters int) error {
+// RemoveMember removes the member of node from etcd, if at least voters started voters remain. A
+// node without a member is a success.
+//
+// If two members have the name, RemoveMember removes the one at address. If no address is known, it
+// removes the unhealthy one, which is that of the earlier machine.
+func (h *agentHost) RemoveMember(ctx context.Context, node, address string, voters int) error {
 	if node == "" {
 		return errors.New("remove member of etcd: node name is empty")
 	}
@@ -161,14 +167,15 @@ func (h *agentHost) RemoveMember(ctx context.Context, node string, voters int) e
 	if err != nil {
 		return err
 	}
-	leaving := memberOf(all, node)
+	named := func(m *upgradeproto.EtcdMember) bool {
+		at := addressIn(m)
+		return nodeOf(m) == node && (address == "" || at == "" || at == address)
+	}
+	leaving := memberOf(slices.DeleteFunc(slices.Clone(all), func(m *upgradeproto.EtcdMember) bool { return !named(m) }), node, func(m *upgradeproto.EtcdMember) bool {
+		return address == "" && !m.GetHealthy() || address != "" && addressIn(m) == address
+	})
 	if leaving == nil {
 		return nil
-	}
-	for _, m := range all { // where names are reused, that of the earlier machine
-		if nodeOf(m) == node && !m.GetHealthy() {
-			leaving = m
-		}
 	}
 	stay := 0
 	for _, m := range all {

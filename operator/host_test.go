@@ -374,7 +374,7 @@ func TestHostChangesEtcd(t *testing.T) {
 	}
 	others := slices.DeleteFunc([]string{"m0", "m1", "m2"}, func(s string) bool { return s == first })
 
-	if err := h.RemoveMember(t.Context(), first, 2); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "leads") {
+	if err := h.RemoveMember(t.Context(), first, "", 2); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "leads") {
 		t.Errorf("the leader was removed: %v", err)
 	}
 	if err := h.MoveLeader(t.Context(), first, "nobody"); err == nil {
@@ -394,7 +394,7 @@ func TestHostChangesEtcd(t *testing.T) {
 	}
 	r.until("the leader moved on", func() bool { return leader() != others[1] })
 
-	if err := h.RemoveMember(t.Context(), others[1], 3); err == nil || !strings.Contains(err.Error(), "2 voters would remain, want at least 3") {
+	if err := h.RemoveMember(t.Context(), others[1], "", 3); err == nil || !strings.Contains(err.Error(), "2 voters would remain, want at least 3") {
 		t.Errorf("removed with too few left: %v", err)
 	}
 	if n := len(members); n != 3 {
@@ -403,7 +403,7 @@ func TestHostChangesEtcd(t *testing.T) {
 	for range 2 { // a deleted member is a success
 		// etcd itself refuses until its members have been connected for some seconds.
 		(&cluster{t: t}).eventually("the member is removed", func() (string, bool) {
-			err := h.RemoveMember(t.Context(), others[1], 2)
+			err := h.RemoveMember(t.Context(), others[1], "", 2)
 			return fmt.Sprint(err), err == nil
 		})
 	}
@@ -411,7 +411,7 @@ func TestHostChangesEtcd(t *testing.T) {
 	if len(members) != 2 || slices.ContainsFunc(members, func(m decision.Member) bool { return m.Node == others[1] }) {
 		t.Errorf("members %+v", members)
 	}
-	if err := h.RemoveMember(t.Context(), "", 0); err == nil {
+	if err := h.RemoveMember(t.Context(), "", "", 0); err == nil {
 		t.Error("the member of no node was removed")
 	}
 }
@@ -450,13 +450,13 @@ func TestHostRemovesAMemberThatNeverStarted(t *testing.T) {
 			}
 			led := members[slices.IndexFunc(members, func(m decision.Member) bool { return m.Leader })].Node
 			other := slices.DeleteFunc([]string{"m0", "m1", "m2"}, func(s string) bool { return s == led })[0]
-			if err := h.RemoveMember(t.Context(), other, 2); err == nil || !strings.Contains(err.Error(), "has not started") {
+			if err := h.RemoveMember(t.Context(), other, "", 2); err == nil || !strings.Contains(err.Error(), "has not started") {
 				t.Errorf("a member left beside it: %v", err)
 			}
-			if err := h.RemoveMember(t.Context(), dead.Node, 4); err == nil || !strings.Contains(err.Error(), "3 voters would remain") {
+			if err := h.RemoveMember(t.Context(), dead.Node, dead.Address, 4); err == nil || !strings.Contains(err.Error(), "3 voters would remain") {
 				t.Errorf("it left although more voters were required: %v", err)
 			}
-			if err := h.RemoveMember(t.Context(), dead.Node, 3); err != nil {
+			if err := h.RemoveMember(t.Context(), dead.Node, dead.Address, 3); err != nil {
 				t.Fatal(err)
 			}
 			if members, err = h.Members(t.Context()); err != nil || slices.ContainsFunc(members, func(m decision.Member) bool { return m.NotStarted }) || len(members) != 3 {
@@ -471,6 +471,18 @@ type standInAgent struct {
 	upgradeproto.UnimplementedAgentServer
 	run     *upgradeproto.Run
 	members []*upgradeproto.EtcdMember
+	removed []uint64
+	left    uint64 // by the leader
+}
+
+func (s *standInAgent) RemoveEtcdMember(_ context.Context, r *upgradeproto.RemoveEtcdMemberRequest) (*upgradeproto.RemoveEtcdMemberResponse, error) {
+	s.removed = append(s.removed, r.GetId())
+	return &upgradeproto.RemoveEtcdMemberResponse{}, nil
+}
+
+func (s *standInAgent) MoveEtcdLeader(_ context.Context, r *upgradeproto.MoveEtcdLeaderRequest) (*upgradeproto.MoveEtcdLeaderResponse, error) {
+	s.left = r.GetAwayFrom()
+	return &upgradeproto.MoveEtcdLeaderResponse{}, nil
 }
 
 func (s *standInAgent) Status(context.Context, *upgradeproto.StatusRequest) (*upgradeproto.StatusResponse, error) {
@@ -553,8 +565,43 @@ func TestHostMatchesMembersExactly(t *testing.T) {
 		t.Errorf("members %+v, %v; want %+v", got, err, want)
 	}
 	// A learner and a member that has not started do not count as remaining voters.
-	if err := h.RemoveMember(t.Context(), "cp-1", 1); err == nil || !strings.Contains(err.Error(), "0 voters would remain, want at least 1") {
+	if err := h.RemoveMember(t.Context(), "cp-1", "", 1); err == nil || !strings.Contains(err.Error(), "0 voters would remain, want at least 1") {
 		t.Errorf("the only voter: %v", err)
+	}
+}
+
+// In a cloud that reuses names, a new control plane can be a member while the member of the earlier
+// machine of its name is still in etcd. Each of them can be unhealthy.
+func TestHostRemovesTheMemberAtTheAddress(t *testing.T) {
+	member := func(id uint64, name, ip string, healthy, leader bool) *upgradeproto.EtcdMember {
+		return &upgradeproto.EtcdMember{Id: id, Name: name, Healthy: healthy, Leader: leader, PeerUrls: []string{"https://" + ip + ":2380"}}
+	}
+	for _, tt := range []struct {
+		name                   string
+		address                string
+		oldHealthy, newHealthy bool
+		want                   []uint64
+	}{
+		{"the earlier machine is off", "10.42.0.1", false, true, []uint64{1}},
+		{"the later machine is off", "10.42.0.1", true, false, []uint64{1}},
+		{"both are off, the earlier one leaves", "10.42.0.1", false, false, []uint64{1}},
+		{"both are off, the later one leaves", "10.42.0.2", false, false, []uint64{2}},
+		{"both are on, the later one leaves", "10.42.0.2", true, true, []uint64{2}},
+		{"the member at the address has left", "10.42.0.8", false, true, nil},
+		{"the address is unknown", "", true, false, []uint64{2}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := &standInAgent{members: []*upgradeproto.EtcdMember{
+				member(1, "cp-1", "10.42.0.1", tt.oldHealthy, false), member(2, "cp-1", "10.42.0.2", tt.newHealthy, false), member(3, "cp-2", "10.42.0.3", true, true),
+			}}
+			if err := s.serve(t).RemoveMember(t.Context(), "cp-1", tt.address, 2); err != nil || !slices.Equal(s.removed, tt.want) {
+				t.Errorf("removed %d, %v; want %d", s.removed, err, tt.want)
+			}
+		})
+	}
+	s := &standInAgent{members: []*upgradeproto.EtcdMember{member(1, "cp-1", "10.42.0.1", false, false), member(2, "cp-1", "10.42.0.2", true, true)}}
+	if err := s.serve(t).MoveLeader(t.Context(), "cp-1", ""); err != nil || s.left != 2 {
+		t.Errorf("the leader moved away from member %d, %v; want 2", s.left, err)
 	}
 }
 

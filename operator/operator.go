@@ -84,8 +84,9 @@ type host interface {
 	// MoveLeader moves etcd leadership from one node to another. If to is empty, the agent chooses.
 	MoveLeader(ctx context.Context, from, to string) error
 	// RemoveMember removes the member of a node, unless fewer than voters started voters would remain.
-	// A node without a member is a success.
-	RemoveMember(ctx context.Context, node string, voters int) error
+	// Of several members of one name it removes that at address; empty: the address is not known.
+	// A node without such a member is a success.
+	RemoveMember(ctx context.Context, node, address string, voters int) error
 	// Run returns the latest run of this machine's agent; zero: there was none.
 	Run(context.Context) (decision.UpgradeRun, error)
 	// Upgrade requests an upgrade of Kubernetes or attaches to it, and follows it to its end, over cut

@@ -441,7 +441,7 @@ func (h hostInTest) MoveLeader(_ context.Context, from, to string) error {
 	return nil
 }
 
-func (h hostInTest) RemoveMember(_ context.Context, node string, voters int) error {
+func (h hostInTest) RemoveMember(_ context.Context, node, _ string, voters int) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if _, ok := h.members[node]; !ok {

@@ -56,7 +56,7 @@ type hostOfCalls struct {
 	run   decision.UpgradeRun
 }
 
-func (h *hostOfCalls) RemoveMember(_ context.Context, node string, voters int) error {
+func (h *hostOfCalls) RemoveMember(_ context.Context, node, _ string, voters int) error {
 	h.calls = append(h.calls, fmt.Sprintf("remove %s leaving %d", node, voters))
 	return nil
 }

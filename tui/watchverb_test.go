@@ -73,7 +73,7 @@ func TestWatchVerb(t *testing.T) {
 		// out and stderr are parts of what is printed.
 		out, stderr []string
 	}{
-		{"once", []string{"watch", "--once"}, enginefake.Engine{Watched: enginefake.Until(events, 70*time.Second)}, 0, []string{"cluster prod-eu", "In flight 2 of 8", "control-plane-1", "Nothing is stuck"}, nil},
+		{"once", []string{"watch", "--once"}, enginefake.Engine{Watched: enginefake.Until(events, 70*time.Second)}, 0, []string{"cluster prod-eu", "In progress 2 of 8", "control-plane-1", "Nothing is stuck"}, nil},
 		{"once, as events", []string{"watch", "--once", "-o", "json"}, enginefake.Engine{Watched: events}, 0, []string{strings.SplitN(lines.String(), "\n", 2)[0], `"kind":"result"`}, nil},
 		{"live, until the end", []string{"watch"}, enginefake.Engine{Watched: events}, 0, []string{"07:05:22Z node               ready     control-plane-3", "done               ok "}, nil},
 		{"live, some of it", []string{"watch", "--filter", "node:worker-0004"}, enginefake.Engine{Watched: events}, 0, []string{"worker-0004", "done               ok "}, nil},
@@ -81,7 +81,7 @@ func TestWatchVerb(t *testing.T) {
 		{"invalid filter", []string{"watch", "--filter", "age:5"}, enginefake.Engine{}, 2, nil, []string{"age>…"}},
 		{"a record", []string{"watch", "--replay", path}, enginefake.Engine{}, 0, []string{"control-plane-3 (control-plane)", "done               ok "}, []string{"line " + fmt.Sprint(len(events)+1) + ": it is not JSON"}},
 		{"a record, as events", []string{"watch", "--replay", path, "-o", "json"}, enginefake.Engine{}, 0, []string{lines.String()}, nil},
-		{"a record at a time", []string{"watch", "--replay", path + "@+70s", "--once"}, enginefake.Engine{}, 0, []string{"recorded, as of 2026-11-21 07:06:11Z", "In flight 2 of 8"}, nil},
+		{"a record at a time", []string{"watch", "--replay", path + "@+70s", "--once"}, enginefake.Engine{}, 0, []string{"recorded, as of 2026-11-21 07:06:11Z", "In progress 2 of 8"}, nil},
 		{"a record of the workspace", []string{"watch", "--replay", "events.jsonl@07:06:11", "--once"}, enginefake.Engine{Records: dir}, 0, []string{"as of 2026-11-21 07:06:11Z"}, nil},
 		{"a record from a time on", []string{"watch", "--replay", path + "@+70s", "-o", "json"}, enginefake.Engine{}, 0, []string{from(events, 70*time.Second)}, nil},
 		{"a record from before its beginning", []string{"watch", "--replay", path + "@07:04:59", "-o", "json"}, enginefake.Engine{}, 0, []string{lines.String()}, []string{"2026-11-21 07:04:59Z is before the record: playing from its beginning at 2026-11-21 07:05:01Z"}},

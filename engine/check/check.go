@@ -385,6 +385,7 @@ func (c *Run) Decide(ctx context.Context) error {
 	}
 	c.beyond()
 	c.components(reach)
+	c.judgeData()
 	c.judgeRunning()
 	c.judgeConfig()
 	c.judgeMeasured()
@@ -644,8 +645,10 @@ func (c *Run) Tell(emit func(plan.Event)) {
 // Foresee runs the preflight checks of the next hop, and reads from cluster and cloud what else
 // it will change.
 func (c *Run) Foresee(ctx context.Context, emit func(plan.Event)) error {
-	c.judgeData()
-	if c.Hop == nil || c.Request.NoPreflight {
+	switch {
+	case c.Hop == nil:
+		return c.foreseeUnknown(ctx, emit)
+	case c.Request.NoPreflight:
 		return nil
 	}
 	b, err := c.Ws.Kubeconfig()
@@ -679,10 +682,7 @@ func (c *Run) Foresee(ctx context.Context, emit func(plan.Event)) error {
 		return ctx.Err()
 	}
 	if err != nil {
-		why := c.ClusterDown(err)
-		c.Find(plan.Finding{
-			ID: "preflight", Severity: plan.NotChecked, Title: "preflight checks of the hop did not run", Detail: why.Error(), Remedy: plan.Remedy(why), Source: "preflight",
-		})
+		c.preflightFailed(err)
 	}
 	for n, f := range found {
 		if n > 0 {
@@ -856,12 +856,17 @@ func (c *Run) Finish() {
 	}
 }
 
-// Sort moves the worst findings to the front. It is stable.
+// Sort moves the worst findings to the front, after the one that says what this program does not
+// know. It is stable.
 func (c *Run) Sort() {
 	order := []plan.Severity{plan.Block, plan.Warn, plan.NotChecked, plan.Info}
-	slices.SortStableFunc(c.Out.Findings, func(a, b plan.Finding) int {
-		return cmp.Compare(slices.Index(order, a.Severity), slices.Index(order, b.Severity))
-	})
+	rank := func(f plan.Finding) int {
+		if f.ID == FindingData {
+			return -1
+		}
+		return slices.Index(order, f.Severity)
+	}
+	slices.SortStableFunc(c.Out.Findings, func(a, b plan.Finding) int { return cmp.Compare(rank(a), rank(b)) })
 }
 
 // AttestationJSON is the attestation policy that the join service enforces under a configuration.

@@ -80,7 +80,7 @@ func (c *Run) components(reach []compat.Reach) {
 			}
 		}
 		if hops > 0 && !c.Path[last].CLI.Equal(c.CLI) {
-			row.Verdict += " + CLI"
+			row.Verdict += ", another CLI"
 		}
 		return row
 	}
@@ -260,9 +260,9 @@ func (c *Run) cliRow(reach []version.Version) plan.ComponentCheck {
 			continue
 		}
 		if i == 0 {
-			row.NextHop, row.Verdict = h.CLI.String(), "needed for hop 1"
+			row.NextHop, row.Verdict = h.CLI.String(), "hop 1 needs "+h.CLI.String()
 		} else {
-			row.Verdict = fmt.Sprintf("after hop %d", i)
+			row.Verdict = fmt.Sprintf("hop %d needs %s", i+1, h.CLI)
 		}
 		break
 	}

@@ -28,6 +28,7 @@ func TestMinorsNewerThanTheData(t *testing.T) {
 		{"check of a hop", at(0), at(1), at(1), false, plan.NotChecked, at(1).MinorString()},
 		{"apply of the hop", at(0), at(1), at(1), true, plan.Block, at(1).MinorString()},
 		{"apply of an earlier hop", at(-1), at(0), at(2), true, plan.NotChecked, at(1).MinorString() + " and " + at(2).MinorString()},
+		{"check of a minor far away", at(0), at(12), at(12), false, plan.NotChecked, at(1).MinorString() + " to " + at(12).MinorString()},
 		{"apply of a patch of a minor that runs already", at(1), at(1), at(1), true, plan.NotChecked, at(1).MinorString()},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -72,6 +72,7 @@ type minor struct {
 type patch struct {
 	version, etcd version.Version // etcd is zero if it is unknown or its tag is invalid
 	faulty        string
+	unpinned      string // why the release has no digests of its components; empty: it has them
 }
 
 // Planned is the target of a hop. A zero version means no change: the oldest running
@@ -125,9 +126,9 @@ var Rules = [...]rule{
 	{"services-support-kubernetes", "new services support the running Kubernetes, because charts are upgraded first", PolicyPage, judgeServicesSupport},
 	{"kubernetes-minor", "Kubernetes goes up by one minor per hop at most", kubeadmMinor, judgeKubernetesMinor},
 	{"kubernetes-offered", "the release contains the target Kubernetes patch; the running patch may stay", PolicyPage, judgeKubernetesOffered},
-	{"kubelet-skew", "kubelets are not newer than the API server, and at most three minors older (two before v1.25)", kubeletKEP, judgeKubeletSkew},
+	{"kubelet-skew", "kubelets are not newer than the API server, and " + kubeletSkew(), kubeletKEP, judgeKubeletSkew},
 	{"control-plane-skew", "API servers are at most one minor apart", skewPage + "#kube-apiserver", judgeControlPlaneSkew},
-	{"kubeadm-floor", "kubeadm can read the configuration that this program writes (v1beta4, from v1.31 on)", kubeadmPage, judgeKubeadmFloor},
+	{"kubeadm-floor", "kubeadm can read the configuration that this program writes (v1beta4, from " + kubeadmFloor.MinorString() + " on)", kubeadmPage, judgeKubeadmFloor},
 	{"etcd-step", "etcd goes up by one minor at most, and only from a patch that the next minor accepts (" + etcdFloors() + ")", etcdPage, judgeEtcdStep},
 	{"offered-image", "the provider offers the image", PolicyPage, judgeOfferedImage},
 	{"offered-kubernetes", "the provider offers the components of the target Kubernetes", PolicyPage, judgeOfferedKubernetes},
@@ -146,7 +147,7 @@ func NewMatrix(releases []release.Summary) *Matrix {
 			if _, ok := m.etcd[p.Etcd]; !ok {
 				m.etcd[p.Etcd] = parseEtcd(p.Etcd)
 			}
-			k.patches = append(k.patches, patch{p.Version, m.etcd[p.Etcd], p.Faulty})
+			k.patches = append(k.patches, patch{p.Version, m.etcd[p.Etcd], p.Faulty, p.Unpinned})
 		}
 		slices.SortFunc(k.patches, byVersion)
 		k.sumUp()
@@ -732,6 +733,12 @@ func judgeKubernetesOffered(s *step) (plan.Severity, string, string) {
 	return plan.Info, "", ""
 }
 
+// kubeletSkew is "at most three minors older (two before v1.25)".
+func kubeletSkew() string {
+	behind, before, since := lifecycle.KubeletSkewRule()
+	return "at most " + number(behind) + " minors older (" + number(before) + " before " + since + ")"
+}
+
 func judgeKubeletSkew(s *step) (plan.Severity, string, string) {
 	n := s.now
 	if n.Kubernetes.IsZero() {
@@ -862,6 +869,8 @@ func judgeOfferedKubernetes(s *step) (plan.Severity, string, string) {
 		if ok, why, remedy := s.o.Kubernetes(s.kubernetes); !ok {
 			return plan.Block, cmp.Or(why, "the provider does not offer Kubernetes "+s.kubernetes.String()), remedy
 		}
+	} else if s.kubernetesChange && s.patch != nil && s.patch.unpinned != "" {
+		return plan.Block, "release " + s.services.String() + " has no digests of the components of Kubernetes " + s.kubernetes.String() + ": " + s.patch.unpinned, "use a cloud that brings components and digests of its own, or a release that has them"
 	}
 	return plan.Info, "", ""
 }

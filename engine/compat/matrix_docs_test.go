@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"constellation/engine/lifecycle"
-	"constellation/engine/version"
 	"constellation/engine/words"
 	"constellation/internal/golden"
 )
@@ -142,6 +141,25 @@ func compatibilityPage() string {
 	return b.String()
 }
 
+// detection is how a cluster shows that an action is required.
+func detection(a lifecycle.Action) string {
+	switch {
+	case a.KubeletField != "":
+		return fmt.Sprintf("`%s: %s` in the ConfigMap kubelet-config, or reported by a kubelet", a.KubeletField, a.KubeletValue)
+	case a.Flag != "":
+		return fmt.Sprintf("`--%s` of %s", a.Flag, a.Component)
+	case a.Permission != "":
+		return fmt.Sprintf("a bound ClusterRole that grants `%s`", a.Permission)
+	case a.SharedSELinux:
+		return "pods with different SELinux labels on one volume of a CSI driver with `seLinuxMount: true`"
+	case a.Containing != "":
+		return fmt.Sprintf("`%s` in `%s`", a.Containing, a.Objects)
+	case a.Objects != "":
+		return fmt.Sprintf("objects of `%s`", a.Objects)
+	}
+	return "not detected: " + a.Undetected
+}
+
 // minorsPage lists the data of package lifecycle.
 func minorsPage(line func(string, ...any)) {
 	line(`## What minors change`)
@@ -203,6 +221,9 @@ func minorsPage(line func(string, ...any)) {
 			if r.MinorsBehind > 0 {
 				row("minors that kubelets may be behind", strconv.Itoa(r.MinorsBehind), r.Source)
 			}
+			if len(r.Configs) > 0 {
+				row("configuration that kubelets read", code(r.Configs), r.Source)
+			}
 			if r.RefusesCgroupV1 {
 				row("kubelets do not start with cgroup v1", "unless `failCgroupV1: false`", r.Source)
 			}
@@ -211,11 +232,7 @@ func minorsPage(line func(string, ...any)) {
 			}
 		}
 		for _, a := range m.Actions {
-			found := "not detected"
-			if a.KubeletField != "" {
-				found = fmt.Sprintf("`%s: %s` in the ConfigMap kubelet-config", a.KubeletField, a.KubeletValue)
-			}
-			row("action required: "+a.Title, found, a.Source)
+			row("action required: "+a.Title, detection(a), a.Source)
 		}
 		line(``)
 	}
@@ -227,8 +244,10 @@ func minorsPage(line func(string, ...any)) {
 		line("| %s | %s or newer | %s |", s.Version, s.From, s.Source)
 	}
 	line(``)
-	line("Flags of etcd v3.6 that v3.7 refuses:")
-	line(``)
-	line("- %s", strings.ReplaceAll(code(lifecycle.EtcdFlagsRemoved(version.MustParse("v3.6.0"), version.MustParse("v3.7.0"))), ", ", "\n- "))
-	line(``)
+	for _, r := range lifecycle.EtcdFlagRows() {
+		line("Flags that etcd %s refuses:", r.Version)
+		line(``)
+		line("- %s", strings.ReplaceAll(code(r.Removed), ", ", "\n- "))
+		line(``)
+	}
 }

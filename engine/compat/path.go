@@ -229,11 +229,13 @@ func (p *planner) offersImage(v version.Version) bool {
 	return ok
 }
 
-func (p *planner) offersKubernetes(v version.Version) bool {
+// offersKubernetes reports whether machines can install a patch. Without digests in the release
+// they need a provider with components of its own.
+func (p *planner) offersKubernetes(q *patch) bool {
 	if p.o.Kubernetes == nil {
-		return true
+		return q.unpinned == ""
 	}
-	ok, _, _ := p.o.Kubernetes(v)
+	ok, _, _ := p.o.Kubernetes(q.version)
 	return ok
 }
 
@@ -525,7 +527,7 @@ func (p *planner) patchesOf(r *known, runs version.Version) []version.Version {
 	var last *patch
 	for i := range slices.Backward(r.patches) {
 		q := &r.patches[i]
-		if up := minorsUp(runs, q.version); up < 0 || up > 1 || !runs.Less(q.version) || q.faulty != "" || p.beyond(q.version, p.goal.Kubernetes) || !p.offersKubernetes(q.version) {
+		if up := minorsUp(runs, q.version); up < 0 || up > 1 || !runs.Less(q.version) || q.faulty != "" || p.beyond(q.version, p.goal.Kubernetes) || !p.offersKubernetes(q) {
 			continue
 		}
 		if last == nil || !last.version.SameMinor(q.version) || !last.etcd.Equal(q.etcd) || p.start.workerKubelet.Is(q.version) {

@@ -74,6 +74,7 @@ type (
 		LocalAPIEndpoint APIEndpoint      `yaml:"localAPIEndpoint"`
 		NodeRegistration NodeRegistration `yaml:"nodeRegistration"`
 		SkipPhases       []string         `yaml:"skipPhases,omitempty"`
+		Patches          *Patches         `yaml:"patches,omitempty"`
 	}
 	// ClusterConfiguration is about the control plane as a whole.
 	ClusterConfiguration struct {
@@ -93,6 +94,7 @@ type (
 		Discovery        Discovery         `yaml:"discovery"`
 		NodeRegistration NodeRegistration  `yaml:"nodeRegistration"`
 		ControlPlane     *JoinControlPlane `yaml:"controlPlane,omitempty"`
+		Patches          *Patches          `yaml:"patches,omitempty"`
 	}
 	// KubeletConfiguration is what all kubelets of the cluster share.
 	KubeletConfiguration struct {

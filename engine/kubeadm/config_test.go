@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"constellation/engine/version"
 	"constellation/internal/golden"
 )
@@ -48,6 +50,7 @@ func configs(t *testing.T) map[string]Config {
 			t.Fatal(err)
 		}
 		m[name] = c
+		m[name+"-patched"] = c.WithPatches(PatchesDir)
 	}
 	c, err := NewUpgrade(Upgrade{Version: version.MustParse("v1.36.3"), IgnorePreflightErrors: []string{"SystemVerification", "Swap"}})
 	if err != nil {
@@ -58,7 +61,66 @@ func configs(t *testing.T) map[string]Config {
 		t.Fatal(err)
 	}
 	m["upgrade-customised"] = c.WithPatches(PatchesDir)
+	if c, err = m["upgrade"].WithPatches(PatchesDir).WithHost([]byte(hostUpgradeExample)); err != nil {
+		t.Fatal(err)
+	}
+	m["upgrade-of-host"] = c
+	if c, err = NewInit(exampleCluster("v1.36.3"), exampleNode()); err != nil {
+		t.Fatal(err)
+	}
+	m["init-v1.36.3-patched"] = c.WithPatches(PatchesDir)
 	return m
+}
+
+const hostUpgradeExample = `apiVersion: kubeadm.k8s.io/v1beta4
+kind: UpgradeConfiguration
+apply:
+  certificateRenewal: false
+  imagePullPolicy: Always
+  imagePullSerial: true
+  ignorePreflightErrors: [Swap, CreateJob]
+  skipPhases: [addon/coredns, bootstrap-token]
+node:
+  etcdUpgrade: false
+  patches: {directory: /srv/patches}
+`
+
+// An option that cannot be kept stops the upgrade with its name.
+func TestUpgradeOptionsOfAHostAreChecked(t *testing.T) {
+	const head = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: UpgradeConfiguration\n"
+	u, err := NewUpgrade(Upgrade{Version: version.MustParse("v1.36.3")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ what, doc, want string }{
+		{"not YAML", "\t", "parse it"},
+		{"nothing", "", "parse it"},
+		{"another kind", "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\n", `kind "JoinConfiguration"`},
+		{"another version", "apiVersion: kubeadm.k8s.io/v1beta3\nkind: UpgradeConfiguration\n", `apiVersion "kubeadm.k8s.io/v1beta3"`},
+		{"a version of Kubernetes", head + "apply: {kubernetesVersion: v1.37.2}\n", "kubernetesVersion"},
+		{"an unknown field", head + "node: {certificateRenewals: true}\n", "certificateRenewals"},
+		{"two documents", head + "---\n" + head, "more than one document"},
+		{"all checks", head + "apply: {ignorePreflightErrors: [all]}\n", `apply: "all" is not the name of one check`},
+		{"a pull policy", head + "node: {imagePullPolicy: Sometimes}\n", "node: image pull policy"},
+		{"a phase that must run", head + "apply: {skipPhases: [addon, control-plane]}\n", "phase control-plane cannot be skipped"},
+		{"a part of one", head + "node: {skipPhases: [upload-config/kubeadm]}\n", "phase upload-config/kubeadm cannot be skipped"},
+		{"no phase", head + "node: {skipPhases: ['--force']}\n", "not the name of a phase"},
+		{"relative patches", head + "node: {patches: {directory: patches}}\n", "not an absolute path"},
+		{"a long file", head + strings.Repeat("# long\n", maxUpgradeFile/7), "the limit is 65536"},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			c, err := u.WithHost([]byte(tt.doc))
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+			if diff := cmp.Diff(u, c); diff != "" {
+				t.Errorf("the configuration changed:\n%s", diff)
+			}
+		})
+	}
+	if c, err := u.WithHost([]byte(head)); err != nil || cmp.Diff(u, c) != "" {
+		t.Errorf("without options: %v\n%s", err, cmp.Diff(u, c))
+	}
 }
 
 func TestConfigurationIsAsRecorded(t *testing.T) {

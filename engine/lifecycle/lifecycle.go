@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -50,7 +51,18 @@ type Minor struct {
 type Flags struct {
 	Component string   `yaml:"component"`
 	Removed   []string `yaml:"removed"`
-	Source    string   `yaml:"source"`
+	// Defaults are the values of removed flags that nobody wrote, unless they are zero values. A
+	// kubelet reports the values of all its flags, and not which of them its command line has.
+	Defaults map[string]string `yaml:"defaults"`
+	Source   string            `yaml:"source"`
+}
+
+// IsDefault reports whether a removed flag has a value although no command line has the flag.
+func (f Flags) IsDefault(name, value string) bool {
+	if d, ok := f.Defaults[name]; ok {
+		return value == d
+	}
+	return slices.Contains([]string{"", "0", "0s", "false", "[]"}, value)
 }
 
 // Values are elements of a list in a flag with which a component does not start any more.
@@ -98,8 +110,12 @@ type Kubeadm struct {
 
 // Kubelet is what kubelets demand. A row holds until a later minor has another.
 type Kubelet struct {
-	// MinorsBehind is the number of minors by which they may be older than an API server.
-	MinorsBehind int `yaml:"minorsBehind"`
+	// MinorsBehind is the number of minors by which they may be older than an API server;
+	// MinorsBehindBefore that of kubelets of earlier minors.
+	MinorsBehind       int `yaml:"minorsBehind"`
+	MinorsBehindBefore int `yaml:"minorsBehindBefore"`
+	// Configs are the versions of KubeletConfiguration that they and kubeadm read.
+	Configs []string `yaml:"configs"`
 	// RefusesCgroupV1 is whether they do not start on a host with cgroup v1, unless their
 	// configuration has failCgroupV1: false.
 	RefusesCgroupV1 bool `yaml:"refusesCgroupV1"`
@@ -109,15 +125,42 @@ type Kubelet struct {
 	Source        string          `yaml:"source"`
 }
 
-// Action is a note of the changelog that requires an action of users.
+// Action is a note of the changelog that requires an action of users. A row says how the cluster
+// shows that it is affected, with one of the fields below, or why nothing in the API shows it.
 type Action struct {
 	Title  string `yaml:"title"`
 	Remedy string `yaml:"remedy"`
-	// KubeletField and KubeletValue detect that the cluster is affected: a field of
-	// KubeletConfiguration with this value. Without them nothing in the API shows it.
+	// KubeletField has the value KubeletValue in a KubeletConfiguration.
 	KubeletField string `yaml:"kubeletField"`
 	KubeletValue string `yaml:"kubeletValue"`
-	Source       string `yaml:"source"`
+	// Flag is on the command line of Component.
+	Component string `yaml:"component"`
+	Flag      string `yaml:"flag"`
+	// Permission is a resource of the core group, such as nodes/log, that a ClusterRole grants.
+	// Roles that every cluster has do not count.
+	Permission string `yaml:"permission"`
+	// Objects of this resource exist, written as in "resourceslices.resource.k8s.io". With
+	// Containing, one of them has this text.
+	Objects    string `yaml:"objects"`
+	Containing string `yaml:"containing"`
+	// SharedSELinux is whether pods with different SELinux labels share a volume whose driver
+	// mounts volumes with a label.
+	SharedSELinux bool `yaml:"sharedSELinux"`
+	// Undetected is why nothing in the API shows it.
+	Undetected string `yaml:"undetected"`
+	Source     string `yaml:"source"`
+}
+
+// complete reports whether the action names exactly one way to detect it.
+func (a Action) complete() bool {
+	ways := 0
+	for _, way := range []bool{a.KubeletField != "", a.Flag != "", a.Permission != "", a.Objects != "", a.SharedSELinux, a.Undetected != ""} {
+		if way {
+			ways++
+		}
+	}
+	return ways == 1 && a.Title != "" && a.Remedy != "" &&
+		(a.KubeletField == "") == (a.KubeletValue == "") && (a.Flag == "") == (a.Component == "") && (a.Objects != "" || a.Containing == "")
 }
 
 // etcdFile is the content of data/etcd.yaml.
@@ -220,7 +263,9 @@ func (m *Minor) check() error {
 	m.number = v.Minor()
 	c := checker{sources: m.Sources, used: map[string]bool{}}
 	for i, r := range m.Flags {
-		c.row("flags", i, r.Source, r.Component != "" && len(r.Removed) > 0, r.Removed)
+		defaults := slices.Collect(maps.Keys(r.Defaults))
+		known := !slices.ContainsFunc(defaults, func(name string) bool { return !slices.Contains(r.Removed, name) })
+		c.row("flags", i, r.Source, r.Component != "" && len(r.Removed) > 0 && known, r.Removed)
 	}
 	for i, r := range m.Values {
 		c.row("values", i, r.Source, r.Component != "" && r.Flag != "" && len(r.Refused) > 0, r.Refused)
@@ -236,10 +281,10 @@ func (m *Minor) check() error {
 		c.row("kubeadm", i, r.Source, len(r.Configs) > 0 || r.Etcd != "", slices.Concat(r.Configs, r.RemovedGates))
 	}
 	for i, r := range m.Kubelet {
-		c.row("kubelet", i, r.Source, r.MinorsBehind > 0 || r.RefusesCgroupV1 || r.Runtime != "" && !r.OldestRuntime.IsZero(), nil)
+		c.row("kubelet", i, r.Source, r.MinorsBehind > 0 || len(r.Configs) > 0 || r.RefusesCgroupV1 || r.Runtime != "" && !r.OldestRuntime.IsZero(), r.Configs)
 	}
 	for i, r := range m.Actions {
-		c.row("actions", i, r.Source, r.Title != "" && r.Remedy != "" && (r.KubeletField == "") == (r.KubeletValue == ""), nil)
+		c.row("actions", i, r.Source, r.complete(), nil)
 	}
 	return c.done()
 }
@@ -295,6 +340,17 @@ func Known(v version.Version) bool {
 	return ok && !m.Partial
 }
 
+// UnknownMinors returns the minors after from, up to to, whose changes are not complete in the
+// data, as their first patches.
+func UnknownMinors(from, to version.Version) (out []version.Version) {
+	for n := from.Minor() + 1; n <= to.Minor(); n++ {
+		if v := version.MustParse(fmt.Sprintf("v1.%d.0", n)); !Known(v) {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
 // Newest returns the first patch of the newest minor whose changes are complete in the data.
 func Newest() (newest version.Version) {
 	for _, m := range all().minors {
@@ -322,33 +378,98 @@ func Minors() []Minor { return all().minors }
 // Number is the minor's number: 37 of v1.37.
 func (m *Minor) Number() int { return m.number }
 
-// minorsBehindAtFirst is the skew of kubelets before the first row about it.
-const minorsBehindAtFirst = 2
-
 // KubeletSkew returns the number of minors by which a kubelet may be older than an API server.
-func KubeletSkew(kubelet version.Version) int {
-	skew := minorsBehindAtFirst
+func KubeletSkew(kubelet version.Version) (skew int) {
 	for _, m := range all().minors {
 		for _, r := range m.Kubelet {
-			if r.MinorsBehind > 0 && m.number <= kubelet.Minor() {
+			switch {
+			case r.MinorsBehind == 0:
+			case m.number <= kubelet.Minor():
 				skew = r.MinorsBehind
+			case skew == 0:
+				skew = r.MinorsBehindBefore
 			}
 		}
 	}
 	return skew
 }
 
-// KubeadmConfigs returns the versions of ClusterConfiguration that a kubeadm reads, oldest
-// first; none if it is older than the data.
-func KubeadmConfigs(kubeadm version.Version) (configs []string) {
+// KubeletSkewRule is "at most three minors older (two before v1.25)", without the words for numbers.
+func KubeletSkewRule() (behind, before int, since string) {
 	for _, m := range all().minors {
-		for _, r := range m.Kubeadm {
-			if len(r.Configs) > 0 && m.number <= kubeadm.Minor() {
-				configs = r.Configs
+		for _, r := range m.Kubelet {
+			if r.MinorsBehind > 0 {
+				behind, before, since = r.MinorsBehind, r.MinorsBehindBefore, m.Kubernetes
 			}
 		}
 	}
-	return configs
+	return behind, before, since
+}
+
+// Answer is whether a version reads a format. The data may not know.
+type Answer int
+
+// The answers.
+const (
+	Unknown Answer = iota
+	No
+	Yes
+)
+
+// ReadsKubeadmConfig reports whether a kubeadm reads a version of ClusterConfiguration.
+func ReadsKubeadmConfig(kubeadm version.Version, config string) Answer {
+	return reads(kubeadm, config, func(m *Minor) (rows [][]string) {
+		for _, r := range m.Kubeadm {
+			rows = append(rows, r.Configs)
+		}
+		return rows
+	})
+}
+
+// ReadsKubeletConfig reports whether a kubelet reads a version of KubeletConfiguration.
+func ReadsKubeletConfig(kubelet version.Version, config string) Answer {
+	return reads(kubelet, config, func(m *Minor) (rows [][]string) {
+		for _, r := range m.Kubelet {
+			rows = append(rows, r.Configs)
+		}
+		return rows
+	})
+}
+
+// reads finds a format in the rows that hold for v. A format that a minor dropped does not come
+// back. Apart from that, nothing is known about minors without complete data that are newer than
+// those that have it, and about minors before the first row.
+func reads(v version.Version, format string, rows func(*Minor) [][]string) (a Answer) {
+	for i := range all().minors {
+		m := &all().minors[i]
+		if m.number > v.Minor() {
+			break
+		}
+		for _, formats := range rows(m) {
+			switch {
+			case slices.Contains(formats, format):
+				a = Yes
+			case len(formats) > 0:
+				a = No
+			}
+		}
+	}
+	dropped := a == No && everListed(format, rows)
+	if newest := Newest(); v.Minor() > newest.Minor() && !dropped {
+		return Unknown
+	}
+	return a
+}
+
+func everListed(format string, rows func(*Minor) [][]string) bool {
+	for i := range all().minors {
+		for _, formats := range rows(&all().minors[i]) {
+			if slices.Contains(formats, format) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Reads returns the first minor whose kubeadm reads a version of ClusterConfiguration, as
@@ -362,6 +483,16 @@ func Reads(config string) version.Version {
 		}
 	}
 	return version.Version{}
+}
+
+// DeployedEtcd returns the tag of the etcd that a kubeadm deploys; empty if unknown.
+func DeployedEtcd(kubeadm version.Version) (tag string) {
+	if m, ok := Of(kubeadm); ok {
+		for _, r := range m.Kubeadm {
+			tag = cmp.Or(r.Etcd, tag)
+		}
+	}
+	return tag
 }
 
 // ExternalEtcd returns the oldest etcd outside the cluster that a kubeadm accepts; zero if
@@ -399,6 +530,10 @@ func BelowFloor(from, to version.Version) (s EtcdStep, below bool) {
 	}
 	return s, true
 }
+
+// EtcdFlagRows returns the flags that minors of etcd refuse, oldest first. Callers must not change
+// them.
+func EtcdFlagRows() []EtcdFlags { return all().etcd.Flags }
 
 // EtcdFlagsRemoved returns the flags that one of the minors after from, up to to, refuses.
 func EtcdFlagsRemoved(from, to version.Version) (out []string) {

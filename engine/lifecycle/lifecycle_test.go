@@ -34,6 +34,11 @@ func TestDefectsOfFilesAreErrors(t *testing.T) {
 		{"unused source", strings.Replace(sound, "{s: a page}", "{s: a page, u: another}", 1), etcd, `source "u" has no row`},
 		{"empty row", strings.Replace(sound, "[a]", "[]", 1), etcd, "row 1 of flags: fields are missing"},
 		{"twice", strings.Replace(sound, "[a]", "[a, b, a]", 1), etcd, `name "a" is empty, padded or listed twice`},
+		{"a default of another flag", strings.Replace(sound, "[a]", "[a], defaults: {b: x}", 1), etcd, "row 1 of flags: fields are missing"},
+		{"an action without a way to detect it", sound + "actions:\n  - { title: t, remedy: r, source: s }\n", etcd, "row 1 of actions: fields are missing"},
+		{"an action with two ways", sound + "actions:\n  - { title: t, remedy: r, permission: nodes/log, undetected: why, source: s }\n", etcd, "row 1 of actions: fields are missing"},
+		{"an action with half a way", sound + "actions:\n  - { title: t, remedy: r, flag: f, source: s }\n", etcd, "row 1 of actions: fields are missing"},
+		{"a sound action", sound + "actions:\n  - { title: t, remedy: r, objects: a.b, containing: x, source: s }\n", etcd, ""},
 		{"another minor", strings.Replace(sound, "v1.99", "v1.98", 1), etcd, "read data/v1.99.yaml: it is of v1.98"},
 		{"no minor", strings.Replace(sound, "v1.99", "1.99.0", 1), etcd, `kubernetes is "1.99.0"`},
 		{"invalid floor", sound, strings.Replace(etcd, "v3.8.1", "newest", 1), "parse version"},
@@ -61,10 +66,36 @@ func TestDemands(t *testing.T) {
 			t.Errorf("kubelets %s may be %d minors behind, want %d", kubelet, got, want)
 		}
 	}
-	for kubeadm, want := range map[string]string{"v1.30.1": "", "v1.36.4": "kubeadm.k8s.io/v1beta3 kubeadm.k8s.io/v1beta4", "v1.37.0": "kubeadm.k8s.io/v1beta4"} {
-		if got := strings.Join(KubeadmConfigs(v(kubeadm)), " "); got != want {
-			t.Errorf("kubeadm %s reads %q, want %q", kubeadm, got, want)
+	for _, tt := range []struct {
+		kubeadm, config string
+		want            Answer
+	}{
+		{"v1.30.1", "kubeadm.k8s.io/v1beta4", Unknown}, // older than the data
+		{"v1.36.4", "kubeadm.k8s.io/v1beta3", Yes},
+		{"v1.36.4", "kubeadm.k8s.io/v1beta4", Yes},
+		{"v1.36.4", "kubeadm.k8s.io/v1beta2", No},
+		{"v1.37.0", "kubeadm.k8s.io/v1beta3", No},
+		{"v1.37.0", "kubeadm.k8s.io/v1beta4", Yes},
+		{"v1.39.0", "kubeadm.k8s.io/v1beta3", No}, // dropped in v1.37
+		{"v1.39.0", "kubeadm.k8s.io/v1beta4", Unknown},
+		{"v1.39.0", "kubeadm.k8s.io/v1beta5", Unknown},
+	} {
+		if got := ReadsKubeadmConfig(v(tt.kubeadm), tt.config); got != tt.want {
+			t.Errorf("kubeadm %s reads %s: %d, want %d", tt.kubeadm, tt.config, got, tt.want)
 		}
+	}
+	if got := ReadsKubeletConfig(v("v1.37.0"), "kubelet.config.k8s.io/v1beta1"); got != Yes {
+		t.Errorf("kubelets read v1beta1: %d, want %d", got, Yes)
+	}
+	if got := DeployedEtcd(v("v1.37.1")); got != "3.7.0-0" {
+		t.Errorf("kubeadm v1.37 deploys etcd %q, want 3.7.0-0", got)
+	}
+	var unknown []string
+	for _, m := range UnknownMinors(v("v1.36.4"), v("v1.39.0")) {
+		unknown = append(unknown, m.MinorString())
+	}
+	if got := strings.Join(unknown, " "); got != "v1.38 v1.39" {
+		t.Errorf("between v1.36 and v1.39 the data lacks %q, want v1.38 and v1.39", got)
 	}
 	if got := Reads("kubeadm.k8s.io/v1beta4").String(); got != "v1.31.0" {
 		t.Errorf("v1beta4 is read from %s on, want v1.31.0", got)

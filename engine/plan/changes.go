@@ -101,7 +101,7 @@ func (m MeasurementChange) String() string {
 		}
 		return strings.TrimSpace(digest + " " + rest)
 	}
-	text := fmt.Sprintf("PCR %d: %s to %s", m.PCR, cmp.Or(short(m.From), "not demanded"), cmp.Or(short(m.To), "not demanded"))
+	text := fmt.Sprintf("PCR %d: %s to %s", m.PCR, cmp.Or(short(m.From), "not required"), cmp.Or(short(m.To), "not required"))
 	if m.Weaker {
 		text += ", which is weaker"
 	}

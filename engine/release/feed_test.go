@@ -1030,8 +1030,8 @@ func TestJoinFeedWithProgram(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if k := r.Kubernetes[len(r.Kubernetes)-1]; k.Version.String() != "v1.36.4" || k.Faulty != "loses volumes" {
-			t.Errorf("%s: Kubernetes %s is faulty: %q", v, k.Version, k.Faulty)
+		if k, err := r.ForKubernetes(version.MustParse("v1.36.4")); err != nil || k.Faulty != "loses volumes" {
+			t.Errorf("%s: Kubernetes %s is faulty: %q, %v", v, k.Version, k.Faulty, err)
 		}
 	}
 	// It does not change the program's content.
@@ -1225,7 +1225,7 @@ func FuzzRelease(f *testing.F) {
 		}
 		for _, k := range r.Kubernetes {
 			for _, arch := range architectures {
-				if l, err := r.Components(k.Version, arch); err != nil || len(l) != 5 {
+				if l, err := r.Components(k.Version, arch); errors.Is(err, ErrUnpinned) != (k.Unpinned != "") || k.Unpinned == "" && (err != nil || len(l) != 5) {
 					t.Errorf("%s %s: %v", k.Version, arch, err)
 				}
 			}

@@ -690,6 +690,9 @@ func (p *publication) statements(key *PrivateKey, chain []signedKeySet) (map[str
 func (r *Release) vouched() (Vouched, error) {
 	out := Vouched{}
 	for _, k := range r.Kubernetes {
+		if k.Unpinned != "" {
+			continue // there is nothing to vouch for
+		}
 		out[k.Version.String()] = map[string]string{}
 		for _, arch := range architectures {
 			l, err := r.Components(k.Version, arch)

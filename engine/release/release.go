@@ -89,6 +89,8 @@
 //	  crictl: v1.36.0        which archive
 //	  cni-plugins: v1.9.1
 //	  digests: {amd64: {kubeadm: "sha256:...", ...}, arm64: {...}}
+//	- version: v1.37.2       a patch whose digests are not known; only a cloud with
+//	  unpinned: <why>        components and digests of its own can install it
 //	defaultKubernetes: v1.35.4
 //
 // The package does not decide which upgrades are possible; package engine does.
@@ -131,6 +133,10 @@ var (
 // ErrNotOffered means that a release lacks a version or a file. The error lists the available
 // ones.
 var ErrNotOffered = errors.New("not offered")
+
+// ErrUnpinned means that a release has no digests of a Kubernetes version's components. Whoever
+// installs it needs digests from elsewhere, because nothing is trusted on first use.
+var ErrUnpinned = errors.New("not pinned")
 
 // Release is what one release contains.
 type Release struct {
@@ -186,6 +192,9 @@ type Kubernetes struct {
 
 	// Digests are of the binaries: architecture, name.
 	Digests map[string]map[string]string `yaml:"digests"`
+	// Unpinned is why the release has no Digests of this patch; empty if it has them. Only a
+	// provider with components and digests of its own can install such a patch.
+	Unpinned string `yaml:"unpinned"`
 }
 
 type artifact struct {
@@ -372,6 +381,12 @@ func (f *file) checkKubernetes(errs *problems, i int) {
 	if !tagRE.MatchString(k.Etcd) || !tagRE.MatchString(k.CoreDNS) || !tagRE.MatchString(k.Pause) {
 		errs.add("%s: etcd, coredns or pause is not a tag", where)
 	}
+	if k.Unpinned != "" { // a field of its own, so that a forgotten digest is an error
+		if len(k.Digests) > 0 || k.Crictl != "" || k.CNIPlugins != "" || badText(k.Unpinned) {
+			errs.add("%s: unpinned excludes digests and archives, and is a line of text", where)
+		}
+		return
+	}
 	for _, name := range archives {
 		if f.Archives[name][k.archive(name)] == nil {
 			errs.add("%s: archives.%s has no %q", where, name, k.archive(name))
@@ -503,7 +518,7 @@ func (r *Release) Minors() []string {
 }
 
 // Components returns the components of a node for a Kubernetes version, as published upstream,
-// for an architecture in Go's notation. The error wraps ErrNotOffered.
+// for an architecture in Go's notation. The error wraps ErrNotOffered or ErrUnpinned.
 func (r *Release) Components(v version.Version, arch string) (component.List, error) {
 	k, err := r.ForKubernetes(v)
 	if err != nil {
@@ -511,6 +526,9 @@ func (r *Release) Components(v version.Version, arch string) (component.List, er
 	}
 	if !slices.Contains(architectures, arch) {
 		return nil, fmt.Errorf("architecture %q is %w by release %s; it has %s", arch, ErrNotOffered, r.Version, strings.Join(architectures, ", "))
+	}
+	if k.Unpinned != "" {
+		return nil, fmt.Errorf("components of Kubernetes %s are %w by release %s: %s", v, ErrUnpinned, r.Version, k.Unpinned)
 	}
 	var l component.List
 	for _, name := range binaries {

@@ -157,6 +157,9 @@ func TestStatementsSurviveKeyRotation(t *testing.T) {
 		for _, k := range r.Kubernetes {
 			for _, arch := range architectures {
 				l, err := r.Components(k.Version, arch)
+				if errors.Is(err, ErrUnpinned) {
+					continue
+				}
 				errs = append(errs, err, NewTrust(by).Verify(text, k.Version, arch, l))
 			}
 		}

@@ -45,6 +45,8 @@ type KubernetesSummary struct {
 	Autoscaler string `json:"autoscaler,omitempty"`
 	// Faulty is the reason why upgrades to this patch are refused; empty if it is fine.
 	Faulty string `json:"faulty,omitempty"`
+	// Unpinned is why the release has no digests of its components; empty if it has them.
+	Unpinned string `json:"unpinned,omitempty"`
 }
 
 // Service returns the version of a service that is bound to Kubernetes, such as v1.13.1 for
@@ -113,7 +115,7 @@ func (r *Release) Summary() Summary {
 		DefaultKubernetes: r.DefaultKubernetes, Services: r.Services, CLI: r.CLI,
 	}
 	for _, k := range r.Kubernetes {
-		s.Kubernetes = append(s.Kubernetes, KubernetesSummary{Version: k.Version, Etcd: k.Etcd, CoreDNS: k.CoreDNS, Autoscaler: k.Autoscaler, Faulty: k.Faulty})
+		s.Kubernetes = append(s.Kubernetes, KubernetesSummary{Version: k.Version, Etcd: k.Etcd, CoreDNS: k.CoreDNS, Autoscaler: k.Autoscaler, Faulty: k.Faulty, Unpinned: k.Unpinned})
 	}
 	return s
 }

@@ -510,7 +510,7 @@ func (b *Board) node(e plan.Event) {
 	if e.With != "" {
 		n.Counterpart = bounded(e.With)
 	}
-	n.Control = n.Control || e.Role == "control-plane"
+	n.Control = n.Control || e.Role == roleControlPlane
 	if e.Attempt > 0 {
 		n.Attempts = e.Attempt
 	}

@@ -122,6 +122,9 @@ type Entry struct {
 	since                    time.Time
 }
 
+// roleControlPlane is the role of machines and nodes of a control plane.
+const roleControlPlane = "control-plane"
+
 // Join merges what cloud and cluster say about the machines.
 func Join(machines []cluster.CloudMachine, nodes []*cluster.Node, expected []cluster.ExpectedNode, wanted map[string]int) Joining {
 	byName := map[string]*cluster.Node{}
@@ -142,7 +145,11 @@ func Join(machines []cluster.CloudMachine, nodes []*cluster.Node, expected []clu
 		switch {
 		case isNode:
 			e.State, e.Text = n.State, n.Message
-			e.failed = m.Stage == plan.NodeFailed && n.State != plan.NodeReady
+			if n.State == plan.NodeReady && m.Role == roleControlPlane && n.Role != roleControlPlane {
+				// The kubelet is Ready before kubeadm has added the etcd member; the role label comes last.
+				e.State, e.Text = plan.NodeNotReady, "kubeadm has not labelled it as a control plane yet"
+			}
+			e.failed = m.Stage == plan.NodeFailed && e.State != plan.NodeReady
 		case m.Stage == plan.NodeFailed:
 			e.State, e.failed = plan.NodeFailed, true
 		case joining[m.Name]:
@@ -172,8 +179,8 @@ func (r Joining) Counts() (byState map[string]int64, ready, wanted int64) {
 	return byState, byState[plan.NodeReady], wanted
 }
 
-// Complete reports whether every group has its number of Ready nodes, and every machine is a
-// node.
+// Complete reports whether every group has its number of Ready nodes, every machine is a node,
+// and every machine of a control plane has the role label.
 func (r Joining) Complete() bool {
 	ready := map[string]int{}
 	for _, m := range r.Machines {

@@ -50,3 +50,31 @@ func TestMachinesWithoutHopeNameTheirConsole(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestControlPlanesCountOnceTheyHaveTheirRole(t *testing.T) {
+	control := cluster.CloudMachine{Instance: cloud.Instance{Name: "control-plane-1", Group: "groups/control-plane", Role: cloud.ControlPlane}}
+	worker := cluster.CloudMachine{Instance: cloud.Instance{Name: "worker-0", Group: "groups/workers", Role: cloud.Worker}}
+	wanted := map[string]int{"control-plane": 1, "workers": 1}
+	for _, tt := range []struct {
+		name, role string
+		ready      int64
+		complete   bool
+		pending    string
+	}{
+		{"a Ready node without the role label is pending", "worker", 1, false, "control-plane-1 is not ready (kubeadm has not labelled it as a control plane yet)"},
+		{"a Ready node with the role label is complete", "control-plane", 2, true, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := Join([]cluster.CloudMachine{control, worker}, []*cluster.Node{
+				{Name: "control-plane-1", Role: tt.role, State: plan.NodeReady}, {Name: "worker-0", Role: "worker", State: plan.NodeReady},
+			}, nil, wanted)
+			_, ready, _ := r.Counts()
+			if got := r.Complete(); got != tt.complete || ready != tt.ready {
+				t.Errorf("complete %t with %d ready, want %t with %d", got, ready, tt.complete, tt.ready)
+			}
+			if got := r.Pending(time.Now()); got != tt.pending {
+				t.Errorf("got  %s\nwant %s", got, tt.pending)
+			}
+		})
+	}
+}

@@ -23,6 +23,7 @@ type Action struct {
 	JoinComponents      v1alpha1.JoinComponents
 	Until               time.Time
 	MinVoters           int
+	Address             string    // of RemoveMember: of the member, see [Member]; empty: not known
 	Ended               time.Time // of the failed run that is retried; zero: no retry
 	RetryMark           string    // of MarkRetry: mark of that run; empty: the request is removed
 	Uncordon            bool      // of MarkInPlace: the label is removed
@@ -67,7 +68,7 @@ const (
 	YieldLease
 	// MoveLeader makes replacement node the leader of etcd.
 	MoveLeader
-	// RemoveMember removes the node's etcd member, if at least MinVoters started voters remain.
+	// RemoveMember removes the node's etcd member at Address, if at least MinVoters started voters remain.
 	RemoveMember
 	// DeleteInstance requests the deletion of the machine. A machine that is gone is no error.
 	DeleteInstance

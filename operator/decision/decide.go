@@ -762,8 +762,8 @@ func (d *Decision) completeReplacement(r *replacement) {
 		if d.when(ruleBlockedGoesBy, drainOverdue && d.othersWait(oldNode)) {
 			d.postpone(r, "its drain is blocked: "+TruncateMessage(oldNode.DrainBlocker))
 		}
-	case h.Role == v1alpha1.ControlPlaneRole && !d.othersHealthy(oldNode.Name):
-		d.Wait("EtcdUnhealthy", d.unhealthyOther(oldNode.Name), NodeReference(oldNode.Name), time.Time{})
+	case h.Role == v1alpha1.ControlPlaneRole && !d.othersHealthy(d.memberOn(oldNode)):
+		d.Wait("EtcdUnhealthy", d.unhealthyOther(d.memberOn(oldNode)), NodeReference(oldNode.Name), time.Time{})
 	default:
 		in := *r.Intent
 		in.Goal, in.Machine, in.Node = v1alpha1.LeaveGoal, oldNode.ProviderID, oldNode.Name
@@ -1010,12 +1010,11 @@ func (d *Decision) memberGone(in *Intent, n *Node, name string) bool {
 		d.Wait("EtcdUnknown", "the members of etcd could not be listed", v1alpha1.Reference{}, time.Time{})
 		return false
 	}
-	i := d.memberOf(in, name)
+	i := d.memberOf(in.Machine, name)
 	if i < 0 {
 		return true
 	}
 	m := d.w.Etcd[i]
-	member := m.Node
 	if in.OldNode == name && n != nil && m.Voter && m.Healthy {
 		newNode := d.replacementOf(n, in)
 		if newNode == "" || !d.isMember(newNode) {
@@ -1032,28 +1031,36 @@ func (d *Decision) memberGone(in *Intent, n *Node, name string) bool {
 		}
 	}
 	switch {
-	case !d.othersHealthy(member):
-		d.Wait("EtcdUnhealthy", d.unhealthyOther(member), NodeReference(name), time.Time{})
+	case !d.othersHealthy(m):
+		d.Wait("EtcdUnhealthy", d.unhealthyOther(m), NodeReference(name), time.Time{})
 	case !d.must(ruleLeaderMoved, !m.Leader):
 		if to := d.nextLeader(name); to != "" {
 			d.do(Action{Kind: MoveLeader, Node: name, Replacement: to})
 		}
 	default:
-		d.do(Action{Kind: RemoveMember, Node: member, MinVoters: d.votersWithout(member)})
+		d.removeMember(m)
 	}
 	return false
 }
 
-// memberOf returns the index of the member of the machine of in, which is called name; -1: it has none.
+// memberOf returns the index of the member of a machine, which is called name; -1: it has none.
 // A machine that got the name later may have a member too. Addresses distinguish the two.
-func (d *Decision) memberOf(in *Intent, name string) int {
-	leaving := d.Instance(in.Machine)
+func (d *Decision) memberOf(machine, name string) int {
+	leaving := d.Instance(machine)
 	return slices.IndexFunc(d.w.Etcd, func(m Member) bool {
 		if m.NotStarted {
 			return d.owns(name, m)
 		}
 		return m.Node == name && d.must(ruleMemberAddress, leaving == nil || atAddress(leaving, m) || !d.otherHas(name, leaving, m))
 	})
+}
+
+// memberOn returns the member of n; one without an address, if it has none.
+func (d *Decision) memberOn(n *Node) Member {
+	if i := d.memberOf(n.ProviderID, n.Name); i >= 0 {
+		return d.w.Etcd[i]
+	}
+	return Member{Node: n.Name}
 }
 
 // otherHas reports whether another existing machine called name has the address of m.
@@ -1086,31 +1093,42 @@ func (d *Decision) votes(name string) bool {
 	return slices.ContainsFunc(d.w.Etcd, func(m Member) bool { return m.Node == name && m.Voter && m.Healthy })
 }
 
+// same reports whether two members are one. Machines that had one name after the other have members
+// of one name, at different addresses.
+func (m Member) same(o Member) bool { return m.Node == o.Node && m.Address == o.Address }
+
+// removeMember removes m from etcd.
+func (d *Decision) removeMember(m Member) {
+	d.do(Action{Kind: RemoveMember, Node: m.Node, Address: m.Address, MinVoters: d.votersWithout(m)})
+}
+
 // othersHealthy reports whether all members but one are started, healthy voters.
-func (d *Decision) othersHealthy(but string) bool {
-	return d.must(ruleMembersHealthy, !slices.ContainsFunc(d.w.Etcd, func(m Member) bool { return m.Node != but && (!m.Voter || !m.Healthy) }))
+func (d *Decision) othersHealthy(but Member) bool {
+	return d.must(ruleMembersHealthy, !slices.ContainsFunc(d.w.Etcd, func(m Member) bool { return !m.same(but) && (!m.Voter || !m.Healthy) }))
 }
 
 // unhealthyOther describes the other member that blocks the removal.
-func (d *Decision) unhealthyOther(name string) string {
+func (d *Decision) unhealthyOther(but Member) string {
 	for _, m := range d.w.Etcd {
 		switch {
-		case m.Node == name:
+		case m.same(but):
 		case m.NotStarted:
-			return fmt.Sprintf("the member %s of etcd has not started, so %s cannot leave", m.Node, name)
+			return fmt.Sprintf("the member %s of etcd has not started, so %s cannot leave", m.Node, but.Node)
 		case !m.Voter:
-			return fmt.Sprintf("the member of etcd on %s does not vote yet, so %s cannot leave", m.Node, name)
+			return fmt.Sprintf("the member of etcd on %s does not vote yet, so %s cannot leave", m.Node, but.Node)
+		case !m.Healthy && m.Node == but.Node:
+			return fmt.Sprintf("the member of etcd of an earlier or later machine called %s, at %s, is not healthy, so %s cannot leave", m.Node, cmp.Or(m.Address, "an unknown address"), but.Node)
 		case !m.Healthy:
-			return fmt.Sprintf("the member of etcd on %s is not healthy, so %s cannot leave", m.Node, name)
+			return fmt.Sprintf("the member of etcd on %s is not healthy, so %s cannot leave", m.Node, but.Node)
 		}
 	}
-	return fmt.Sprintf("not every other member of etcd is healthy, so %s cannot leave", name)
+	return fmt.Sprintf("not every other member of etcd is healthy, so %s cannot leave", but.Node)
 }
 
-func (d *Decision) votersWithout(name string) int {
+func (d *Decision) votersWithout(but Member) int {
 	n := 0
 	for _, m := range d.w.Etcd {
-		if m.Voter && m.Node != name {
+		if m.Voter && !m.same(but) {
 			n++
 		}
 	}
@@ -1198,12 +1216,14 @@ func (d *Decision) deadMembers() {
 			slices.ContainsFunc(d.w.Instances, func(i Instance) bool {
 				return i.Name == m.Node && i.State != "Terminated" && d.hasMember(&i, m)
 			})
-		bound := slices.ContainsFunc(d.w.Intents, func(i Intent) bool { return i.Node == m.Node && i.Goal == v1alpha1.LeaveGoal })
+		bound := slices.ContainsFunc(d.w.Intents, func(i Intent) bool {
+			return i.Node == m.Node && i.Goal == v1alpha1.LeaveGoal && d.hasMember(d.Instance(i.Machine), m)
+		})
 		if m.NotStarted && !d.abandoned(m) {
 			continue // its name is known when it starts
 		}
 		if d.when(ruleDeadMember, !exists && !bound && !m.Healthy) {
-			d.do(Action{Kind: RemoveMember, Node: m.Node, MinVoters: d.votersWithout(m.Node)})
+			d.removeMember(m)
 		}
 	}
 }

@@ -55,6 +55,17 @@ func agree(w *World) {
 	}
 }
 
+// membersAddressed gives the members of etcd the addresses of the machines of their names.
+func membersAddressed(w *World) {
+	for i := range w.Etcd {
+		for _, m := range w.Instances {
+			if m.Name == w.Etcd[i].Node {
+				w.Etcd[i].Address = m.Address
+			}
+		}
+	}
+}
+
 // addressed assigns addresses to the machines, from 10.42.0.1 on.
 func addressed(w *World) {
 	for i := range w.Instances {
@@ -130,6 +141,18 @@ func TestDecide(t *testing.T) {
 			last := w.Instances[len(w.Instances)-1]
 			w.Etcd = append(w.Etcd, Member{Node: "https://" + last.Address + ":2380", NotStarted: true, Address: last.Address})
 		}, []string{"remove etcd member https://10.42.0.6:2380 leaving=3"}, "", "False RollingOut"},
+		{"the member of an earlier machine of a control plane's name is removed, and the later one counts as a voter", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
+			addressed(w)
+			membersAddressed(w)
+			w.Etcd = append(w.Etcd, Member{Node: "control-plane-2", Voter: true, Address: "10.42.0.99"})
+		}, []string{"remove etcd member control-plane-2 leaving=3", "resume autoscaler"}, "", "True UpToDate"},
+		{"the member of an earlier machine is removed before that of the later one, which leaves", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			leavingControlPlane(nil)(s, w)
+			addressed(w)
+			membersAddressed(w)
+			w.Etcd = append(w.Etcd, Member{Node: "control-plane-2", Voter: true, Address: "10.42.0.99"})
+		}, []string{"remove etcd member control-plane-2 leaving=4"}, "EtcdUnhealthy", "False EtcdUnhealthy"},
 		{"a control plane that is a Node before it is a member of etcd may join", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			newNode := machine("control-plane-3", func(n *Node) { n.OldNode = "control-plane-2" })
 			w.Nodes[2].Image = image1

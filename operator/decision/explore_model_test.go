@@ -602,8 +602,15 @@ func (s *modelState) encode(c *scenario, a *Action) modelAction {
 	if a.Machine != "" && a.Kind != DeleteNode { // a Node is deleted by its name; its claims do not matter
 		out.node = s.byID(c, a.Machine)
 	}
-	if a.Kind == RemoveMember { // of several members of one name, that which is not healthy
+	if a.Kind == RemoveMember { // of several members of one name, that at the address, or else that which is not healthy
 		out.node = s.prefer(a.Node, func(m *modelMachine) bool { return m.member != 0 && (m.life != running || !s.sharesMember(a.Node)) })
+		if a.Address != "" {
+			for i := range s.m {
+				if s.m[i].member != 0 && modelName[s.base(i)] == a.Node && s.address(c, i) == a.Address {
+					out.node = uint8(i) + 1
+				}
+			}
+		}
 	}
 	if a.Group != "" {
 		out.group = uint8(index(modelGroup, a.Group))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -42,14 +43,32 @@ func (k *controller) act(ctx context.Context, v view, d decision) error {
 			return err
 		}
 	}
-	if err := all(d.creates, func(u upgraded) error { return k.create(ctx, p, u, v) }); err != nil {
+	var mu sync.Mutex
+	begun, refused := d.taken, 0
+	err := all(d.creates, func(u upgraded) error {
+		err := k.create(ctx, p, u, v)
+		mu.Lock()
+		defer mu.Unlock()
+		if u.refused != "" {
+			refused++
+		}
+		switch {
+		case err != nil:
+			begun = slices.DeleteFunc(begun, func(name string) bool { return name == u.name })
+		case u.refused != "":
+			begun = append(begun, u.name)
+		}
 		return err
+	})
+	// The other actions have events also if the API server refused a Job.
+	if len(begun) > 0 {
+		d.events = append(d.events, synced(v.version, v.hash, begun))
 	}
-	k.notify(ctx, p, v.plan.Status, d)
+	k.notify(ctx, p, d, len(v.plan.Status.Applying) == refused)
 	for _, e := range d.events {
 		k.events.note(p, e)
 	}
-	return nil
+	return err
 }
 
 // all calls f for each, a few at a time, and returns the first error.
@@ -202,8 +221,14 @@ func (k *controller) report(ctx context.Context, p *upgradev1.Plan, s upgradev1.
 
 // create creates the Job of a node that has a concurrency slot.
 func (k *controller) create(ctx context.Context, p *upgradev1.Plan, u upgraded, v view) error {
+	refuse := func(err error) {
+		if k.book.refuse(p.Name, u.name, err.Error()) {
+			k.queue.AddAfter(p.Name, soon) // to report it
+		}
+	}
 	if (p.Spec.Drain != nil || p.Spec.Cordon) && !u.unschedulable && u.cordonedFor == "" {
 		if err := k.mark(ctx, mark{node: u, cordonedFor: new(p.Namespace + "/" + p.Name)}); err != nil {
+			refuse(err)
 			return err
 		}
 	}
@@ -213,9 +238,7 @@ func (k *controller) create(ctx context.Context, p *upgradev1.Plan, u upgraded, 
 		return nil // an earlier attempt created it; the informer will deliver it
 	}
 	if err != nil {
-		if k.book.refuse(p.Name, u.name, err.Error()) {
-			k.queue.AddAfter(p.Name, soon) // to report it
-		}
+		refuse(err)
 		return fmt.Errorf("create Job %s: %w", j.Name, err)
 	}
 	k.book.refuse(p.Name, u.name, "")

@@ -193,6 +193,14 @@ func (b *book) setNode(n *node, ours bool) {
 	}
 }
 
+// hasNode reports whether a version of a Node, or a later one, was delivered.
+func (b *book) hasNode(name, version string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := b.nodes[name]
+	return n != nil && !newer(version, n.version)
+}
+
 // outdated reports whether n is older than old: an earlier version of the same Node, or the response
 // to our own write of a Node that was deleted meanwhile.
 func (b *book) outdated(old, n *node, ours bool) bool {

@@ -34,9 +34,13 @@ func askChannel(ctx context.Context, channel, current, cluster string, ca []byte
 	if err != nil {
 		return "", fmt.Errorf("poll channel: %w", err)
 	}
-	// Names in the spelling of system-upgrade-controller, which Set would canonicalize.
-	req.Header["X-SUC-Cluster-ID"] = []string{cluster}
-	req.Header["X-SUC-Latest-Version"] = []string{current}
+	// Names in the spelling of system-upgrade-controller, which Set would canonicalize. Before the
+	// first answer there is no version.
+	for name, value := range map[string]string{"X-SUC-Cluster-ID": cluster, "X-SUC-Latest-Version": current} {
+		if value != "" {
+			req.Header[name] = []string{value}
+		}
+	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DisableKeepAlives = true
 	if len(ca) > 0 {

@@ -66,6 +66,20 @@ func TestChannels(t *testing.T) {
 			}
 		})
 	}
+	t.Run("unknown values are not sent", func(t *testing.T) {
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			for name := range r.Header {
+				if strings.HasPrefix(strings.ToUpper(name), "X-SUC-") {
+					t.Errorf("header %s is sent with %q", name, r.Header[name])
+				}
+			}
+			http.Redirect(w, r, "/v1", http.StatusFound)
+		}))
+		defer srv.Close()
+		if v, err := askChannel(t.Context(), srv.URL, "", "", nil); v != "v1" || err != nil {
+			t.Errorf("%q, %v", v, err)
+		}
+	})
 	for _, url := range []string{gone.URL, "no url at all\x7f", "ftp://example.org/latest", ""} {
 		if v, err := askChannel(t.Context(), url, "", "", nil); err == nil {
 			t.Errorf("channel %q returns %q", url, v)

@@ -5,9 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -16,12 +20,15 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -55,6 +62,11 @@ func TestConformance(t *testing.T) {
 		{"two controllers do not disturb each other", twoControllers},
 		{"settings of spec.constellation", options},
 		{"examples of the other project", examples},
+		{"the API server admits all golden Jobs", goldenJobs},
+		{"events have all fields that readers use", eventFields},
+		{"a refused Job is an event", refusedJob},
+		{"an image that cannot be pulled is in the columns", imageNotPulled},
+		{"a Plan created together with its Node", planWithItsNode},
 	} {
 		t.Run(part.name, func(t *testing.T) {
 			t.Parallel()
@@ -448,7 +460,7 @@ func channelIsAsked(t *testing.T, w *world) {
 		t.Fatal(err)
 	}
 	mu.Lock()
-	if len(asked) != 1 || asked[0].Get("X-SUC-Cluster-ID") != string(ns.UID) || asked[0].Get("X-SUC-Latest-Version") != "" {
+	if len(asked) != 1 || asked[0].Get("X-SUC-Cluster-ID") != string(ns.UID) || asked[0].Values("X-SUC-Latest-Version") != nil {
 		t.Errorf("requests %v", asked)
 	}
 	latest = "v1.1.0+k3s1"
@@ -630,33 +642,55 @@ spec: {concurrency: 1, version: v1.36.3, serviceAccountName: system-upgrade, cor
 	s.eventually("a new version is for both", func() (string, bool) { return fmt.Sprint(s.log()), len(s.log()) == 6 })
 }
 
-// inItsPlace runs this controller with the role of system-upgrade-controller: no pods, no patches of
-// Nodes, and events of the core group alone.
-func inItsPlace(t *testing.T, w *world) {
-	s := w.site(t, "in-its-place", 2)
+// theirRights are the rights of the account of system-upgrade-controller v0.16: to list pods and not
+// to watch them, no patches of Nodes by the controller, and events of the core group alone.
+func theirRights(ns, account, suffix string) []client.Object {
 	rule := func(groups, resources, verbs string, names ...string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: strings.Split(groups, ","), Resources: strings.Split(resources, ","), Verbs: strings.Split(verbs, ","), ResourceNames: names}
 	}
-	cluster := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "theirs"}, Rules: []rbacv1.PolicyRule{
-		rule("batch", "jobs", "get,list,watch"),
-		rule("apiextensions.k8s.io", "customresourcedefinitions", "get,list,watch,create,patch,update"),
-		rule("", "namespaces,nodes", "get,list,watch"),
-		rule("", "nodes", "update"),
-		rule("", "events", "get,create,patch,update"),
-		rule("coordination.k8s.io", "leases", "create"),
-		rule("coordination.k8s.io", "leases", "get,update", "system-upgrade-controller"),
-		rule("upgrade.cattle.io", "plans,plans/status", "get,list,watch,create,patch,update,delete"),
-	}}
-	own := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "theirs"}, Rules: []rbacv1.PolicyRule{
-		rule("batch", "jobs", "create,delete,deletecollection,patch,update,get,list,watch"),
-		rule("", "secrets", "get,list,watch"),
-	}}
-	who := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: s.ns, Name: "theirs"}}
-	s.create(cluster)
-	s.create(own)
-	s.create(&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "theirs"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: cluster.Name}, Subjects: who})
-	s.create(&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "theirs"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: own.Name}, Subjects: who})
-	s.start(func(c *Config) { c.Cluster, c.Election = s.access("theirs"), true })
+	who := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: ns, Name: account}}
+	ref := func(kind, name string) rbacv1.RoleRef {
+		return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: name}
+	}
+	controller, drainer := "system-upgrade-controller"+suffix, "system-upgrade-controller-drainer"+suffix
+	return []client.Object{
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: controller}, Rules: []rbacv1.PolicyRule{
+			rule("batch", "jobs", "get,list,watch"),
+			rule("apiextensions.k8s.io", "customresourcedefinitions", "get,list,watch,create,patch,update"),
+			rule("", "namespaces,nodes", "get,list,watch"),
+			rule("", "nodes", "update"),
+			rule("", "events", "get,create,patch,update"),
+			rule("coordination.k8s.io", "leases", "create"),
+			rule("coordination.k8s.io", "leases", "get,update", "system-upgrade-controller"),
+			rule("upgrade.cattle.io", "plans,plans/status", "get,list,watch,create,patch,update,delete"),
+		}},
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: drainer}, Rules: []rbacv1.PolicyRule{
+			rule("", "pods/eviction", "create"),
+			rule("", "pods", "get,list,delete"),
+			rule("", "nodes", "get,patch"),
+			rule("apps", "statefulsets,daemonsets,replicasets", "get,list"),
+		}},
+		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "system-upgrade-controller"}, Rules: []rbacv1.PolicyRule{
+			rule("batch", "jobs", "create,delete,deletecollection,patch,update,get,list,watch"),
+			rule("", "secrets", "get,list,watch"),
+		}},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "system-upgrade" + suffix}, RoleRef: ref("ClusterRole", controller), Subjects: who},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "system-upgrade-drainer" + suffix}, RoleRef: ref("ClusterRole", drainer), Subjects: who},
+		&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "system-upgrade"}, RoleRef: ref("Role", "system-upgrade-controller"), Subjects: who},
+	}
+}
+
+// inItsPlace runs this controller with the rights of system-upgrade-controller.
+func inItsPlace(t *testing.T, w *world) {
+	s := w.site(t, "in-its-place", 2)
+	for _, o := range theirRights(s.ns, "theirs", ":in-its-place") {
+		s.create(o)
+	}
+	var log lines
+	s.start(func(c *Config) {
+		c.Cluster, c.Election = s.access("theirs"), true
+		c.Log = slog.New(slog.NewTextHandler(&log, nil))
+	})
 	s.plan(`{metadata: {name: same}, spec: {concurrency: 1, version: v1, serviceAccountName: system-upgrade, cordon: true, upgrade: {image: a}}}`)
 	s.done("same")
 	for _, name := range s.nodes {
@@ -668,13 +702,221 @@ func inItsPlace(t *testing.T, w *world) {
 	s.delete("same")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	may := []string{"GET /api/v1/namespaces/in-its-place/pods", "PATCH /api/v1/nodes/", "POST /apis/events.k8s.io/v1/"}
+	may, watches := []string{"GET /api/v1/namespaces/in-its-place/pods", "PATCH /api/v1/nodes/"}, 0
 	for _, d := range s.denied {
 		if !slices.ContainsFunc(may, func(m string) bool { return strings.HasPrefix(d, "theirs: "+m) }) {
 			t.Errorf("denied without an alternative: %s", d)
 		}
+		if strings.HasPrefix(d, "theirs: "+may[0]) {
+			watches++
+		}
 	}
 	s.denied = nil
+	if n := strings.Count(log.tail(), "pods not watched"); n != 1 || watches != 1 {
+		t.Errorf("%d lines about pods after %d denied requests, want one of both:\n%s", n, watches, log.tail())
+	}
+}
+
+// goldenJobs validates all Jobs of TestJobs.
+func goldenJobs(t *testing.T, w *world) {
+	s := w.site(t, "golden-jobs", 0)
+	all, err := filepath.Glob("testdata/job-*.yaml")
+	if err != nil || len(all) < 4 {
+		t.Fatal(all, err)
+	}
+	for _, file := range all {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var j batchv1.Job
+		if err := yaml.UnmarshalStrict(b, &j); err != nil {
+			t.Fatal(err)
+		}
+		j.Namespace = s.ns
+		if err := w.admin.Create(t.Context(), &j, client.DryRunAll); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+}
+
+func eventFields(t *testing.T, w *world) {
+	for _, tt := range []struct {
+		name string
+		deny string // resource of the core group that the controller may not create
+		want int32
+	}{
+		{"event-fields", "", 1},
+		{"event-fields-older", "events", 0}, // a manifest of an earlier version
+	} {
+		s := w.site(t, tt.name, 1)
+		s.start(func(c *Config) {
+			if tt.deny == "" {
+				return
+			}
+			c.Cluster = rest.CopyConfig(c.Cluster)
+			c.Cluster.Wrap(func(next http.RoundTripper) http.RoundTripper {
+				return roundTripper(func(r *http.Request) (*http.Response, error) {
+					if r.Method == http.MethodPost && strings.HasPrefix(r.URL.Path, "/api/v1/") && strings.HasSuffix(r.URL.Path, "/"+tt.deny) {
+						body := `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`
+						return &http.Response{StatusCode: http.StatusForbidden, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+					}
+					return next.RoundTrip(r)
+				})
+			})
+		})
+		s.plan(`{metadata: {name: p}, spec: {concurrency: 1, version: v1, upgrade: {image: a}}}`)
+		s.done("p")
+		s.event("p", "Complete", "")
+		var l corev1.EventList
+		if err := w.admin.List(t.Context(), &l, client.InNamespace(s.ns)); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range l.Items {
+			if e.InvolvedObject.Kind != "Plan" {
+				continue
+			}
+			has := !e.LastTimestamp.IsZero() && !e.FirstTimestamp.IsZero() && e.Source.Component == "system-upgrade-controller"
+			if e.Count != tt.want || has != (tt.want > 0) || e.EventTime.IsZero() || e.ReportingController != "system-upgrade-controller" {
+				t.Errorf("%s: count %d, first %s, last %s, source %+v, time %s", e.Reason, e.Count, e.FirstTimestamp, e.LastTimestamp, e.Source, e.EventTime)
+			}
+		}
+	}
+}
+
+// refusedJob is about a Job that the API server refuses for one of two nodes, until the Plan changes.
+func refusedJob(t *testing.T, w *world) {
+	s := w.site(t, "refused", 1)
+	told := make(chan notification, 10)
+	hook := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		var n notification
+		if err := json.NewDecoder(r.Body).Decode(&n); err != nil {
+			t.Error(err)
+		}
+		told <- n
+	}))
+	defer hook.Close()
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"count/jobs.batch": resource.MustParse("0")}}}
+	s.create(quota)
+	s.eventually("the quota counts", func() (string, bool) {
+		err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(quota), quota)
+		return fmt.Sprint(err, quota.Status), err == nil && len(quota.Status.Hard) > 0
+	})
+	s.start()
+	s.plan("metadata: {name: refused}\nspec: {concurrency: 1, version: v1, upgrade: {image: a}, constellation: {notify: {url: '" + hook.URL + "'}}}")
+	p := s.is("refused", "Complete=False/SyncJob cannot be created: jobs.batch ")
+	s.event("refused", "JobRefused", "exceeded quota: none")
+	s.event("refused", "Resolved", "v1")
+	var l corev1.EventList
+	if err := w.admin.List(t.Context(), &l, client.InNamespace(s.ns)); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range l.Items {
+		if e.Reason == "SyncJob" || e.Reason == "JobRefused" && (e.Type != corev1.EventTypeWarning || e.Related == nil || e.Related.Name != s.nodes[0]) {
+			t.Errorf("event %s %s about %v: %s", e.Type, e.Reason, e.Related, e.Message)
+		}
+	}
+	if n := p.Status.Constellation.Nodes; len(n) != 1 || n[0].Reason != "JobRefused" {
+		t.Errorf("nodes: %+v", n)
+	}
+	if err := w.admin.Delete(t.Context(), quota); err != nil {
+		t.Fatal(err)
+	}
+	s.done("refused")
+	s.event("refused", "SyncJob", s.nodes[0])
+	s.mu.Lock()
+	s.denied = slices.DeleteFunc(s.denied, func(d string) bool { return strings.HasSuffix(d, "/jobs") }) // by the quota
+	s.mu.Unlock()
+	for _, want := range []string{"SyncJob", "Complete"} {
+		if n := <-told; n.Reason != want {
+			t.Errorf("webhook called with %s, want %s", n.Reason, want)
+		}
+	}
+}
+
+func imageNotPulled(t *testing.T, w *world) {
+	s := w.site(t, "not-pulled", 1)
+	s.set(func(ctx context.Context, p *corev1.Pod, container string) error {
+		s.patch(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: p.Name}}, `{"status":{"phase":"Pending","containerStatuses":[
+			{"name":"upgrade","image":"a:v1","imageID":"","ready":false,"restartCount":0,"state":{"waiting":{"reason":"ImagePullBackOff","message":"Back-off pulling image"}}}]}}`, "status")
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	s.start()
+	s.plan(`{metadata: {name: image}, spec: {concurrency: 1, version: v1, upgrade: {image: a}}}`)
+	want := "Message=version v1 is applied to Nodes not-pulled-0; Node not-pulled-0: image a:v1 of container upgrade cannot be pulled"
+	s.eventually("the columns have the image", func() (string, bool) { c := s.columns(); return fmt.Sprintf("%q", c), slices.Contains(c, want) })
+	s.event("image", "ImagePullError", "image a:v1 of container upgrade cannot be pulled")
+}
+
+// planWithItsNode delays the watch of Nodes, so that a Plan is delivered before the Node that was
+// created first.
+func planWithItsNode(t *testing.T, w *world) {
+	s := w.site(t, "with-its-node", 0)
+	open, asked := make(chan struct{}), make(chan struct{}, 1)
+	var delays atomic.Bool
+	s.start(func(c *Config) {
+		c.Cluster = rest.CopyConfig(c.Cluster)
+		c.Cluster.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return roundTripper(func(r *http.Request) (*http.Response, error) {
+				resp, err := next.RoundTrip(r)
+				if err != nil || r.URL.Path != "/api/v1/nodes" || r.Method != http.MethodGet {
+					return resp, err
+				}
+				if r.URL.Query().Has("watch") {
+					resp.Body = &gated{ReadCloser: resp.Body, open: open, delays: &delays}
+				} else if delays.Load() {
+					select {
+					case asked <- struct{}{}:
+					default:
+					}
+				}
+				return resp, err
+			})
+		})
+	})
+	s.plan(`{metadata: {name: before}, spec: {concurrency: 1, version: v1, upgrade: {image: a}}}`)
+	s.done("before") // its informers run
+	delays.Store(true)
+	s.node("with-its-node-0", nil)
+	s.plan(`{metadata: {name: same-time}, spec: {concurrency: 1, version: v1, upgrade: {image: a}}}`)
+	select {
+	case <-asked:
+	case <-time.After(5 * time.Second):
+		t.Error("the controller does not list Nodes before it reports that the Plan is complete")
+	}
+	close(open)
+	s.done("same-time")
+	s.event("same-time", "Complete", "")
+	s.eventually("the node is upgraded by both", func() (string, bool) { l := s.log(); return fmt.Sprint(l), len(l) == 2 })
+	var l corev1.EventList
+	if err := w.admin.List(t.Context(), &l, client.InNamespace(s.ns)); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, e := range l.Items {
+		if e.InvolvedObject.Name == "same-time" && e.Reason == "Complete" {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d events Complete, want 1", n)
+	}
+}
+
+// gated is a body of a response whose reads wait, while delays is true, until the gate is open.
+type gated struct {
+	io.ReadCloser
+	open   chan struct{}
+	delays *atomic.Bool
+}
+
+func (g *gated) Read(b []byte) (int, error) {
+	n, err := g.ReadCloser.Read(b)
+	if g.delays.Load() {
+		<-g.open
+	}
+	return n, err
 }
 
 func twoControllers(t *testing.T, w *world) {

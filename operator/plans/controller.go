@@ -13,6 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -112,11 +114,11 @@ func inform(ctx context.Context, c cache.Cache, o client.Object, set func(any), 
 const podsDenied = 30 * time.Second
 
 // watchPods feeds pods into the book as soon as RBAC permits it. The state of pods is only reported
-// and never affects decisions, so nothing waits for it. The role of system-upgrade-controller lacks
-// the right, and an API server that starts denies everything for a moment.
+// and never affects decisions, so nothing waits for it. The roles of system-upgrade-controller permit
+// to list pods and not to watch them, and an API server that starts denies everything for a moment.
 func (k *controller) watchPods(ctx context.Context) {
 	for said := false; ; {
-		err := k.live.List(ctx, &corev1.PodList{}, client.InNamespace(k.Namespace), client.Limit(1))
+		err := k.probePods(ctx)
 		if !apierrors.IsForbidden(err) {
 			// The last state of a deleted pod is kept.
 			if err = inform(ctx, k.cache, &corev1.Pod{}, func(o any) { k.book.setPod(o.(*pod)) }, func(any) {}); err == nil {
@@ -133,6 +135,21 @@ func (k *controller) watchPods(ctx context.Context) {
 		case <-time.After(podsDenied):
 		}
 	}
+}
+
+// probePods lists and watches pods once, as their informer does. An informer that may not do both
+// logs an error again and again.
+func (k *controller) probePods(ctx context.Context) error {
+	pods, o := k.pods.Pods(k.Namespace), metav1.ListOptions{LabelSelector: ours(k.Name).String(), Limit: 1}
+	if _, err := pods.List(ctx, o); err != nil {
+		return err
+	}
+	o.Limit, o.TimeoutSeconds = 0, new(int64(1))
+	w, err := pods.Watch(ctx, o)
+	if err == nil {
+		w.Stop()
+	}
+	return err
 }
 
 // Start implements manager.Runnable: it works until ctx ends.
@@ -237,6 +254,11 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 	d := decide(v)
 	took, worked := watch.stop()
 	k.figures.set(name, d.status, took-v.asked, worked)
+	if d.completes && len(d.marks) == 0 {
+		if behind, err := k.behind(ctx, v); err != nil || behind {
+			return k.now().Add(soon), err
+		}
+	}
 	if d.lock {
 		k.lock.Want(k.holder(name), func() { k.queue.Add(name) })
 	} else if len(d.status.Applying) == 0 {
@@ -253,6 +275,36 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 		d.at(next)
 	}
 	return d.again, nil
+}
+
+// behind reports whether the API server has a Node to upgrade that the informer has not delivered. A
+// Plan that was created together with its Nodes may be delivered before them, and is not complete.
+func (k *controller) behind(ctx context.Context, v view) (bool, error) {
+	if _, selectable := v.selector.Requirements(); !selectable {
+		return false, nil
+	}
+	left := v.selector.DeepCopySelector()
+	for _, r := range []struct {
+		key  string
+		op   selection.Operator
+		vals []string
+	}{
+		{upgradev1.LabelOfPlan(v.plan.Name), selection.NotIn, []string{v.hash, upgradev1.Disabled}},
+		{corev1.LabelHostname, selection.Exists, nil},
+		{corev1.LabelHostname, selection.NotEquals, []string{""}},
+	} {
+		one, err := labels.NewRequirement(r.key, r.op, r.vals)
+		if err != nil {
+			return false, fmt.Errorf("select Nodes of Plan %s: %w", v.plan.Name, err)
+		}
+		left = left.Add(*one)
+	}
+	var nodes metav1.PartialObjectMetadataList
+	nodes.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
+	if err := k.live.List(ctx, &nodes, client.MatchingLabelsSelector{Selector: left}, client.Limit(1)); err != nil {
+		return false, fmt.Errorf("list Nodes of Plan %s: %w", v.plan.Name, err)
+	}
+	return slices.ContainsFunc(nodes.Items, func(n metav1.PartialObjectMetadata) bool { return !k.book.hasNode(n.Name, n.ResourceVersion) }), nil
 }
 
 func (k *controller) holder(plan string) string { return "plan " + k.Namespace + "/" + plan }

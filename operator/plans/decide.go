@@ -45,6 +45,7 @@ const (
 	eventJobWaiting   = "JobCompleteWaiting"
 	eventCancelled    = "Cancelled"
 	eventKeptCordoned = "KeptCordoned"
+	eventJobRefused   = "JobRefused"
 )
 
 // decision has the actions for one Plan. Its parts are carried out in this order, and a part only
@@ -58,6 +59,10 @@ type decision struct {
 	status upgradev1.PlanStatus
 	// creates are nodes for which a Job is created. They are in status.Applying.
 	creates []upgraded
+	// taken are the names of those that get their slot now.
+	taken []string
+	// completes is true if the condition Complete becomes True.
+	completes bool
 	// lock requests the node lock.
 	lock bool
 	// again is when the next round is due without an event; zero: never.
@@ -152,6 +157,7 @@ func decide(v view) decision {
 	if set(upgradev1.ConditionComplete, complete, reason, message) {
 		switch {
 		case complete == corev1.ConditionTrue:
+			d.completes = true
 			d.note(reasonComplete, "Jobs complete for version %s. Hash: %s", v.version, v.hash)
 		case reason == reasonWaiting:
 			d.note(reasonWaiting, "%s", message)
@@ -344,8 +350,11 @@ func (r *roller) withoutJob(u upgraded) bool {
 		n.Attempts = 0
 	}
 	if u.refused != "" {
-		n.Reason, n.Message = "JobRefused", fmt.Sprintf("Job %s cannot be created: %s", u.want, u.refused)
+		n.Reason, n.Message = eventJobRefused, fmt.Sprintf("Job %s cannot be created: %s", u.want, u.refused)
 		r.refused = n.Message
+		if known && was.Reason != n.Reason {
+			r.d.events = append(r.d.events, event{warning: true, reason: eventJobRefused, node: u.name, note: n.Message})
+		}
 	}
 	r.d.creates = append(r.d.creates, u)
 	return true
@@ -626,7 +635,6 @@ func (r *roller) take() {
 	for _, m := range r.d.marks {
 		marked[m.node.name] = true
 	}
-	var taken []string
 	for u := range r.turn() {
 		if n, ok := r.known[u.name]; marked[u.name] || ok && n.State == upgradev1.NodeFailed && r.current(n) {
 			continue
@@ -638,16 +646,18 @@ func (r *roller) take() {
 		free--
 		if r.advance(u) {
 			r.keep = append(r.keep, u)
-			taken = append(taken, u.name)
+			r.d.taken = append(r.d.taken, u.name)
 		}
 		if free == 0 {
 			break
 		}
 	}
-	if len(taken) > 0 {
-		slices.Sort(taken)
-		r.d.note(reasonSyncJob, "Jobs synced for version %s on Nodes %s. Hash: %s", r.version, names(taken), r.hash)
-	}
+}
+
+// synced is the event about nodes whose Jobs are created.
+func synced(version, hash string, nodes []string) event {
+	slices.Sort(nodes)
+	return event{reason: reasonSyncJob, note: fmt.Sprintf("Jobs synced for version %s on Nodes %s. Hash: %s", version, names(nodes), hash)}
 }
 
 // turn returns the remaining nodes, in the order of their upgrades.
@@ -737,6 +747,28 @@ func since(old *upgradev1.Waiting, why *reason, left bool, now metav1.Time) *upg
 	return w
 }
 
+// stuck names the first node whose pod makes no progress, and why; empty: none.
+func (r *roller) stuck() string {
+	var first *upgradev1.NodeStatus
+	n := 0
+	for i := range r.nodes {
+		s := &r.nodes[i]
+		if s.State != upgradev1.NodeRunning || !isBad(s.Reason) {
+			continue
+		}
+		if n++; first == nil || s.Name < first.Name {
+			first = s
+		}
+	}
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return fmt.Sprintf("; Node %s: %s", first.Name, first.Message)
+	}
+	return fmt.Sprintf("; Node %s and %d more make no progress: %s", first.Name, n-1, first.Message)
+}
+
 // complete returns the condition Complete.
 func (r *roller) complete() (status corev1.ConditionStatus, reason, message string) {
 	left := r.total - r.done - r.marked - len(r.keep)
@@ -750,7 +782,7 @@ func (r *roller) complete() (status corev1.ConditionStatus, reason, message stri
 		for _, u := range r.keep {
 			at = append(at, u.name)
 		}
-		return corev1.ConditionFalse, reasonSyncJob, fmt.Sprintf("version %s is applied to Nodes %s", r.version, names(at))
+		return corev1.ConditionFalse, reasonSyncJob, fmt.Sprintf("version %s is applied to Nodes %s%s", r.version, names(at), r.stuck())
 	case left > 0 && r.own.Waiting != nil:
 		return corev1.ConditionFalse, reasonWaiting, r.own.Waiting.Message
 	case left > 0 && r.problem != "" && r.invalid:

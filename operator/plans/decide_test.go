@@ -366,6 +366,11 @@ func TestJobs(t *testing.T) {
 		{"least", func(*upgradev1.Plan) {}, node{name: "node1", host: "node1", os: "linux"}},
 		{"full", full, node{name: "node1.example.org", host: "node1", os: "linux", unschedulable: true}},
 		{"windows", func(p *upgradev1.Plan) { p.Spec.Cordon = true }, node{name: "win", host: "win", os: windows}},
+		{"windows-full", func(p *upgradev1.Plan) {
+			full(p)
+			p.Spec.Prepare.SecurityContext = &corev1.SecurityContext{RunAsNonRoot: new(false)}
+			p.Spec.Upgrade.SecurityContext = &corev1.SecurityContext{WindowsOptions: &corev1.WindowsSecurityContextOptions{RunAsUserName: new("Administrator")}}
+		}, node{name: "win", host: "win", os: windows}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := planOf(tt.change)

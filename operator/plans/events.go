@@ -24,31 +24,32 @@ type eventWriter struct {
 	client     client.Client
 	name, host string
 	log        *slog.Logger
-	queue      chan *eventsv1.Event
-	old        atomic.Bool // RBAC permits events of the core group only
+	queue      chan *corev1.Event
+	coreDenied atomic.Bool // RBAC permits events of events.k8s.io only
 }
 
 const (
 	eventQueue   = 2048
 	eventWriters = 8
 	eventTries   = 5
-	// noteLimit is the API's limit of a note.
+	// noteLimit is the API's limit of a message.
 	noteLimit = 1024
 )
 
 func newEventWriter(c client.Client, name string, log *slog.Logger) *eventWriter {
 	host, _ := os.Hostname()
-	return &eventWriter{client: c, name: name, host: host, log: log, queue: make(chan *eventsv1.Event, eventQueue)}
+	return &eventWriter{client: c, name: name, host: host, log: log, queue: make(chan *corev1.Event, eventQueue)}
 }
 
 // note queues an event of a Plan. It does not block: events are dropped when the queue is full.
 func (t *eventWriter) note(p *upgradev1.Plan, e event) {
 	now := time.Now()
-	out := &eventsv1.Event{
+	out := &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: util.GenerateEventName(p.Name, now.UnixNano())},
-		EventTime:  metav1.NewMicroTime(now), ReportingController: t.name, ReportingInstance: t.name + "-" + t.host,
-		Type: corev1.EventTypeNormal, Action: "CarryOut", Reason: e.reason, Note: e.note,
-		Regarding: corev1.ObjectReference{
+		EventTime:  metav1.NewMicroTime(now), FirstTimestamp: metav1.NewTime(now), LastTimestamp: metav1.NewTime(now), Count: 1,
+		ReportingController: t.name, ReportingInstance: t.name + "-" + t.host, Source: corev1.EventSource{Component: t.name, Host: t.host},
+		Type: corev1.EventTypeNormal, Action: "CarryOut", Reason: e.reason, Message: e.note,
+		InvolvedObject: corev1.ObjectReference{
 			APIVersion: upgradev1.GroupVersion.String(), Kind: "Plan", Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
 		},
 	}
@@ -58,8 +59,8 @@ func (t *eventWriter) note(p *upgradev1.Plan, e event) {
 	if e.node != "" {
 		out.Related = &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node}
 	}
-	if len(out.Note) > noteLimit {
-		out.Note = cut(out.Note, noteLimit-len("…")) + "…"
+	if len(out.Message) > noteLimit {
+		out.Message = cut(out.Message, noteLimit-len("…")) + "…"
 	}
 	select {
 	case t.queue <- out:
@@ -90,26 +91,27 @@ func (t *eventWriter) run(ctx context.Context) {
 	}
 }
 
-// create creates an event. The role of system-upgrade-controller permits only events of the core
-// group, which are the same objects.
-func (t *eventWriter) create(ctx context.Context, e *eventsv1.Event) error {
-	if !t.old.Load() {
+// create creates an event of the core group. Only that group's API accepts the times, count and
+// source that most readers of events use; both APIs have the same objects. The manifests of earlier
+// versions permit events.k8s.io alone.
+func (t *eventWriter) create(ctx context.Context, e *corev1.Event) error {
+	if !t.coreDenied.Load() {
 		if err := t.client.Create(ctx, e); !apierrors.IsForbidden(err) {
 			return err
 		}
 	}
-	err := t.client.Create(ctx, &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name}, InvolvedObject: e.Regarding, Related: e.Related, Type: e.Type, Reason: e.Reason, Action: e.Action, Message: e.Note,
+	err := t.client.Create(ctx, &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name}, Regarding: e.InvolvedObject, Related: e.Related, Type: e.Type, Reason: e.Reason, Action: e.Action, Note: e.Message,
 		EventTime: e.EventTime, ReportingController: e.ReportingController, ReportingInstance: e.ReportingInstance,
 	})
 	if err == nil {
-		t.old.Store(true)
+		t.coreDenied.Store(true)
 	}
 	return err
 }
 
 // write creates an event, and retries while the API server does not answer.
-func (t *eventWriter) write(ctx context.Context, e *eventsv1.Event) {
+func (t *eventWriter) write(ctx context.Context, e *corev1.Event) {
 	var err error
 	for range eventTries {
 		if err = t.create(ctx, e); err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
@@ -121,6 +123,6 @@ func (t *eventWriter) write(ctx context.Context, e *eventsv1.Event) {
 		}
 	}
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		t.log.Warn("event not written", "plan", e.Regarding.Name, "reason", e.Reason, "err", err)
+		t.log.Warn("event not written", "plan", e.InvolvedObject.Name, "reason", e.Reason, "err", err)
 	}
 }

@@ -21,15 +21,15 @@ import (
 // creating is a client that only creates.
 type creating struct {
 	client.Client
-	create func(*eventsv1.Event) error
+	create func(*corev1.Event) error
 }
 
-// Create records events of the old API as events of the new one, with a mark.
+// Create records events of events.k8s.io as events of the core group, with a mark.
 func (c creating) Create(_ context.Context, o client.Object, _ ...client.CreateOption) error {
-	if e, ok := o.(*corev1.Event); ok {
-		return c.create(&eventsv1.Event{Type: e.Type, Reason: "old:" + e.Reason, Note: e.Message, Related: e.Related})
+	if e, ok := o.(*eventsv1.Event); ok {
+		return c.create(&corev1.Event{Type: e.Type, Reason: "new:" + e.Reason, Message: e.Note, Related: e.Related})
 	}
-	return c.create(o.(*eventsv1.Event))
+	return c.create(o.(*corev1.Event))
 }
 
 func TestEventsAreWritten(t *testing.T) {
@@ -46,7 +46,7 @@ func TestEventsAreWritten(t *testing.T) {
 		{"with the related node", []error{nil}, false, []event{{reason: "JobComplete", note: "done", node: "n1"}}, []string{"Normal JobComplete done Node/n1"}, 1},
 		{"retried while the API server is down", []error{down, down, nil}, false, []event{{warning: true, reason: "JobFailed", note: "no"}}, []string{"Warning JobFailed no"}, 3},
 		{"not retried indefinitely", []error{down}, false, []event{{reason: "Complete"}}, nil, eventTries},
-		{"by the old API if the new one is forbidden", []error{denied, nil}, false, []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, []string{"Normal old:A a", "Normal old:B b"}, 3},
+		{"by events.k8s.io if the core group is forbidden", []error{denied, nil}, false, []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, []string{"Normal new:A a", "Normal new:B b"}, 3},
 		{"not retried if both APIs are forbidden", []error{denied}, false, []event{{reason: "Complete"}}, nil, 2},
 		{"truncated to the API's limit", []error{nil}, false, []event{{reason: "Waiting", note: strings.Repeat("ä", 600)}}, []string{"Normal Waiting " + strings.Repeat("ä", 510) + "…"}, 1},
 		{"queued events at the end", []error{nil}, true, []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, []string{"Normal A a", "Normal B b"}, 2},
@@ -57,12 +57,12 @@ func TestEventsAreWritten(t *testing.T) {
 				tries := 0
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				k := newEventWriter(creating{create: func(e *eventsv1.Event) error {
+				k := newEventWriter(creating{create: func(e *corev1.Event) error {
 					err := tt.answers[min(tries, len(tt.answers)-1)]
 					if tries++; err != nil {
 						return err
 					}
-					said := fmt.Sprintf("%s %s %s", e.Type, e.Reason, e.Note)
+					said := fmt.Sprintf("%s %s %s", e.Type, e.Reason, e.Message)
 					if e.Related != nil {
 						said += " " + e.Related.Kind + "/" + e.Related.Name
 					}

@@ -150,6 +150,8 @@ func podSpec(p *upgradev1.Plan, n node, s Settings) corev1.PodSpec {
 	if n.os == windows {
 		// Of the host's namespaces, Windows supports only the network.
 		pod.HostIPC, pod.HostPID = false, false
+		// The API server admits HostProcess containers only if all containers of the pod are.
+		pod.SecurityContext = &corev1.PodSecurityContext{WindowsOptions: &corev1.WindowsSecurityContextOptions{HostProcess: new(true), RunAsUserName: new(`NT AUTHORITY\SYSTEM`)}}
 	}
 	add := func(name string, c upgradev1.ContainerSpec, security *corev1.SecurityContext) {
 		out := container(p, name, c, s)
@@ -175,13 +177,13 @@ func podSpec(p *upgradev1.Plan, n node, s Settings) corev1.PodSpec {
 	}
 	switch {
 	case p.Spec.Drain != nil:
-		add("drain", upgradev1.ContainerSpec{Image: kubectl, Args: drainArgs(n.name, p.Spec.Drain)}, nil)
+		add("drain", upgradev1.ContainerSpec{Image: kubectl, Args: drainArgs(n.name, p.Spec.Drain), Volumes: p.Spec.Upgrade.Volumes}, nil)
 	case p.Spec.Cordon:
-		add("cordon", upgradev1.ContainerSpec{Image: kubectl, Args: []string{"cordon", n.name}}, nil)
+		add("cordon", upgradev1.ContainerSpec{Image: kubectl, Args: []string{"cordon", n.name}, Volumes: p.Spec.Upgrade.Volumes}, nil)
 	}
 	security := &corev1.SecurityContext{Privileged: &s.Privileged, Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"CAP_SYS_BOOT"}}}
 	if n.os == windows {
-		security = &corev1.SecurityContext{WindowsOptions: &corev1.WindowsSecurityContextOptions{HostProcess: new(true), RunAsUserName: new(`NT AUTHORITY\SYSTEM`)}}
+		security = nil // that of the pod
 	}
 	add("upgrade", tagged(*p.Spec.Upgrade), security)
 	return pod

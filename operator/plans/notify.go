@@ -36,14 +36,14 @@ type notification struct {
 }
 
 // notify calls the Plan's webhook in the background: when upgrades start after a time without any,
-// when a node fails, and when the Plan is complete.
-func (k *controller) notify(ctx context.Context, p *upgradev1.Plan, before upgradev1.PlanStatus, d decision) {
+// when a node fails, and when the Plan is complete. first is true if no upgrade was under way.
+func (k *controller) notify(ctx context.Context, p *upgradev1.Plan, d decision, first bool) {
 	to := rollout(p).Notify
 	if to == nil {
 		return
 	}
 	for _, e := range d.events {
-		if e.reason != reasonJobFailed && e.reason != reasonComplete && (e.reason != reasonSyncJob || len(before.Applying) > 0) {
+		if e.reason != reasonJobFailed && e.reason != reasonComplete && (e.reason != reasonSyncJob || !first) {
 			continue
 		}
 		n := notification{

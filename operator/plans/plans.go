@@ -123,7 +123,6 @@ func Run(ctx context.Context, c Config) error {
 		}
 	}
 	yes := true
-	ours := labels.SelectorFromSet(labels.Set{upgradev1.LabelController: c.Name})
 	mgr, err := manager.New(access, manager.Options{
 		Scheme: scheme, Logger: logger,
 		Cache: cache.Options{
@@ -131,9 +130,9 @@ func Run(ctx context.Context, c Config) error {
 			DefaultNamespaces: map[string]cache.Config{c.Namespace: {}},
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Node{}: {Transform: trimNode},
-				&batchv1.Job{}: {Transform: trimJob, Label: ours},
+				&batchv1.Job{}: {Transform: trimJob, Label: ours(c.Name)},
 				// The Job reports the result of a succeeded pod.
-				&corev1.Pod{}: {Transform: trimPod, Label: ours, Field: fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded))},
+				&corev1.Pod{}: {Transform: trimPod, Label: ours(c.Name), Field: fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded))},
 			},
 		},
 		LeaderElection: c.Election, LeaderElectionResourceLockInterface: turn,
@@ -164,6 +163,11 @@ func Run(ctx context.Context, c Config) error {
 		return fmt.Errorf("run controllers: %w", err)
 	}
 	return nil
+}
+
+// ours selects the Jobs and pods of a controller.
+func ours(controller string) labels.Selector {
+	return labels.SelectorFromSet(labels.Set{upgradev1.LabelController: controller})
 }
 
 // tasks are goroutines that must end before Run returns.

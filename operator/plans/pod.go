@@ -34,8 +34,11 @@ type podNews struct {
 }
 
 // isBad reports whether a pod makes no progress.
-func (n podNews) isBad() bool {
-	switch n.reason {
+func (n podNews) isBad() bool { return isBad(n.reason) }
+
+// isBad reports whether a reason is that of a pod that makes no progress.
+func isBad(reason string) bool {
+	switch reason {
 	case reasonDrainBlocked, reasonUnschedulable, reasonImage, reasonContainer, reasonPodFailed:
 		return true
 	}

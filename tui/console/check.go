@@ -130,7 +130,7 @@ func (scr *checkScreen) keys() []binding {
 			}
 			return ""
 		}),
-		on("W", "W", "write the next hop into the configuration (asks)", "do", act(func() { scr.confirmWrite = true })).footed("write").unless(scr.nothingToWrite),
+		on("W", "W", "write the next hop into the configuration", "do", act(func() { scr.confirmWrite = true })).footed("write").unless(scr.nothingToWrite),
 		on("r", "r", "check again", "do", scr.start).unless(func() string {
 			switch {
 			case scr.busy:

@@ -18,21 +18,21 @@ type rolloutPrompt struct {
 // rolloutKeys change a rollout in progress, after a confirmation.
 func (c *console) rolloutKeys() []binding {
 	return []binding{
-		on("P", "P", "pause: start no further replacement (asks)", "changes the cluster", act(func() {
+		on("P", "P", "pause: start no more replacements", "changes the cluster", act(func() {
 			yes := true
 			c.rolloutPrompt = &rolloutPrompt{
 				"Pause the rollout?", "Replacements in progress finish, no new ones start. The autoscaler resumes after 10 minutes.", "pause",
 				c.changeRollout("paused", cluster.RolloutChange{Paused: &yes}),
 			}
 		})).footed("pause").unless(c.targetNotSet),
-		on("R", "R", "resume: continue a paused or cancelled one (asks)", "changes the cluster", act(func() {
+		on("R", "R", "resume: continue a paused or cancelled rollout", "changes the cluster", act(func() {
 			no := false
 			c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", c.changeRollout("resumed", cluster.RolloutChange{Paused: &no, Cancelled: &no})}
 		})).footed("resume").unless(c.targetNotSet),
-		on("C", "C", "cancel: keep the other nodes as they are (asks)", "changes the cluster", act(func() {
+		on("C", "C", "cancel: leave the other nodes on the old version", "changes the cluster", act(func() {
 			yes := true
 			c.rolloutPrompt = &rolloutPrompt{
-				"Cancel the rollout?", "Replacements in progress finish, other nodes stay as they are. R resumes to the same target.", "cancel it",
+				"Cancel the rollout?", "Replacements in progress finish, other nodes keep the old version. R resumes to the same target.", "cancel it",
 				c.changeRollout("cancelled", cluster.RolloutChange{Cancelled: &yes}),
 			}
 		})).unless(c.targetNotSet),

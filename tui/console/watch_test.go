@@ -87,7 +87,7 @@ func failing(t testing.TB) []plan.Event {
 	exit := 1
 	return append(events,
 		plan.Event{Time: at, Kind: plan.KindStep, Step: plan.StepRollout, State: plan.StateFailed, Text: "wait for the nodes: 6 machines failed"},
-		plan.Event{Time: at, Kind: plan.KindResult, State: plan.StateFailed, Text: "wait for the nodes: 6 machines failed", Remedy: "`constellation upgrade pause` keeps more from being tried", Exit: &exit})
+		plan.Event{Time: at, Kind: plan.KindResult, State: plan.StateFailed, Text: "wait for the nodes: 6 machines failed", Remedy: "`constellation upgrade pause` ends further attempts", Exit: &exit})
 }
 
 var watchScenes = []scene{
@@ -135,7 +135,7 @@ var watchScenes = []scene{
 		st.tell(watchBatch{1, []plan.Event{{
 			Time: enginefake.Start.Add(85 * time.Second), Kind: plan.KindWait, Object: "rollout", State: "DrainBlocked", Node: "control-plane-1",
 			Text:   "pod web/frontend-5d9c of control-plane-1 cannot be evicted: budget web/frontend allows 0 disruptions",
-			Remedy: "make room for the pod that is named; `constellation upgrade check` has the command that clears it",
+			Remedy: "make room for the named pod; `constellation upgrade check` has the command that clears it",
 		}}})
 		return st.view([]string{"t"})
 	}},

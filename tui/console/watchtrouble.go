@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
+	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -30,7 +30,11 @@ func (scr *watchScreen) troubles() []trouble {
 		if n.State != plan.NodeFailed && n.Attempts < 2 && (b.Wait.Node == "" || n.Name != b.Wait.Node) {
 			continue
 		}
-		cause := cmp.Or(term.Clean(n.Text), term.Clean(n.State)+", no reason reported")
+		cause := term.Clean(n.Text)
+		if n.Name == b.Wait.Node {
+			cause = cmp.Or(cause, term.Clean(b.Wait.Text))
+		}
+		cause = cmp.Or(cause, term.Clean(n.State)+", no reason reported")
 		i := slices.IndexFunc(out, func(t trouble) bool { return t.cause == cause })
 		if i < 0 {
 			out = append(out, trouble{cause: cause})
@@ -136,7 +140,10 @@ func (scr *watchScreen) troubleView(b *rollout.Board, w, h int) []string {
 			lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Faint, fmt.Sprintf("… %d more causes", len(all)-i)).String())
 			break
 		}
-		r := scr.c.th.Row(w).Pad(2).Add(term.Bad, scr.c.th.Fail+" ").Num(term.Plain, strconv.Itoa(len(t.nodes)), 4).Add(term.Plain, t.cause)
+		r := scr.c.th.Row(w).Pad(2).Add(term.Bad, scr.c.th.Fail+" ").Add(term.Plain, words.Count(len(t.nodes), "machine"))
+		if t.cause != cause { // else the first line has it
+			r.Add(term.Plain, ": "+t.cause)
+		}
 		lines = append(lines, r.String())
 		var names []string
 		for _, n := range t.nodes[:min(len(t.nodes), 12)] {
@@ -145,7 +152,7 @@ func (scr *watchScreen) troubleView(b *rollout.Board, w, h int) []string {
 		if more := len(t.nodes) - len(names); more > 0 {
 			names = append(names, fmt.Sprintf("and %d more", more))
 		}
-		lines = append(lines, scr.c.th.Row(w).Pad(9).Add(term.Faint, "since "+t.nodes[0].Since.UTC().Format("15:04:05Z")+"  "+strings.Join(names, " ")).String())
+		lines = append(lines, scr.c.th.Row(w).Pad(4).Add(term.Faint, "since "+t.nodes[0].Since.UTC().Format("15:04:05Z")+"  "+strings.Join(names, " ")).String())
 	}
 	lines = append(lines, scr.c.th.Rule(w, "Scope", ""))
 	done, total := b.Places()
@@ -164,7 +171,7 @@ func (scr *watchScreen) troubleView(b *rollout.Board, w, h int) []string {
 	if len(spared) > 0 {
 		lines = append(lines, scr.c.th.Row(w).Pad(2).Add(term.Faint, "no failed nodes in: "+strings.Join(spared, ", ")).String())
 	}
-	lines = append(lines, scr.c.th.Rule(w, "Actions", ""))
+	lines = append(lines, scr.c.th.Rule(w, "Actions", "changes need a confirmation"))
 	list := scr.choices()
 	at := min(scr.choice, len(list)-1)
 	from, to := view.Window(len(list), at, max(1, h-len(lines)))

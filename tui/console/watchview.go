@@ -425,7 +425,7 @@ func (scr *watchScreen) nextActiveCell() tea.Cmd {
 		}
 		g, at = (g+1)%len(groups), 0
 	}
-	scr.c.note = "no node is in flight"
+	scr.c.note = "no node is in progress"
 	return nil
 }
 

@@ -404,13 +404,14 @@ func Markdown(k *check.Check, sp CommandFormatter) string {
 	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", CodeOf(k.Cluster)+Marked(k.Simulated, ", "), k.Time.UTC().Format(time.RFC3339), CellOf(k.CLI), CellOf(FeedText(k.Feed, k.Time)))
 	severity, text := Verdict(k)
 	fmt.Fprintf(&b, "**%s**: %s\n\n", severity, CellOf(text))
-	b.WriteString("| component | now | this CLI, in one hop | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
+	b.WriteString("| component | now | reachable in one hop | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
 	for _, x := range k.Components {
 		name := CellOf(x.Name)
 		if x.Part {
 			name = "&nbsp;&nbsp;" + name
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, CellOf(x.Now), CellOf(last(x.Reachable)), CellOf(x.NextHop), CellOf(x.Newest), CellOf(verdictText(x)))
+		reachable, next := nextVersions(x)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, CellOf(x.Now), CellOf(reachable), CellOf(next), CellOf(x.Newest), CellOf(verdictText(x)))
 	}
 	if len(k.Path) > 0 {
 		b.WriteString("\n### Path\n\n")

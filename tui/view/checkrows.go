@@ -41,7 +41,7 @@ func last(versions []string) string {
 // upgrade to, version after the next hop, and newest known version. Without parts it leaves
 // out the parts of components.
 func VersionRows(pg Page, w int, k *check.Check, remark string, parts bool) []string {
-	about := "this CLI: reachable in one hop"
+	about := "reachable: in one hop with this CLI"
 	if remark != "" {
 		about = remark + ", " + about
 	}
@@ -81,7 +81,7 @@ func VersionRows(pg Page, w int, k *check.Check, remark string, parts bool) []st
 		}
 		return r
 	}
-	lines = append(lines, row(term.Faint, "component", "now", "this CLI", "next hop", "newest").Add(term.Faint, "verdict").String())
+	lines = append(lines, row(term.Faint, "component", "now", "reachable", "next hop", "newest").Add(term.Faint, "verdict").String())
 	for i, x := range rows {
 		name := term.Clean(x.Name)
 		if x.Part {
@@ -95,11 +95,8 @@ func VersionRows(pg Page, w int, k *check.Check, remark string, parts bool) []st
 		if x.Part {
 			st = term.Faint
 		}
-		this := last(x.Reachable)
-		if x.Kind == "cli" {
-			this = ""
-		}
-		r := row(st, name, Dash(term.Clean(x.Now)), Dash(term.Clean(this)), Dash(term.Clean(x.NextHop)), Dash(term.Clean(x.Newest)))
+		reachable, next := nextVersions(x)
+		r := row(st, name, Dash(term.Clean(x.Now)), Dash(term.Clean(reachable)), Dash(term.Clean(next)), Dash(term.Clean(x.Newest)))
 		lines = append(lines, r.Add(verdictStyle(x), term.Clean(verdictText(x))).String())
 	}
 	return lines
@@ -133,18 +130,33 @@ func fitColumns(widths []int, w int, cuts bool) int {
 // notUpdated is the verdict on a component that no hop changes.
 const notUpdated = "not updated"
 
-// verdictText is the verdict of a row. A hop never updates the CLI, so it has a verdict of its own.
+// verdictText is the verdict of a row. For an unchanged component it states whether a newer
+// version is known.
 func verdictText(x plan.ComponentCheck) string {
-	if x.Kind == "cli" && x.Verdict == notUpdated && x.Newest == "" {
-		return "newest known"
+	switch {
+	case x.Verdict != notUpdated:
+		return x.Verdict
+	case x.Newest != "":
+		return "unchanged"
 	}
-	return x.Verdict
+	return "up to date"
+}
+
+// nextVersions are the newest version that is reachable in one hop, and the version after the
+// next hop. The CLI has none: no hop changes it, and its verdict names the CLI that a hop needs.
+func nextVersions(x plan.ComponentCheck) (reachable, next string) {
+	if x.Kind == "cli" {
+		return "", ""
+	}
+	return last(x.Reachable), x.NextHop
 }
 
 func verdictStyle(x plan.ComponentCheck) term.Style {
 	switch {
 	case x.Verdict == notUpdated:
 		return term.Faint
+	case x.Kind == "cli":
+		return term.Caution
 	case x.NextHop != "":
 		return term.Good
 	case x.Verdict == "not reachable":
@@ -171,9 +183,9 @@ func PathRows(pg Page, w int, k *check.Check, most int) []string {
 // PathRemark summarises a path for its heading.
 func PathRemark(k *check.Check) string {
 	if len(k.Path) == 1 {
-		return "1 hop"
+		return "1 hop: run upgrade apply once"
 	}
-	return fmt.Sprintf("%d hops, one minor at a time", len(k.Path))
+	return fmt.Sprintf("%d hops: run upgrade apply once for each", len(k.Path))
 }
 
 // HopRows renders for each hop the CLI that it needs and the nodes that it replaces. With
@@ -196,7 +208,7 @@ func HopRows(pg Page, w int, k *check.Check, most int) []string {
 			r.Col(term.Plain, with, 19).Add(term.Plain, strings.Replace(what, "the control planes, workers stay", "the control planes", 1))
 		}
 		if h.Number == 1 && k.Changes != nil && k.Changes.Most > 0 {
-			if est := "  est. " + DurationRange(k.Changes.Least, k.Changes.Most); r.Used+term.Width(est) <= w {
+			if est := "  takes " + DurationRange(k.Changes.Least, k.Changes.Most); r.Used+term.Width(est) <= w {
 				r.Add(term.Faint, est)
 			}
 		}
@@ -374,7 +386,7 @@ func ReasonsOf(k *check.Check) []reason {
 			head += fmt.Sprintf(" to %s (%d)", g.versions[n-1], n)
 		}
 		if n > 1 && strings.Contains(g.Text, g.versions[n-1]) {
-			g.Text += ", same for the others"
+			g.Text += ", and the same for the others"
 		}
 		g.What = head + g.What
 		out = append(out, g.reason)
@@ -745,7 +757,7 @@ func targetSummary(h compat.Hop) string {
 	if len(parts) == 0 && h.To.Image != h.From.Image {
 		parts = append(parts, "image "+h.To.Image)
 	}
-	return cmp.Or(strings.Join(parts, " and "), "the nodes catch up")
+	return cmp.Or(strings.Join(parts, " and "), "outdated nodes are replaced")
 }
 
 // FindingDetail renders evidence, owner and remedy of a finding. Commands are wrapped on the

@@ -132,7 +132,7 @@ func ClusterSummary(pg Page, w int, st *engine.Status, k *check.Check) []string 
 	newer := map[string]string{}
 	if st.Reachable {
 		for _, x := range [][3]string{
-			{"Kubernetes", "kubernetes", st.Target.Kubernetes}, {"OS image", "image", st.Target.Image}, {"Release", "services", st.Target.Release},
+			{"Kubernetes", "kubernetes", st.Target.Kubernetes}, {"OS image", "image", st.Target.Image}, {"Services", "services", st.Target.Release},
 		} {
 			if v := available(k, x[1], x[2]); v != "" {
 				newer[x[0]], half = term.Clean(v), max(half, 46)
@@ -160,7 +160,7 @@ func ClusterSummary(pg Page, w int, st *engine.Status, k *check.Check) []string 
 	return []string{
 		rowOf("Kubernetes", kubernetes, "control plane", pair("control-plane")),
 		rowOf("OS image", term.Clean(st.Target.Image), "workers", pair("worker")),
-		rowOf("Release", term.Clean(st.Target.Release), "health", health),
+		rowOf("Services", term.Clean(st.Target.Release), "health", health),
 		rowOf("Last backup", age, "etcd snapshot", etcd),
 	}
 }
@@ -197,7 +197,7 @@ func NodeRows(pg Page, w, h int, st *engine.Status, first int) []string {
 	title := fmt.Sprintf("Nodes %d", len(st.Nodes))
 	remark := ""
 	if n := len(st.Machines); n > 0 {
-		remark = words.Count(n, "machine") + " not in the cluster"
+		remark = "plus " + words.Count(n, "machine") + " without a Node"
 	}
 	lines := []string{pg.Rule(w, title, remark)}
 	if len(rows) == 0 {
@@ -261,7 +261,7 @@ func Recent(pg Page, w, h int, home *engine.Home) []string {
 	if home == nil || len(home.Runs) == 0 || h < 2 {
 		return nil
 	}
-	lines := []string{pg.Rule(w, "Recent", "")}
+	lines := []string{pg.Rule(w, "Recent runs", "")}
 	for _, r := range home.Runs[:min(len(home.Runs), h-1)] {
 		sign, st := pg.OK, term.Good
 		switch r.Status {

@@ -124,8 +124,8 @@ func ETA(pg Page, b *rollout.Board, now time.Time) string {
 	return "ETA " + seconds(least) + "-" + seconds(most)
 }
 
-// Pipeline shows the number of machines, the flow per minute and the median dwell time of
-// each stage.
+// Pipeline shows the number of machines and the median dwell time of each stage, and on wide
+// screens also the rate per minute and the 95th percentile.
 func Pipeline(pg Page, b *rollout.Board, w, h int) []string {
 	now := pg.Now
 	done, total := b.Places()
@@ -138,8 +138,8 @@ func Pipeline(pg Page, b *rollout.Board, w, h int) []string {
 		return append(lines, wideStages(pg, b, w, now, done, total)...)
 	}
 	brief := h < 16
-	lines = append(lines, stageRows(pg, b, "old", oldStages(b), w, now, brief)...)
-	lines = append(lines, stageRows(pg, b, "new", newStages, w, now, brief)...)
+	lines = append(lines, stageRows(pg, b, "old", oldStages(b), w, brief)...)
+	lines = append(lines, stageRows(pg, b, "new", newStages, w, brief)...)
 	return append(lines, doneBar(pg, w, done, total))
 }
 
@@ -167,10 +167,10 @@ func doneBar(pg Page, w, done, total int) string {
 	return pg.Row(w).Pad(1).Add(term.Good, pg.Meter(int64(done), int64(total), w-10)).Add(term.Plain, fmt.Sprintf(" %5.1f%%", 100*float64(done)/float64(total))).String()
 }
 
-// stageRows are the rows of some stages: names, numbers and, unless brief, flow and dwell time.
-func stageRows(pg Page, b *rollout.Board, title string, stages []string, w int, now time.Time, brief bool) []string {
+// stageRows are the rows of some stages: names, numbers and, unless brief, median dwell times.
+func stageRows(pg Page, b *rollout.Board, title string, stages []string, w int, brief bool) []string {
 	col := (w - 7) / 6
-	names, numbers, speeds := pg.Row(w).Pad(1).Col(term.Faint, title, 4), pg.Row(w).Pad(6), pg.Row(w).Pad(6)
+	names, numbers, dwells := pg.Row(w).Pad(1).Col(term.Faint, title, 4), pg.Row(w).Pad(6), pg.Row(w).Pad(2).Col(term.Faint, "p50", 3)
 	for i, s := range stages {
 		link := " " + term.AsciiIf(pg.Ascii, pg.Arrow)
 		if i == len(stages)-1 || s == plan.NodeReady {
@@ -184,40 +184,32 @@ func stageRows(pg Page, b *rollout.Board, title string, stages []string, w int, 
 		names.Pad(col-term.Width(s)-term.Width(link)).Add(st, s).Add(term.Faint, link)
 		number := strconv.FormatInt(n, 10)
 		numbers.Pad(col-2-term.Width(number)).Add(st, number).Pad(2)
-		speed := stageSpeed(b, s, now, col-3)
-		speeds.Pad(col-2-term.Width(speed)).Add(term.Faint, speed).Pad(2)
+		dwell := stageDwell(b, s)
+		dwells.Pad(col-2-term.Width(dwell)).Add(term.Faint, dwell).Pad(2)
 	}
 	out := []string{names.String(), numbers.String()}
 	if !brief {
-		out = append(out, speeds.String())
+		out = append(out, dwells.String())
 	}
 	return out
 }
 
-// stageSpeed is the flow per minute and the median dwell time of a stage, in at most most
-// columns.
-func stageSpeed(b *rollout.Board, s string, now time.Time, most int) string {
-	if s == plan.NodeGone || s == plan.NodeReady || s == plan.NodeFailed {
+// stageDwell is the median dwell time of a stage; empty if it is unknown or has no end.
+func stageDwell(b *rollout.Board, s string) string {
+	if s == plan.NodeOutdated || s == plan.NodeGone || s == plan.NodeReady || s == plan.NodeFailed {
 		return ""
 	}
-	var parts []string
-	if f := b.Flow(s, now); f > 0 {
-		parts = append(parts, perMinute(f))
+	if d := b.Dwell(s, 0.5); d > 0 {
+		return term.Duration(d)
 	}
-	if d := b.Dwell(s, 0.5); d > 0 && s != plan.NodeOutdated {
-		parts = append(parts, term.Duration(d))
-	}
-	if text := strings.Join(parts, " "); term.Width(text) <= most {
-		return text
-	}
-	return parts[len(parts)-1]
+	return ""
 }
 
 // wideStages is the pipeline with a row for each stage, for wide screens.
 func wideStages(pg Page, b *rollout.Board, w int, now time.Time, done, total int) []string {
 	half := (w - 1) / 2
 	side := func(title string, stages []string) []string {
-		head := pg.Row(half).Pad(1).Col(term.Faint, title, 12).Num(term.Faint, "nodes", 7).Num(term.Faint, "flow", 9).Num(term.Faint, "p50", 7).Num(term.Faint, "p95", 7)
+		head := pg.Row(half).Pad(1).Col(term.Faint, title, 12).Num(term.Faint, "nodes", 7).Num(term.Faint, "rate", 9).Num(term.Faint, "p50", 7).Num(term.Faint, "p95", 7)
 		rows := []string{head.String()}
 		most := int64(1)
 		for _, s := range stages {
@@ -282,7 +274,7 @@ func sparkline(pg Page, b *rollout.Board, w int, now time.Time) string {
 		}
 		s.WriteRune(bars[min(i, len(bars)-1)])
 	}
-	return pg.Row(w).Pad(1).Col(term.Faint, "done/10s", 12).Raw(term.Good, s.String()).Add(term.Faint, " last 5m").String()
+	return pg.Row(w).Pad(1).Col(term.Faint, "done per 10s", 12).Raw(term.Good, s.String()).Add(term.Faint, " last 5m").String()
 }
 
 // perMinute is "24/min".
@@ -427,7 +419,7 @@ func FlightView(pg Page, b *rollout.Board, x Flight, w, h int) []string {
 	}
 	list := x.List
 	_, total := b.Places()
-	title := fmt.Sprintf("In flight %d of %d", len(list), total)
+	title := fmt.Sprintf("In progress %d of %d", len(list), total)
 	if x.Filter != "" {
 		title = fmt.Sprintf("Matches %d", len(list))
 	}
@@ -445,7 +437,7 @@ func FlightView(pg Page, b *rollout.Board, x Flight, w, h int) []string {
 		lines = append(lines, r.String())
 	}
 	if len(list) == 0 {
-		text := "no node is in flight; / filters all nodes, m shows the map"
+		text := "no node is in progress; / filters all nodes, m shows the map"
 		switch {
 		case x.Filter != "":
 			text = "no machine matches; Esc clears the filter"
@@ -459,15 +451,16 @@ func FlightView(pg Page, b *rollout.Board, x Flight, w, h int) []string {
 		names = max(names, term.Width(term.Clean(n.Name)))
 	}
 	names = min(names, max(16, w/3))
+	const attempt = "attempt"
 	groups := 0
 	if w >= 112 {
 		groups = 14
 	}
-	head := pg.Row(w).Pad(3).Col(term.Faint, "node", names).Col(term.Faint, "state", 10).Num(term.Faint, "for", 8)
+	head := pg.Row(w).Pad(3).Col(term.Faint, "node", names).Col(term.Faint, "state", 10).Num(term.Faint, "time", 8)
 	if groups > 0 {
-		head.Col(term.Faint, "group", groups).Col(term.Faint, "with", names)
+		head.Col(term.Faint, "group", groups).Col(term.Faint, "counterpart", names)
 	}
-	head.Add(term.Faint, "what").Right(term.Faint, "try")
+	head.Add(term.Faint, "message").Right(term.Faint, attempt)
 	room := h - len(lines)
 	if room > 3 {
 		lines = append(lines, head.String())
@@ -493,7 +486,7 @@ func FlightView(pg Page, b *rollout.Board, x Flight, w, h int) []string {
 		if n.Attempts > 0 {
 			tail = strconv.Itoa(n.Attempts)
 		}
-		if left := w - r.Used - term.Width(tail) - 3; left > 3 {
+		if left := w - r.Used - len(attempt) - 2; left > 3 {
 			r.Add(textStyle(b, n), term.Cut(term.AsciiIf(pg.Ascii, term.Clean(n.Text)), left, pg.Ellipsis))
 		}
 		lines = append(lines, r.Right(term.Faint, tail).String())
@@ -562,7 +555,7 @@ func BoardReason(pg Page, b *rollout.Board) (text, remedy string) {
 		left := b.InFlight() - 1
 		text = fmt.Sprintf("Nothing is stuck. Slowest: %s, %s for %s", term.Clean(n.Name), term.Clean(n.State), age(pg, n))
 		if left > 0 {
-			text += fmt.Sprintf("; %d more in flight", left)
+			text += fmt.Sprintf("; %d more in progress", left)
 		}
 		return text, ""
 	case n != nil:

@@ -30,11 +30,11 @@ const (
 
 var apiChecks = []checkItem{
 	{
-		id: "removed-apis-used", title: "no client uses an API that the hop or the minor after it removes", area: "apis", ref: deprecationGuide,
+		id: "removed-apis-used", title: "no client uses an API that the hop or the minor after it removes", area: "apis", ref: deprecationGuide, byData: true, derived: derivedRemovals,
 		needs: []source{sourceServers, sourceMetrics}, run: removedInUse,
 	},
 	{
-		id: "removed-apis-written", title: "no object was last written through an API that the hop or the minor after it removes", area: "apis", ref: deprecationGuide,
+		id: "removed-apis-written", title: "no object was last written through an API that the hop or the minor after it removes", area: "apis", ref: deprecationGuide, byData: true, derived: derivedRemovals,
 		needs: []source{sourceWriters}, run: removedAtRest,
 	},
 	{
@@ -273,7 +273,7 @@ func removedAtRest(w *world, _ *probe) (out []plan.Finding) {
 // storedOfDeleted reports objects that no API server of the release reads any more.
 func (w *world) storedOfDeleted(a removedAPI, by []writer) plan.Finding {
 	f := plan.Finding{
-		Title: "objects of " + a.title() + " are stored, " + w.goneIn(a) + " in any version", Detail: wroteLast(by), Owner: asked(by[0].manager), Objects: writtenObjects(a, by),
+		Title: fmt.Sprintf("objects of %s are stored, and v1.%d does not read them", a.title(), a.minor), Detail: wroteLast(by), Owner: asked(by[0].manager), Objects: writtenObjects(a, by),
 		Remedy:  "export what you need and delete the objects before the hop: afterwards they can be neither read nor deleted",
 		Command: "kubectl delete " + strings.Join([]string{a.resource.Resource, a.resource.Version, a.resource.Group}, ".") + " --all --all-namespaces",
 	}

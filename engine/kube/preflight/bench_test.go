@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -64,7 +65,7 @@ func measure(kubeconfig string) error {
 	}
 	found := all[0]
 	for _, f := range found {
-		if f.Severity == plan.NotChecked && f.ID != "kubelet-certificates" {
+		if f.Severity == plan.NotChecked && !slices.Contains([]string{"kubelet-certificates", "running-kubelets"}, f.ID) { // there are no kubelets
 			return fmt.Errorf("not everything was checked: %s: %s", f.Title, f.Detail)
 		}
 	}

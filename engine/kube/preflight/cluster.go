@@ -17,7 +17,7 @@ import (
 
 const (
 	skewPolicy   = "https://kubernetes.io/releases/version-skew-policy/"
-	etcdUpgrades = "https://etcd.io/docs/latest/upgrades/upgrade_3_6/"
+	etcdUpgrades = "https://etcd.io/docs/latest/upgrades/"
 	etcdFAQ      = "https://etcd.io/docs/latest/faq/#why-an-odd-number-of-cluster-members"
 	etcdQuota    = "https://etcd.io/docs/latest/op-guide/maintenance/#space-quota"
 	healthGuide  = "https://kubernetes.io/docs/reference/using-api/health-checks/"
@@ -308,10 +308,20 @@ func etcdOf(tag string) (version.Version, bool) {
 	return v, err == nil
 }
 
+// etcdTarget returns the etcd of the hop: that of the release, or the one that kubeadm of the minor
+// deploys. ok is false if it is unknown.
+func (w *world) etcdTarget() (v version.Version, ok bool) {
+	tag := w.request.Etcd
+	if tag == "" && w.request.From.MinorDistance(w.request.To) > 0 {
+		tag = lifecycle.DeployedEtcd(w.request.To)
+	}
+	return etcdOf(tag)
+}
+
 // etcdStep returns the oldest etcd of the cluster and that of the hop. ok is false if one of
 // them is unknown.
 func (w *world) etcdStep() (from, to version.Version, ok bool) {
-	to, ok = etcdOf(w.request.Etcd)
+	to, ok = w.etcdTarget()
 	for _, v := range w.etcdVersions() {
 		if from.IsZero() || v.Less(from) {
 			from = v
@@ -342,11 +352,17 @@ func etcdMembers(w *world, _ *probe) (out []plan.Finding) {
 		})
 	}
 	out = append(out, etcdConfiguration(w)...)
-	to, ok := etcdOf(w.request.Etcd)
-	if !ok { // the hop is not known to change etcd
+	to, ok := w.etcdTarget()
+	versions := w.etcdVersions()
+	if !ok {
+		if w.request.From.MinorDistance(w.request.To) > 0 && len(versions) > 0 {
+			out = append(out, plan.Finding{
+				Severity: plan.NotChecked, Title: "not checked whether etcd can be upgraded with the hop", Detail: fmt.Sprintf("the etcd of Kubernetes %s is unknown", w.request.To),
+				Remedy: "choose a patch that a release contains, or read which etcd its kubeadm deploys",
+			})
+		}
 		return out
 	}
-	versions := w.etcdVersions()
 	for _, node := range slices.Sorted(maps.Keys(versions)) {
 		if f, bad := etcdHop(node, versions[node], to); bad {
 			out = append(out, f)
@@ -399,7 +415,7 @@ func etcdConfiguration(w *world) (out []plan.Finding) {
 		}
 		out = append(out, f)
 	}
-	to, known := etcdOf(w.request.Etcd)
+	to, known := w.etcdTarget()
 	if tag, ok := etcdOf(c.Etcd.Local.ImageTag); known && ok && ahead(to, tag) > 0 {
 		out = append(out, plan.Finding{
 			Title: fmt.Sprintf("etcd.local.imageTag keeps etcd at %s: the hop does not bring %s", tag, to), Objects: []string{object("ConfigMap", "kube-system", kubeadmConfig)},

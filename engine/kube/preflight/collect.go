@@ -69,7 +69,7 @@ func collectWithin(ctx context.Context, limit time.Duration, config *rest.Config
 	if err != nil {
 		return nil, fmt.Errorf("make Kubernetes client: %w", err)
 	}
-	w := &world{now: time.Now(), request: request, unread: map[source]string{}}
+	w := &world{now: time.Now(), request: request, unread: map[source]string{}, kubelets: &kubelets{}}
 	r := &reader{config: config, core: core, meta: meta, w: w}
 	var mu sync.Mutex // of unread
 	var reading sync.WaitGroup
@@ -159,6 +159,7 @@ func (r *reader) sources() map[source]func(context.Context) error {
 		sourceLeaders:      r.leaders,
 		sourceSignings:     r.signings,
 		sourceCharts:       r.charts,
+		sourceActions:      r.actions,
 	}
 }
 
@@ -342,6 +343,9 @@ func (r *reader) actors(ctx context.Context) error {
 	preferred := map[string]string{}
 	for _, g := range groups.Groups {
 		preferred[g.Name] = g.PreferredVersion.Version
+		for _, v := range g.Versions {
+			r.w.served = append(r.w.served, schema.GroupVersion{Group: g.Name, Version: v.Version})
+		}
 	}
 	for _, k := range actorKinds {
 		if preferred[k.Group] == "" {
@@ -430,7 +434,7 @@ func slimPod(p *corev1.Pod) pod {
 		controller: ownerOf(p), mirror: p.Annotations[corev1.MirrorPodAnnotationKey] != "",
 		nodeSelector: p.Spec.NodeSelector, affinity: p.Spec.Affinity, tolerations: p.Spec.Tolerations, spread: p.Spec.TopologySpreadConstraints,
 		grace:   corev1.DefaultTerminationGracePeriodSeconds * time.Second,
-		request: requestOf(p),
+		request: requestOf(p), seLinux: seLinuxLabel(p),
 	}
 	if out.controller.kind == "" {
 		out.keeper = keeperOf(&p.ObjectMeta)

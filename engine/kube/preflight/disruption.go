@@ -134,7 +134,7 @@ func (b *budget) name() string { return printable(b.Namespace + "/" + b.Name) }
 
 func (b *budget) evidence() string {
 	s := &b.Status
-	return fmt.Sprintf("%s expected, %d healthy, %d must stay healthy, %d may go", count(int(s.ExpectedPods), "pod"), s.CurrentHealthy, s.DesiredHealthy, s.DisruptionsAllowed)
+	return fmt.Sprintf("%s expected, %d healthy, %d must stay healthy, %d can be evicted now", count(int(s.ExpectedPods), "pod"), s.CurrentHealthy, s.DesiredHealthy, s.DisruptionsAllowed)
 }
 
 // needing are the evicted pods that use a disruption of b.

@@ -28,15 +28,15 @@ const (
 
 var kubeadmChecks = []checkItem{
 	{
-		id: "kubeadm-config", title: "kubeadm can read its configuration in the cluster", area: "versions", ref: kubeadmGuide,
+		id: "kubeadm-config", title: "kubeadm can read its configuration in the cluster", area: "versions", ref: kubeadmGuide, byData: true,
 		needs: []source{sourceConfigs, sourcePods}, run: kubeadmReadable,
 	},
 	{
-		id: "removed-flags", title: "no component is started with a flag or feature gate that the hop removes", area: "versions", ref: gatesRemoved,
-		needs: []source{sourceConfigs, sourcePods}, run: flagsRemoved,
+		id: "removed-flags", title: "no component is started with a flag or feature gate that the hop removes", area: "versions", ref: gatesRemoved, byData: true,
+		needs: []source{sourceConfigs, sourcePods, sourceDaemonSets}, run: flagsRemoved,
 	},
 	{
-		id: "changed-settings", title: "no setting of the kubelets changes its meaning with the hop", area: "versions", ref: kubeadmGuide,
+		id: "changed-settings", title: "no setting of the kubelets changes its meaning with the hop", area: "versions", ref: kubeadmGuide, byData: true,
 		needs: []source{sourceConfigs}, run: settingsChanged,
 	},
 	{
@@ -44,17 +44,14 @@ var kubeadmChecks = []checkItem{
 		needs: []source{sourceConfigs}, run: proxyMode,
 	},
 	{
-		id: "container-runtime", title: "the container runtimes are new enough for the kubelets of the hop", area: "nodes", ref: runtimeGuide,
+		id: "container-runtime", title: "the container runtimes are new enough for the kubelets of the hop", area: "nodes", ref: runtimeGuide, byData: true,
 		needs: []source{sourceNodes}, run: containerRuntimes,
 	},
 	{
-		id: "cgroups", title: "kubelets of the hop support the hosts' cgroup version", area: "nodes", ref: cgroupGuide,
+		id: "cgroups", title: "kubelets of the hop support the hosts' cgroup version", area: "nodes", ref: cgroupGuide, byData: true,
 		needs: []source{sourceNodes, sourceConfigs}, run: cgroupVersions,
 	},
 }
-
-// readableKubelets are the versions of KubeletConfiguration that all supported kubeadm read.
-var readableKubelets = []string{"kubelet.config.k8s.io/v1beta1"}
 
 // clusterConfiguration is the part of kubeadm's configuration that checks use.
 type clusterConfiguration struct {
@@ -129,10 +126,10 @@ func kubeadmReadable(w *world, _ *probe) (out []plan.Finding) {
 	}
 	for _, c := range []struct {
 		name, key, kind string
-		readable        []string
+		reads           func(of version.Version, config string) lifecycle.Answer
 	}{
-		{kubeadmConfig, "ClusterConfiguration", "ClusterConfiguration", lifecycle.KubeadmConfigs(w.request.To)},
-		{kubeletConfig, "kubelet", "KubeletConfiguration", readableKubelets},
+		{kubeadmConfig, "ClusterConfiguration", "ClusterConfiguration", lifecycle.ReadsKubeadmConfig},
+		{kubeletConfig, "kubelet", "KubeletConfiguration", lifecycle.ReadsKubeletConfig},
 	} {
 		f := plan.Finding{
 			Severity: plan.Block, Objects: []string{object("ConfigMap", "kube-system", c.name)},
@@ -152,7 +149,7 @@ func kubeadmReadable(w *world, _ *probe) (out []plan.Finding) {
 			f.Title = fmt.Sprintf("the ConfigMap %s has no key %s, and `kubeadm upgrade` needs it", c.name, c.key)
 		case err != nil:
 			f.Title, f.Detail = fmt.Sprintf("the ConfigMap %s cannot be read", c.name), printable(err.Error())
-		case have.Kind != c.kind || !slices.Contains(c.readable, have.APIVersion):
+		case have.Kind != c.kind || c.reads(w.request.To, have.APIVersion) == lifecycle.No:
 			f.Title = fmt.Sprintf("the ConfigMap %s contains a %s of %s, which kubeadm does not read", c.name, cmp.Or(printable(have.Kind), "document"), cmp.Or(printable(have.APIVersion), "no version"))
 			f.Remedy = "convert it with `kubeadm config migrate` and write it back"
 		case c.name == kubeadmConfig && !parses(have.KubernetesVersion):
@@ -210,12 +207,9 @@ type flagSource struct {
 	flags                    []string
 }
 
-// flagsRemoved compares flags and feature gates with those of the hop's versions.
-func flagsRemoved(w *world, _ *probe) (out []plan.Finding) {
-	if w.request.From.MinorDistance(w.request.To) <= 0 {
-		return nil
-	}
-	var sources []flagSource
+// flagSources returns the flags that the API shows: of static pods, of kubeadm's configuration, of
+// the shared configuration of kubelets and of kube-proxy.
+func (w *world) flagSources() (sources []flagSource) {
 	for i := range w.pods {
 		if p := &w.pods[i]; len(p.args) > 0 {
 			sources = append(sources, flagSource{p.component, "pod " + p.name, p.object(), p.args})
@@ -228,29 +222,49 @@ func flagsRemoved(w *world, _ *probe) (out []plan.Finding) {
 		sources = append(sources, flagSource{component, "ConfigMap kubeadm-config", cm, flags})
 	}
 	if data := w.configs[kubeletConfig]["kubelet"]; data != "" {
-		var c kubeletConfiguration
-		if yaml.Unmarshal([]byte(data), &c) == nil {
-			var gates []string
-			for g, on := range c.FeatureGates {
-				gates = append(gates, fmt.Sprintf("%s=%t", g, on))
-			}
-			slices.Sort(gates)
-			sources = append(sources, flagSource{"kubelet", "ConfigMap kubelet-config", object("ConfigMap", "kube-system", kubeletConfig), []string{"--feature-gates=" + strings.Join(gates, ",")}})
-		}
+		sources = append(sources, flagSource{"kubelet", "ConfigMap kubelet-config", object("ConfigMap", "kube-system", kubeletConfig), gatesFlag(data)})
 	}
+	if data := w.configs[proxyConfig]["config.conf"]; data != "" {
+		sources = append(sources, flagSource{proxyConfig, "ConfigMap kube-proxy", object("ConfigMap", "kube-system", proxyConfig), gatesFlag(data)})
+	}
+	for i := range w.daemonSets {
+		d := &w.daemonSets[i]
+		if d.Namespace != "kube-system" || d.Name != proxyConfig || len(d.Spec.Template.Spec.Containers) == 0 {
+			continue
+		}
+		x := &d.Spec.Template.Spec.Containers[0]
+		sources = append(sources, flagSource{proxyConfig, "DaemonSet kube-proxy", object("DaemonSet", d.Namespace, d.Name), slices.Concat(x.Command, x.Args)})
+	}
+	return sources
+}
+
+// gatesFlag returns the feature gates of a component's configuration as a flag.
+func gatesFlag(config string) []string {
+	var c struct {
+		FeatureGates map[string]bool `json:"featureGates"`
+	}
+	if yaml.Unmarshal([]byte(config), &c) != nil {
+		return nil // reported by the checks of the configuration
+	}
+	var gates []string
+	for g, on := range c.FeatureGates {
+		gates = append(gates, fmt.Sprintf("%s=%t", g, on))
+	}
+	slices.Sort(gates)
+	return []string{"--feature-gates=" + strings.Join(gates, ",")}
+}
+
+// flagsRemoved compares flags and feature gates with those of the hop's versions.
+func flagsRemoved(w *world, _ *probe) (out []plan.Finding) {
+	if w.request.From.MinorDistance(w.request.To) <= 0 {
+		return nil
+	}
+	sources := w.flagSources()
 	// Problem to locations: all pods of a component have the same flags.
 	where, objects := map[[2]string][]string{}, map[[2]string][]string{}
 	note := func(s flagSource, problem, minor string) {
 		key := [2]string{s.component, fmt.Sprintf("%s (%s)", problem, minor)}
 		where[key], objects[key] = append(where[key], s.where), append(objects[key], s.object)
-	}
-	for n := w.request.From.Minor() + 1; n <= w.request.To.Minor(); n++ {
-		if v := minorNumber(n); !lifecycle.Known(v) {
-			out = append(out, plan.Finding{
-				Severity: plan.NotChecked, Title: fmt.Sprintf("not checked whether %s removes a flag or feature gate that is used", v.MinorString()),
-				Detail: "this program has no data on that version", Remedy: "read its changelog",
-			})
-		}
 	}
 	for _, m := range w.minorsOfHop() {
 		for _, s := range sources {
@@ -270,11 +284,15 @@ func flagsRemoved(w *world, _ *probe) (out []plan.Finding) {
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(where), func(a, b [2]string) int { return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1])) }) {
-		out = append(out, plan.Finding{
+		f := plan.Finding{
 			Severity: plan.Block, Title: fmt.Sprintf("%s would not start after the hop: %s", key[0], key[1]),
 			Detail: "in " + enumerate(first(where[key]), 10), Objects: first(objects[key]),
 			Remedy: "remove it from the ConfigMap, then run `kubeadm upgrade apply` or `kubeadm upgrade node`, which rewrites the manifests",
-		})
+		}
+		if key[0] == proxyConfig {
+			f.Remedy = "remove it from the ConfigMap or DaemonSet kube-proxy of kube-system and wait until its pods are ready"
+		}
+		out = append(out, f)
 	}
 	return out
 }
@@ -340,7 +358,7 @@ func settingsChanged(w *world, _ *probe) (out []plan.Finding) {
 	}
 	for _, m := range w.minorsOfHop() {
 		for _, a := range m.Actions {
-			if v, ok := c[a.KubeletField]; !ok || fmt.Sprint(v) != a.KubeletValue {
+			if a.KubeletField == "" || !has(c, a) {
 				continue
 			}
 			out = append(out, plan.Finding{

@@ -23,7 +23,7 @@ import (
 // checks returns all checks in the order in which findings of equal severity are listed.
 func checks() []checkItem {
 	return slices.Concat(
-		clusterChecks, kubeadmChecks, apiChecks, webhookChecks, disruptionChecks, capacityChecks, nodeChecks, actorChecks,
+		clusterChecks, kubeadmChecks, kubeletChecks, actionChecks, apiChecks, webhookChecks, disruptionChecks, capacityChecks, nodeChecks, actorChecks,
 		certificateChecks, addonChecks, accessChecks, admissionChecks, retiredChecks,
 	)
 }
@@ -147,7 +147,7 @@ func (c checkItem) find(w *world, p *probe) []plan.Finding {
 	if len(why) > 0 {
 		found = []plan.Finding{{Severity: plan.NotChecked, Title: "not checked whether " + c.title, Detail: strings.Join(why, "; ")}}
 	} else {
-		found = c.run(w, p)
+		found = append(c.run(w, p), c.beyondData(w)...)
 	}
 	if len(found) == 0 {
 		found = []plan.Finding{{Severity: plan.Info, Title: c.title}}

@@ -55,14 +55,17 @@ type site struct {
 	core   kubernetes.Interface
 }
 
-func newSite(t *testing.T) *site {
+func newSite(t *testing.T) *site { return newSiteLike(t, clean(), controlplane.Options{}) }
+
+// newSiteLike is newSite with the objects of a world.
+func newSiteLike(t *testing.T, like *world, o controlplane.Options) *site {
 	// Pods are created by hand, in namespaces without a ServiceAccount.
-	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount", "--runtime-config=api/all=true"}})
+	o.APIServerArgs = append(o.APIServerArgs, "--disable-admission-plugins=ServiceAccount", "--runtime-config=api/all=true")
+	cp := controlplane.ForTest(t, o)
 	s := &site{t: t, cp: cp, config: cp.Config()}
 	var err error
 	s.core, err = kubernetes.NewForConfig(s.config)
 	s.must(err)
-	like := clean()
 	ctx := t.Context()
 	for name, data := range like.configs {
 		_, err := s.core.CoreV1().ConfigMaps("kube-system").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: data}, metav1.CreateOptions{})
@@ -74,7 +77,8 @@ func newSite(t *testing.T) *site {
 		s.must(err)
 	}
 	for i := range like.nodes {
-		s.putNode(like.nodes[i].Name, like.nodes[i].Status.NodeInfo.KubeletVersion, 0)
+		info := &like.nodes[i].Status.NodeInfo
+		s.putNodeWith(like.nodes[i].Name, info.KubeletVersion, info.ContainerRuntimeVersion, 0)
 	}
 	for i := range like.pods {
 		s.putPod(&like.pods[i])
@@ -89,8 +93,13 @@ func (s *site) must(err error) {
 	}
 }
 
-// putNode makes a node, or changes its kubelet; port is where that listens on loopback.
+// putNode makes a node, or changes its kubelet; port is where that listens.
 func (s *site) putNode(name, kubelet string, port int32) {
+	s.t.Helper()
+	s.putNodeWith(name, kubelet, "containerd://1.6.20", port)
+}
+
+func (s *site) putNodeWith(name, kubelet, runtime string, port int32) {
 	s.t.Helper()
 	nodes, ctx := s.core.CoreV1().Nodes(), s.t.Context()
 	if _, err := nodes.Get(ctx, name, metav1.GetOptions{}); err != nil {
@@ -98,8 +107,8 @@ func (s *site) putNode(name, kubelet string, port int32) {
 		s.must(err)
 	}
 	b, err := json.Marshal(map[string]any{"status": map[string]any{
-		"nodeInfo":        map[string]any{"kubeletVersion": kubelet, "containerRuntimeVersion": "containerd://1.6.20"},
-		"addresses":       []any{map[string]any{"type": "InternalIP", "address": "127.0.0.1"}},
+		"nodeInfo":        map[string]any{"kubeletVersion": kubelet, "containerRuntimeVersion": runtime},
+		"addresses":       []any{map[string]any{"type": "InternalIP", "address": hostAddress(s.t)}},
 		"daemonEndpoints": map[string]any{"kubeletEndpoint": map[string]any{"Port": port}},
 	}})
 	s.must(err)
@@ -160,20 +169,61 @@ func (s *site) until(config *rest.Config, r check.PreflightRequest, want ...stri
 	}
 }
 
-// kubelet listens on loopback with a certificate that is valid for life, until left
-// from now.
-func kubelet(t *testing.T, life, left time.Duration) (port int32) {
+// hostAddress is an address of this computer to which an API server forwards requests: one that is
+// not on the loopback.
+func hostAddress(t *testing.T) string {
 	t.Helper()
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{selfSigned(t, life, left)}})
+	all, err := net.InterfaceAddrs()
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Second, ErrorLog: log.New(io.Discard, "", 0)}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
+			return n.IP.String()
+		}
+	}
+	t.Skip("needs an address that is not on the loopback")
+	return ""
+}
+
+// kubelet listens with a certificate that is valid for life, until left
+// from now.
+func kubelet(t *testing.T, life, left time.Duration) (port int32) {
+	t.Helper()
+	return serveKubelet(t, life, left, &kubeletReport{config: map[string]any{}, flags: map[string]string{}})
+}
+
+// serveKubelet is kubelet with a report in the format of a kubelet.
+func serveKubelet(t *testing.T, life, left time.Duration, report *kubeletReport) (port int32) {
+	t.Helper()
+	mux := http.NewServeMux()
+	answer := func(w http.ResponseWriter, v any) {
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(v); err != nil {
+			t.Error(err)
+		}
+	}
+	mux.HandleFunc("/configz", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, map[string]any{"kubeletconfig": report.config})
+	})
+	mux.HandleFunc("/flagz", func(w http.ResponseWriter, r *http.Request) {
+		if !strings.Contains(r.Header.Get("Accept"), "application/json;g=config.k8s.io;v=v1beta1;as=Flagz") {
+			w.WriteHeader(http.StatusNotAcceptable)
+			return
+		}
+		answer(w, map[string]any{"kind": "Flagz", "apiVersion": "config.k8s.io/v1beta1", "metadata": map[string]any{"name": "kubelet"}, "flags": report.flags})
+	})
+	l, err := tls.Listen("tcp", net.JoinHostPort("", "0"), &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{selfSigned(t, life, left)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Second, ErrorLog: log.New(io.Discard, "", 0)}
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(func() { _ = server.Close() })
 	return int32(l.Addr().(*net.TCPAddr).Port)
 }
 
+// selfSigned is valid for the addresses of this computer, for life, until left from now.
 func selfSigned(t *testing.T, life, left time.Duration) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -186,7 +236,7 @@ func selfSigned(t *testing.T, life, left time.Duration) tls.Certificate {
 	}
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: "system:node:x"}, NotBefore: time.Now().Add(left - life), NotAfter: time.Now().Add(left),
-		DNSNames: []string{"kubernetes.default.svc"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		DNSNames: []string{"kubernetes.default.svc"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.ParseIP(hostAddress(t))}, IsCA: true, BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {

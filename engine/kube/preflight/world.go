@@ -88,6 +88,15 @@ type world struct {
 	charts           []helmRelease
 	unreadableCharts []string
 
+	// served are the versions of APIs that the API servers serve.
+	served []schema.GroupVersion
+	// grants, actionObjects and labelDrivers are what the actions that the hop requires look for.
+	grants        map[string][]grant
+	actionObjects map[actionKey][]string
+	labelDrivers  map[string]bool
+	// kubelets are read by the first check that needs them.
+	kubelets *kubelets
+
 	// lookups are indexes for the checks of workloads; see world.made.
 	lookups *lookups
 }
@@ -127,6 +136,7 @@ const (
 	sourceLeaders      source = "leases of controllers"
 	sourceSignings     source = "certificatesigningrequests"
 	sourceCharts       source = "Helm's releases"
+	sourceActions      source = "what the changelog requires an action for"
 )
 
 // kind is the slim copy of a CustomResourceDefinition, without its schemas.
@@ -203,6 +213,7 @@ type pod struct {
 	pending               string // reason why it is not scheduled
 	images                []string
 	args                  []string // command and args of the first container; of control plane pods alone
+	seLinux               string   // seLinuxLabel
 	component             string   // label component, of control plane pods alone
 	keeper                string   // keeperOf its metadata; of pods without a controller alone
 }
@@ -227,6 +238,10 @@ type checkItem struct {
 	ref   string // source of the rule
 	needs []source
 	run   func(*world, *probe) []plan.Finding
+	// byData is whether the check compares the cluster with the data of minors. Its result is
+	// then not complete for minors without data. derived describes what it finds nevertheless.
+	byData  bool
+	derived func(*world) string
 }
 
 // probe sends requests whose answers are not in the objects of the cluster.

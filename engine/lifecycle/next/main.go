@@ -1,7 +1,8 @@
 // Next drafts the data of the next minor of Kubernetes from the sources of two versions.
 //
-// It compares the feature gates, the API types and kubeadm's constants in the Go modules of both
-// versions, and the flags of the components in the cache of `constellation sandbox fetch`. What
+// It compares the feature gates, the API types with the versions in which they are stored, and
+// kubeadm's constants in the Go modules of both versions, and the flags and admission plugins of
+// the components in the cache of `constellation sandbox fetch`. What
 // it cannot know, it marks with "# CHECK" in the draft: a person reads the changelog for that.
 // `make next-kubernetes FROM=v1.36.4 TO=v1.37.2` runs it.
 package main
@@ -72,15 +73,27 @@ type facts struct {
 	apis map[api]int
 	// groupVersions are those that k8s.io/api has.
 	groupVersions map[[2]string]bool
-	configs       []string // versions of kubeadm's configuration, without the placeholder
-	kubeadmGates  []string
-	etcd          string
-	externalEtcd  string
-	// flags of components; a component whose binary is not in the cache is missing.
-	flags map[string][]string
+	// priority has the versions of each group, the one in which objects are stored first. A kind is
+	// stored in the first one that has it.
+	priority     map[string][]string
+	configs      []string // versions of kubeadm's configuration, without the placeholder
+	kubeadmGates []string
+	etcd         string
+	externalEtcd string
+	// flags of components with their defaults; a component whose binary is not in the cache is
+	// missing.
+	flags map[string]map[string]string
+	// plugins are the admission plugins of the API server, if its binary is in the cache.
+	plugins []string
+	// notes are the "Urgent Upgrade Notes" of the minor's changelog.
+	notes []string
 }
 
-type lock struct{ locked, on bool }
+// lock is the last stage of a feature gate.
+type lock struct {
+	locked, on bool
+	stage      string // Alpha, Beta, GA or Deprecated
+}
 
 type api struct{ group, version, kind string }
 
@@ -90,7 +103,7 @@ func read(ctx context.Context, v string) (*facts, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &facts{version: parsed, flags: map[string][]string{}}
+	f := &facts{version: parsed, flags: map[string]map[string]string{}}
 	main, err := download(ctx, "k8s.io/kubernetes@"+v)
 	if err != nil {
 		return nil, err
@@ -99,7 +112,7 @@ func read(ctx context.Context, v string) (*facts, error) {
 	if err != nil {
 		return nil, err
 	}
-	return f, errors.Join(f.readGates(main), f.readAPIs(types), f.readKubeadm(filepath.Join(main, "cmd", "kubeadm", "app")), f.readFlags(ctx, v))
+	return f, errors.Join(f.readGates(main), f.readAPIs(types), f.readPriority(filepath.Join(main, "pkg", "apis")), f.readKubeadm(filepath.Join(main, "cmd", "kubeadm", "app")), f.readNotes(filepath.Join(main, "CHANGELOG")), f.readFlags(ctx, v))
 }
 
 // download returns the directory of a module in Go's module cache.
@@ -134,8 +147,9 @@ func parseGates(b []byte) (map[string]lock, error) {
 	var list []struct {
 		Name           string `yaml:"name"`
 		VersionedSpecs []struct {
-			Default       bool `yaml:"default"`
-			LockToDefault bool `yaml:"lockToDefault"`
+			Default       bool   `yaml:"default"`
+			LockToDefault bool   `yaml:"lockToDefault"`
+			PreRelease    string `yaml:"preRelease"`
 		} `yaml:"versionedSpecs"`
 	}
 	if err := yaml.Unmarshal(b, &list); err != nil {
@@ -145,7 +159,7 @@ func parseGates(b []byte) (map[string]lock, error) {
 	for _, g := range list {
 		if n := len(g.VersionedSpecs); n > 0 {
 			last := g.VersionedSpecs[n-1]
-			gates[g.Name] = lock{last.LockToDefault, last.Default}
+			gates[g.Name] = lock{last.LockToDefault, last.Default, last.PreRelease}
 		}
 	}
 	if len(gates) == 0 {
@@ -201,6 +215,51 @@ func (f *facts) readAPIs(dir string) error {
 	return nil
 }
 
+var (
+	priorityRE = regexp.MustCompile(`(?s)SetVersionPriority\((.*?)\)\)`)
+	schemeRE   = regexp.MustCompile(`(v\d+(?:(?:alpha|beta)\d+)?)\.SchemeGroupVersion`)
+)
+
+// readPriority reads the order of versions in pkg/apis of k8s.io/kubernetes.
+func (f *facts) readPriority(dir string) error {
+	f.priority = map[string][]string{}
+	files, err := filepath.Glob(filepath.Join(dir, "*", "install", "install.go"))
+	if err != nil {
+		return err
+	}
+	for _, install := range files {
+		b, err := os.ReadFile(install)
+		if err != nil {
+			return err
+		}
+		register, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(install)), "register.go"))
+		if err != nil {
+			return err
+		}
+		group, call := groupRE.FindSubmatch(register), priorityRE.FindSubmatch(b)
+		if group == nil || call == nil {
+			return fmt.Errorf("read storage versions: %s has no priority of versions", install)
+		}
+		for _, m := range schemeRE.FindAllSubmatch(call[1], -1) {
+			f.priority[string(group[1])] = append(f.priority[string(group[1])], string(m[1]))
+		}
+	}
+	if len(f.priority) == 0 {
+		return fmt.Errorf("read storage versions: %s has no groups", dir)
+	}
+	return nil
+}
+
+// stored returns the version in which objects of a kind are stored by default; empty if unknown.
+func (f *facts) stored(group, kind string) string {
+	for _, v := range f.priority[group] {
+		if _, ok := f.apis[api{group, v, kind}]; ok {
+			return v
+		}
+	}
+	return ""
+}
+
 var kubeadmGateRE = regexp.MustCompile(`(?m)^\t[A-Z]\w* += "([A-Z]\w*)"$`)
 
 func (f *facts) readKubeadm(dir string) error {
@@ -232,6 +291,25 @@ func (f *facts) readKubeadm(dir string) error {
 	return nil
 }
 
+// readNotes reads the notes of the minor's first release. A patch .0 does not have them.
+func (f *facts) readNotes(dir string) error {
+	b, err := os.ReadFile(filepath.Join(dir, "CHANGELOG-"+strings.TrimPrefix(f.version.MinorString(), "v")+".md"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // marked in the draft
+	}
+	if err != nil {
+		return err
+	}
+	_, notes, _ := strings.Cut(string(b), "\n## Urgent Upgrade Notes")
+	notes, _, _ = strings.Cut(notes, "\n## ")
+	for line := range strings.Lines(notes) {
+		if note, ok := strings.CutPrefix(strings.TrimSpace(line), "- "); ok {
+			f.notes = append(f.notes, note)
+		}
+	}
+	return nil
+}
+
 // components are the programs whose flags are compared.
 var components = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "etcd"}
 
@@ -250,19 +328,43 @@ func (f *facts) readFlags(ctx context.Context, v string) error {
 			return fmt.Errorf("read flags of %s: %w", name, err)
 		}
 		f.flags[name] = parseFlags(string(b))
+		if name == "kube-apiserver" {
+			f.plugins = parsePlugins(string(b))
+		}
 	}
 	return nil
 }
 
-var flagRE = regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z0-9][a-z0-9-]*)`)
+var (
+	flagRE    = regexp.MustCompile(`^ +(?:-\w, )?--([a-z0-9][a-z0-9-]*)`)
+	defaultRE = regexp.MustCompile(`\(default "?([^")]*)"?\)`)
+	pluginsRE = regexp.MustCompile(`(?m)^ +--enable-admission-plugins .*Comma-delimited list of admission plugins: ([A-Za-z, ]+)\.`)
+)
 
-// parseFlags returns the flags in the output of --help, sorted.
-func parseFlags(help string) (flags []string) {
-	for _, m := range flagRE.FindAllStringSubmatch(help, -1) {
-		flags = append(flags, m[1])
+// parseFlags returns the flags in the output of --help with their defaults. Hidden flags are not
+// in it.
+func parseFlags(help string) map[string]string {
+	flags := map[string]string{}
+	for line := range strings.Lines(help) {
+		m := flagRE.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		flags[m[1]] = ""
+		if d := defaultRE.FindStringSubmatch(line); d != nil {
+			flags[m[1]] = d[1]
+		}
 	}
-	slices.Sort(flags)
-	return slices.Compact(flags)
+	return flags
+}
+
+// parsePlugins returns the admission plugins in the output of --help.
+func parsePlugins(help string) []string {
+	m := pluginsRE.FindStringSubmatch(help)
+	if m == nil {
+		return nil
+	}
+	return strings.Split(m[1], ", ")
 }
 
 // missing returns the elements of a that b lacks, sorted.
@@ -293,13 +395,15 @@ func draft(from, to *facts) string {
 	line("sources:")
 	line("  gates: difference of test/compatibility_lifecycle/reference/versioned_feature_list.yaml in k8s.io/kubernetes %s", both)
 	line("  flags: difference of the flags that the components register in k8s.io/kubernetes %s", both)
+	line("  admission: admission plugins that kube-apiserver lists in k8s.io/kubernetes %s", both)
 	line("  lifecycle: lifecycle methods of k8s.io/api %s", strings.Replace(to.version.String(), "v1.", "v0.", 1))
 	line("  absence: absence from k8s.io/api %s", strings.Replace(to.version.MinorString(), "v1.", "v0.", 1))
 	line("  kubeadm: cmd/kubeadm/app/constants, apis and features of k8s.io/kubernetes %s", to.version)
 	flags(line, list, from, to)
-	line("# CHECK values: admission plugins in pkg/kubeapiserver/options/plugins.go, group versions for runtime-config")
+	values(line, from, to)
 	gates(line, list, from, to)
 	apis(line, from, to)
+	storage(line, from, to)
 	line("kubeadm:")
 	line("  - etcd: %s", to.etcd)
 	line("    externalEtcd: v%s", strings.Split(to.externalEtcd, "-")[0])
@@ -313,6 +417,9 @@ func draft(from, to *facts) string {
 	}
 	line("# CHECK kubelet: skew, container runtimes and cgroups")
 	line("# CHECK actions: \"Urgent Upgrade Notes\" of CHANGELOG/CHANGELOG-%s.md", strings.TrimPrefix(to.version.MinorString(), "v"))
+	for _, note := range to.notes {
+		line("# - %s", note)
+	}
 	return b.String()
 }
 
@@ -327,7 +434,7 @@ func flags(line func(string, ...any), list func(indent, key string, names []stri
 			line("# CHECK flags of %s: `constellation sandbox fetch` both versions, then run this again", c)
 			continue
 		}
-		gone := missing(old, now)
+		gone := missing(slices.Collect(maps.Keys(old)), slices.Collect(maps.Keys(now)))
 		if len(gone) == 0 {
 			continue
 		}
@@ -342,6 +449,49 @@ func flags(line func(string, ...any), list func(indent, key string, names []stri
 		line("  - source: flags")
 		line("    component: %s", c)
 		list("    ", "removed", gone)
+		if c != "kubelet" {
+			continue // a kubelet reports the values of flags, not which ones its command line has
+		}
+		begunDefaults := false
+		for _, name := range gone {
+			if slices.Contains([]string{"", "0", "0s", "false", "[]"}, old[name]) {
+				continue
+			}
+			if !begunDefaults {
+				line("    defaults:")
+				begunDefaults = true
+			}
+			line("      %s: %q", name, old[name])
+		}
+	}
+}
+
+// values writes the elements of lists in flags that the API server no longer accepts.
+func values(line func(string, ...any), from, to *facts) {
+	plugins := missing(from.plugins, to.plugins)
+	if from.plugins == nil || to.plugins == nil {
+		line("# CHECK values: admission plugins in pkg/kubeapiserver/options/plugins.go")
+		plugins = nil
+	}
+	var versions []string
+	for gv := range from.groupVersions {
+		// Only versions that have an API of their own can be switched on.
+		if !to.groupVersions[gv] && slices.ContainsFunc(slices.Collect(maps.Keys(from.apis)), func(a api) bool { return a.group == gv[0] && a.version == gv[1] }) {
+			versions = append(versions, gv[0]+"/"+gv[1])
+		}
+	}
+	slices.Sort(versions)
+	if len(plugins)+len(versions) == 0 {
+		return
+	}
+	line("values:")
+	if len(plugins) > 0 {
+		for _, name := range []string{"enable-admission-plugins", "disable-admission-plugins"} {
+			line("  - { component: kube-apiserver, flag: %s, refused: [%s], source: admission }", name, strings.Join(plugins, ", "))
+		}
+	}
+	if len(versions) > 0 {
+		line("  - { component: kube-apiserver, flag: runtime-config, refused: [%s], source: absence }", strings.Join(versions, ", "))
 	}
 }
 
@@ -364,6 +514,16 @@ func gates(line func(string, ...any), list func(indent, key string, names []stri
 	list("    ", "removed", missing(slices.Collect(maps.Keys(from.gates)), slices.Collect(maps.Keys(to.gates))))
 	list("    ", "lockedOn", on)
 	list("    ", "lockedOff", off)
+	var changed []string
+	for name, l := range to.gates {
+		if was, ok := from.gates[name]; ok && was.on != l.on && !l.locked {
+			changed = append(changed, fmt.Sprintf("%s is %s and %s", name, l.stage, map[bool]string{true: "on", false: "off"}[l.on]))
+		}
+	}
+	if len(changed) > 0 {
+		slices.Sort(changed)
+		line("# CHECK gates whose default changes: %s", strings.Join(changed, ", "))
+	}
 }
 
 func apis(line func(string, ...any), from, to *facts) {
@@ -395,11 +555,26 @@ func apis(line func(string, ...any), from, to *facts) {
 	line("apis:")
 	for _, r := range rows {
 		extra := ""
-		if r.source == "absence" {
-			line("  # CHECK deleted: true if no other version of the group reads stored objects")
+		// No API server reads objects that were stored in a version without types.
+		if r.source == "absence" && from.stored(r.group, r.kind) == r.version {
 			extra = " deleted: true,"
 		}
 		line("  - { group: %s, version: %s, resource: %s, kind: %s,%s source: %s }", r.group, r.version, plural(r.kind), r.kind, extra, r.source)
+	}
+}
+
+// storage lists the kinds whose objects are stored in another version.
+func storage(line func(string, ...any), from, to *facts) {
+	var changed []string
+	for a := range from.apis {
+		was, is := from.stored(a.group, a.kind), to.stored(a.group, a.kind)
+		if a.version == was && is != "" && was != is && !strings.HasSuffix(a.kind, "List") {
+			changed = append(changed, fmt.Sprintf("%s of %s from %s to %s", a.kind, cmp.Or(a.group, "core"), was, is))
+		}
+	}
+	if len(changed) > 0 {
+		slices.Sort(changed)
+		line("# CHECK storage versions that change: %s", strings.Join(changed, ", "))
 	}
 }
 

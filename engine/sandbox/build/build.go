@@ -19,7 +19,9 @@
 //	kubernetes/v1.35.4/lock            held while something is made
 //	services/v1.1.0/operator-<id>.tar  images of our own services, by the binary in them
 //
-// Patches of a minor share what they have in common: see sharedModule in compile.go.
+// Patches of a minor share what they have in common: see sharedModule in compile.go. A program
+// that another version has with the same key is copied from there, and so are etcd and agnhost
+// of the same tag from another patch of the minor.
 //
 // To add a version: copy the module files of the nearest version as go.mod and go.sum
 // into an empty directory, set the versions (etcd and CoreDNS to what

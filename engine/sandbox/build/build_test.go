@@ -15,6 +15,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"constellation/internal/testneeds"
 )
 
@@ -86,6 +88,58 @@ func TestBinaryIsBuiltOnce(t *testing.T) {
 	}
 	if mended, _, err := digestFile(path); err != nil || mended != a {
 		t.Errorf("a damaged binary became %s, %v, want %s", mended, err, a)
+	}
+}
+
+// A program with the same recipe in another version is copied. It is compiled if that one is damaged.
+func TestVersionsShareEqualPrograms(t *testing.T) {
+	testneeds.Time(t, "10 s: it runs the compiler")
+	needGo(t)
+	cache := t.TempDir()
+	build := func(version string) (path string, linked bool) {
+		t.Helper()
+		path, err := Binary(t.Context(), cache, version, "pause", func(p Progress) {
+			linked = linked || strings.HasPrefix(p.Text, "linked ")
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return path, linked
+	}
+	first, linked := build("v1.36.3")
+	if !linked {
+		t.Error("the first version did not link pause")
+	}
+	second, linked := build("v1.36.4")
+	if linked || first == second {
+		t.Errorf("the second version linked the same pause again, or is %s", second)
+	}
+	a, _, errA := digestFile(first)
+	b, _, errB := digestFile(second)
+	if a != b || errors.Join(errA, errB) != nil {
+		t.Errorf("the programs differ: %s and %s (%v, %v)", a, b, errA, errB)
+	}
+	var records []record
+	for _, v := range []string{"v1.36.3", "v1.36.4"} {
+		s, err := openStore(cache, v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := s.files["bin/pause"]
+		r.Modified = time.Time{}
+		records = append(records, r)
+	}
+	if diff := cmp.Diff(records[0], records[1]); diff != "" {
+		t.Errorf("the records differ:\n%s", diff)
+	}
+	if _, linked := build("v1.35.4"); !linked {
+		t.Error("another pause was copied")
+	}
+	if err := errors.Join(os.Truncate(first, 100), os.Truncate(second, 100)); err != nil {
+		t.Fatal(err)
+	}
+	if _, linked := build("v1.37.2"); !linked {
+		t.Error("a damaged pause was copied")
 	}
 }
 

@@ -39,7 +39,8 @@ type record struct {
 	Modified time.Time `json:"modified"`
 	// Image is the digest of the image in an archive.
 	Image string `json:"image,omitempty"`
-	// From names the tools: "go1.26.8", or Debian packages and versions.
+	// From names the tools: "go1.26.8", or Debian packages and versions. A version of Kubernetes
+	// beside them names the patch whose modules the program was compiled from.
 	From []string `json:"from"`
 }
 
@@ -49,6 +50,9 @@ type store struct {
 	files map[string]record
 	stale bool // files differs from the manifest on disk
 }
+
+// cacheDir is the directory with the stores of all versions.
+func (s *store) cacheDir() string { return filepath.Dir(filepath.Dir(s.dir)) }
 
 func versionDir(cacheDir, version string) string {
 	return filepath.Join(cacheDir, "kubernetes", version)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -75,8 +76,9 @@ func (b *builder) build(ctx context.Context) error {
 
 // programs compiles and links, and adopts every binary as soon as it is finished.
 func (b *builder) programs(ctx context.Context, programs []program) error {
-	if len(programs) == 0 {
-		return nil
+	programs, err := b.reuse(ctx, programs)
+	if err != nil || len(programs) == 0 {
+		return err
 	}
 	b.meter.plan(int64(costLink * len(programs)))
 	packages := make(map[string][]string) // by module
@@ -147,6 +149,76 @@ func (b *builder) programs(ctx context.Context, programs []program) error {
 		})
 	}
 	return links.Wait()
+}
+
+// reuse copies those programs that another version has, such as CoreDNS and pause, and returns
+// the rest.
+func (b *builder) reuse(ctx context.Context, programs []program) (rest []program, err error) {
+	stage, remove, err := b.stage()
+	if err != nil {
+		return nil, err
+	}
+	defer remove()
+	for _, p := range programs {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		found, err := b.reuseOne(p, filepath.Join(stage, filepath.FromSlash(p.name)))
+		if err != nil {
+			return nil, b.fail("copy "+p.name, err)
+		}
+		if !found {
+			rest = append(rest, p)
+		}
+	}
+	return rest, nil
+}
+
+// reuseOne adopts a copy of p, made at out, from the first version that has it.
+func (b *builder) reuseOne(p program, out string) (found bool, err error) {
+	for _, r := range recipes {
+		q, ok := r.program(p.name)
+		if r.version == b.recipe.version || !ok || !p.serves(q, r.minor() == b.recipe.minor()) {
+			continue
+		}
+		s, err := openStore(b.cacheDir(), r.version)
+		if err != nil || !s.has(q.path(), q.key()) {
+			continue
+		}
+		if err := copyProgram(s.path(q.path()), out); err != nil {
+			return false, err
+		}
+		if digest, _, err := digestFile(out); err != nil || digest != s.files[q.path()].Digest {
+			continue // it changed after it was checked
+		}
+		from := s.files[q.path()].From
+		if q.key() != p.key() {
+			from = append(slices.Clone(from), r.version)
+		}
+		if err := b.adopt(out, p.path(), record{Key: p.key(), From: from}); err != nil {
+			return false, err
+		}
+		b.meter.say(StageLink, "copied "+p.name+" from "+r.version)
+		return true, nil
+	}
+	return false, nil
+}
+
+func copyProgram(from, to string) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
 }
 
 // A toolchain is the go command, with the modules of one version written out.

@@ -92,6 +92,9 @@ type program struct {
 	module  string // of the directory in src/
 	pkg     string
 	ldflags string
+	// tag is set if the program comes with Kubernetes' modules and has a version of its own.
+	// Patches of a minor with the same tag share the program, as they share upstream's image.
+	tag string
 }
 
 // programs lists the binaries in the order in which they are linked: what a first
@@ -117,25 +120,25 @@ func (r recipe) programs() []program {
 	}
 	ldflags := strings.Join(stamp, " ")
 	kube := func(name string) program {
-		return program{name, kubernetes, "k8s.io/kubernetes/cmd/" + name, ldflags}
+		return program{name: name, module: kubernetes, pkg: "k8s.io/kubernetes/cmd/" + name, ldflags: ldflags}
 	}
 	programs := []program{
 		kube("kubeadm"),
 		kube("kubelet"),
 		kube("kube-apiserver"),
-		{"etcd", kubernetes, "go.etcd.io/etcd/server/v3", "-s -w"},
-		{"etcdutl", r.etcdModule(), "go.etcd.io/etcd/etcdutl/v3", "-s -w"},
+		{name: "etcd", module: kubernetes, pkg: "go.etcd.io/etcd/server/v3", ldflags: "-s -w", tag: r.etcd},
+		{name: "etcdutl", module: r.etcdModule(), pkg: "go.etcd.io/etcd/etcdutl/v3", ldflags: "-s -w"},
 		kube("kube-controller-manager"),
 		kube("kube-scheduler"),
 		kube("kube-proxy"),
-		{"coredns", r.corednsModule(), "github.com/coredns/coredns", "-s -w -X github.com/coredns/coredns/coremain.GitCommit=" + r.corednsCommit},
-		{"pause", "pause", ".", "-s -w -X main.version=" + r.pause},
+		{name: "coredns", module: r.corednsModule(), pkg: "github.com/coredns/coredns", ldflags: "-s -w -X github.com/coredns/coredns/coremain.GitCommit=" + r.corednsCommit},
+		{name: "pause", module: "pause", pkg: ".", ldflags: "-s -w -X main.version=" + r.pause},
 		kube("kubectl"),
-		{"agnhost", kubernetes, "k8s.io/kubernetes/test/images/agnhost", ldflags + " -X main.Version=" + r.agnhost},
+		{name: "agnhost", module: kubernetes, pkg: "k8s.io/kubernetes/test/images/agnhost", ldflags: ldflags + " -X main.Version=" + r.agnhost, tag: r.agnhost},
 	}
 	if r.etcdBefore != "" {
 		v := tagVersion(r.etcdBefore)
-		programs = append(programs, program{v + "/etcd", "etcd-" + v, "go.etcd.io/etcd/server/v3", "-s -w"})
+		programs = append(programs, program{name: v + "/etcd", module: "etcd-" + v, pkg: "go.etcd.io/etcd/server/v3", ldflags: "-s -w"})
 	}
 	return programs
 }
@@ -168,6 +171,14 @@ func (r recipe) program(name string) (program, bool) {
 	}
 	return r.programs()[i], true
 }
+
+// serves reports whether q, of another version, can be taken for p.
+func (p program) serves(q program, sameMinor bool) bool {
+	return p.key() == q.key() || sameMinor && p.tag != "" && p.tag == q.tag
+}
+
+// minor is "v1.36" of v1.36.4.
+func (r recipe) minor() string { return r.version[:strings.LastIndex(r.version, ".")] }
 
 // path is where p lies in the cache of its version.
 func (p program) path() string { return path.Join("bin", p.name) }

@@ -115,9 +115,9 @@ func TestKeyChangesWithInputs(t *testing.T) {
 	seen := make(map[string]string)
 	for _, tt := range []struct{ name, key string }{
 		{"a program", p.key()},
-		{"another linker flag", program{p.name, p.module, p.pkg, p.ldflags + " -X a=b"}.key()},
-		{"another package", program{p.name, p.module, p.pkg + "x", p.ldflags}.key()},
-		{"another module", program{p.name, recipes[1].programs()[0].module, p.pkg, p.ldflags}.key()},
+		{"another linker flag", program{name: p.name, module: p.module, pkg: p.pkg, ldflags: p.ldflags + " -X a=b"}.key()},
+		{"another package", program{name: p.name, module: p.module, pkg: p.pkg + "x", ldflags: p.ldflags}.key()},
+		{"another module", program{name: p.name, module: recipes[1].programs()[0].module, pkg: p.pkg, ldflags: p.ldflags}.key()},
 		{"an image", image.key(date, "sha256:1")},
 		{"another binary in it", image.key(date, "sha256:2")},
 		{"two files in it", image.key(date, "sha256:1", "sha256:2")},
@@ -150,6 +150,37 @@ func TestProgramNamesAreUnique(t *testing.T) {
 					t.Errorf("%s: image %s is made of %q, which is not built", r.version, i.ref, name)
 				}
 			}
+		}
+	}
+}
+
+// A patch shares programs of equal tags with the other patches of its minor. It compiles the rest.
+func TestPatchesShareProgramsOfEqualTags(t *testing.T) {
+	of := func(version string) recipe {
+		r, err := recipeOf(version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	for _, tt := range []struct {
+		version, other string
+		want           []string
+	}{
+		{"v1.36.4", "v1.36.3", []string{"etcd", "etcdutl", "coredns", "pause", "agnhost"}},
+		{"v1.35.8", "v1.35.4", []string{"etcd", "etcdutl", "coredns", "pause", "agnhost"}},
+		{"v1.37.2", "v1.36.4", []string{"pause"}},
+		{"v1.36.4", "v1.35.8", nil},
+	} {
+		r, other := of(tt.version), of(tt.other)
+		var got []string
+		for _, p := range r.programs() {
+			if q, ok := other.program(p.name); ok && p.serves(q, r.minor() == other.minor()) {
+				got = append(got, p.name)
+			}
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s takes %q from %s, want %q", tt.version, got, tt.other, tt.want)
 		}
 	}
 }

@@ -36,10 +36,11 @@ func (v *verbs) sandboxDrill() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drill",
 		Short: "Upgrade a test cluster under fault injection",
-		Long: `Create a test cluster in its own sandbox, upgrade it from release v1.0.0 and Kubernetes
-v1.35.4 to v1.1.0 and v1.36.3, and inject faults meanwhile: machines lose power, the cloud
-API fails or returns stale data, the operator is killed. The seed determines the faults and
-the points of injection. Points are steps of the rollout and do not depend on the clock.
+		Long: `Create a test cluster in its own sandbox, upgrade it, by default from release v1.0.0 and
+Kubernetes v1.35.4 to v1.1.0 and v1.36.3, and inject faults meanwhile: machines lose power,
+the cloud API fails or returns stale data, the operator is killed. The seed determines the
+faults and the points of injection. Points are steps of the rollout and do not depend on
+the clock.
 Afterwards the drill verifies the rollout's invariants. Violations that a fault explains,
 such as a machine without power that is not Ready, are reported separately.
 
@@ -55,6 +56,7 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
   constellation sandbox drill --machines=real --seed 7 -o markdown
   constellation sandbox drill --machines=real --kubernetes v1.35.4 --faults power-cut,frozen
   constellation sandbox drill --machines=simulated --control-planes 3
+  constellation sandbox drill --machines=hollow --kubernetes-from v1.36.3 --kubernetes v1.37.2
   constellation sandbox drill --machines=hollow --faults operator-killed,lost-delete
   constellation sandbox drill --machines=hollow --results drills.jsonl --until 40`,
 		Args: cobra.NoArgs,
@@ -89,11 +91,12 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 	f.Uint64Var(&spec.Seed, "seed", 0, "seed that determines faults and injection points (default: random)")
 	f.StringSliceVar(&spec.Faults, "faults", nil, "faults that the seed may choose from (default: all that the machines support)")
 	f.IntVar(&spec.Count, "count", 0, "number of faults (default 4)")
-	f.StringVar(&spec.Kubernetes, "kubernetes", "", "target Kubernetes `version`; not for hollow machines (default v1.36.3); v1.35.4, the current version, only replaces machines")
+	f.StringVar(&spec.KubernetesFrom, "kubernetes-from", "", "Kubernetes `version` before the upgrade (default v1.35.4)")
+	f.StringVar(&spec.Kubernetes, "kubernetes", "", "target Kubernetes `version`: the current minor or the next (default v1.36.3, with --kubernetes-from the newest of the next minor); the current version only replaces machines, but not hollow ones")
 	f.StringVar(&spec.Journal, "journal", "", "`file` for all observations, as JSON Lines")
 	f.BoolVar(&list, "list", false, "list faults and injection points and exit")
 	f.StringVar(&results, "results", "", "`file` to append a line per drill to; seeds continue from the file")
-	f.IntVar(&until, "until", 0, "with --results: run until the file has this `number` of drills with the same machines and control planes")
+	f.IntVar(&until, "until", 0, "with --results: run until the file has this `number` of drills with the same machines, control planes and versions")
 	v.MarkdownFlag(cmd, &out, "output format: text, json for one document, or markdown")
 	_ = cmd.RegisterFlagCompletionFunc("machines", tui.Fixed("auto", "real", "simulated", "hollow"))
 	_ = cmd.RegisterFlagCompletionFunc("faults", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -174,14 +177,19 @@ func (v *verbs) drill(ctx context.Context, drills engine.Drills, spec engine.Dri
 // manyDrills runs drills with new seeds until the file has want of them. It stops at the
 // first error that is not an outcome of a drill.
 func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engine.DrillSpec, file string, want int) error {
+	spec, err := drills.Versions(spec)
+	if err != nil {
+		return err
+	}
 	bad := 0
 	for {
-		done, err := readDrills(file)
+		done, err := readDrills(drills, file)
 		if err != nil {
 			return &plan.Error{Op: "read drill results", Err: err, Exit: plan.ExitUsage}
 		}
 		have := slices.DeleteFunc(done, func(r engine.DrillReport) bool {
-			return r.Machines != spec.Machines || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1)
+			return r.Machines != spec.Machines || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1) ||
+				r.KubernetesFrom != spec.KubernetesFrom || r.KubernetesTo != spec.Kubernetes
 		})
 		if len(have) >= want {
 			fmt.Fprintf(v.Stderr(), "%s has %s of %s machines\n", file, words.Count(len(have), "drill"), spec.Machines)
@@ -208,7 +216,8 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 	}
 }
 
-func readDrills(file string) (all []engine.DrillReport, err error) {
+// readDrills reads a file of results. It fills in the versions of reports of older programs.
+func readDrills(drills engine.Drills, file string) (all []engine.DrillReport, err error) {
 	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -223,6 +232,18 @@ func readDrills(file string) (all []engine.DrillReport, err error) {
 		var r engine.DrillReport
 		if err := json.Unmarshal(sc.Bytes(), &r); err != nil {
 			return nil, fmt.Errorf("%s, line %d: %w", file, n, err)
+		}
+		if r.KubernetesTo == "" {
+			var spec engine.DrillSpec
+			for _, arg := range r.Repeat {
+				if to, ok := strings.CutPrefix(arg, "--kubernetes="); ok {
+					spec.Kubernetes = to
+				}
+			}
+			if spec, err = drills.Versions(spec); err != nil {
+				return nil, fmt.Errorf("%s, line %d: %w", file, n, err)
+			}
+			r.KubernetesFrom, r.KubernetesTo = spec.KubernetesFrom, spec.Kubernetes
 		}
 		all = append(all, r)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -150,6 +151,11 @@ func (fakeDrills) Faults() []engine.DrillFault {
 	return []engine.DrillFault{{Name: "power-cut", Does: "a machine loses its power", Machines: []string{"real"}, Points: []string{"cordoned"}}}
 }
 
+func (fakeDrills) Versions(spec engine.DrillSpec) (engine.DrillSpec, error) {
+	spec.KubernetesFrom, spec.Kubernetes = cmp.Or(spec.KubernetesFrom, "v1.35.4"), cmp.Or(spec.Kubernetes, "v1.36.3")
+	return spec, nil
+}
+
 func (fakeDrills) Drill(_ context.Context, spec engine.DrillSpec, tell func(string)) (engine.DrillReport, error) {
 	tell("the upgrade \x1b[31mbegins")
 	r := engine.DrillReport{
@@ -160,6 +166,9 @@ func (fakeDrills) Drill(_ context.Context, spec engine.DrillSpec, tell func(stri
 		},
 		Rules:   []engine.DrillRule{{Rule: "pairs"}, {Rule: "ready-floor", Excused: []string{"it was off (power-cut)"}}, {Rule: "etcd-voters", NotAsked: true}},
 		Summary: []string{"makespan 50s"}, Repeat: []string{"sandbox", "drill", fmt.Sprint("--seed=", spec.Seed)},
+	}
+	if spec.KubernetesFrom == "v1.36.3" { // otherwise as an older program reports it
+		r.KubernetesFrom, r.KubernetesTo = spec.KubernetesFrom, spec.Kubernetes
 	}
 	switch {
 	case spec.Seed == 7:

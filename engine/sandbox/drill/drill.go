@@ -79,12 +79,16 @@ var _ engine.Drills = (*Drills)(nil)
 // site is a cluster that is ready to be upgraded. Functions for faults may be nil.
 type site struct {
 	what string // in words
+	// kubernetes is the version after the upgrade. Its path can have more hops than one.
+	kubernetes string
 	// controlPlanes are the candidates for the upgrade by kubeadm.
 	controlPlanes []string
-	cluster       *rest.Config
-	cloud         *sandboxapi.Client
-	host          recorder.Host // nil without access to machines
-	service       string        // IP:port of a web server, or empty
+	// laterPlanes lists the control planes of the moment.
+	laterPlanes func(ctx context.Context) []string
+	cluster     *rest.Config
+	cloud       *sandboxapi.Client
+	host        recorder.Host // nil without access to machines
+	service     string        // IP:port of a web server, or empty
 	// nameless: operators are not named after their nodes.
 	nameless bool
 	limits   recorder.Limits
@@ -147,15 +151,14 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 		return r, err
 	}
 	r.Machines = kind
-	if spec.Kubernetes == "" {
-		spec.Kubernetes = kubernetesTo
+	if spec, err = d.Versions(spec); err != nil {
+		return r, err
 	}
-	if spec.Kubernetes != kubernetesTo && (kind == hollow || spec.Kubernetes != kubernetesFrom) {
-		return r, &plan.Error{
-			Op: op, Err: fmt.Errorf("%s machines are not upgraded to Kubernetes %s", kind, spec.Kubernetes), Exit: plan.ExitUsage,
-			Remedy: "say " + kubernetesTo + ", or of machines that are not hollow " + kubernetesFrom,
-		}
+	vs, err := versionsOf(kind, spec)
+	if err != nil {
+		return r, err
 	}
+	r.KubernetesFrom, r.KubernetesTo = vs.kubernetesFrom, vs.kubernetesTo
 	injections, err := scenario(kind, spec)
 	if err != nil {
 		return r, err
@@ -184,9 +187,9 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 		lasting = []string{diskThatCanFail}
 	}
 	if kind == hollow {
-		s, err = d.hollow(ctx, place, say)
+		s, err = d.hollow(ctx, place, vs, say)
 	} else {
-		s, err = d.running(ctx, kind, place, spec, lasting, say)
+		s, err = d.running(ctx, kind, place, spec, vs, lasting, say)
 	}
 	if err != nil {
 		return r, &plan.Error{Op: op + ": make a cluster", Err: err, Exit: plan.ExitCode(err), Remedy: plan.Remedy(err)}
@@ -230,7 +233,10 @@ func repeat(kind string, spec engine.DrillSpec) []string {
 	if spec.Count != 0 {
 		args = append(args, fmt.Sprint("--count=", spec.Count))
 	}
-	if spec.Kubernetes != kubernetesTo {
+	if spec.KubernetesFrom != kubernetesFrom {
+		args = append(args, "--kubernetes-from="+spec.KubernetesFrom)
+	}
+	if spec.KubernetesFrom != kubernetesFrom || spec.Kubernetes != kubernetesTo {
 		args = append(args, "--kubernetes="+spec.Kubernetes)
 	}
 	if len(spec.Faults) > 0 {
@@ -351,7 +357,7 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 				}
 			}
 		}
-		if seen.count[pointBegun] == 0 || !target.Ready {
+		if seen.count[pointBegun] == 0 || !target.Ready || target.Kubernetes != x.site.kubernetes {
 			return false
 		}
 		past(errPast)
@@ -550,10 +556,12 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 			Remedy: "say --control-planes=1, 3 or 5, and of machines that are not hollow",
 		}
 	}
+	spec.KubernetesFrom = cmp.Or(spec.KubernetesFrom, kubernetesFrom)
+	stays := spec.Kubernetes == spec.KubernetesFrom
 	var allowed []*fault
 	for i := range faults {
 		f := &faults[i]
-		if len(f.points(kind, spec.Kubernetes)) == 0 { // its points do not occur here
+		if len(f.points(kind, stays)) == 0 { // its points do not occur here
 			continue
 		}
 		if slices.Contains(f.machines, kind) && (len(spec.Faults) == 0 || slices.Contains(spec.Faults, f.name)) {
@@ -582,7 +590,7 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 	out := []engine.DrillInjection{}
 	for n := range cmp.Or(spec.Count, defaultCount) {
 		f := allowed[order[n%len(order)]]
-		points := f.points(kind, spec.Kubernetes)
+		points := f.points(kind, stays)
 		in := engine.DrillInjection{Fault: f.name, AtMS: -1, EndMS: -1}
 		in.Point = points[rng.IntN(len(points))]
 		in.Nth = 1 + rng.IntN(f.most(kind, in.Point, spec.ControlPlanes))

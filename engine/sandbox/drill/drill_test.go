@@ -136,6 +136,7 @@ func TestRecordedSeedsMeanTheSame(t *testing.T) {
 		spec := engine.DrillSpec{Kubernetes: kubernetesTo}
 		flags := pflag.NewFlagSet("drill", pflag.ContinueOnError)
 		kind := flags.String("machines", "", "")
+		flags.StringVar(&spec.KubernetesFrom, "kubernetes-from", "", "")
 		flags.Uint64Var(&spec.Seed, "seed", 0, "")
 		flags.IntVar(&spec.ControlPlanes, "control-planes", 0, "")
 		flags.IntVar(&spec.Count, "count", 0, "")
@@ -158,6 +159,55 @@ func TestRecordedSeedsMeanTheSame(t *testing.T) {
 	}
 	if n == 0 {
 		t.Error("nothing is recorded")
+	}
+}
+
+// The versions of a drill are those that can be compiled and that a release offers.
+func TestVersionsOfADrill(t *testing.T) {
+	d := newDrills(t)
+	for _, tt := range []struct {
+		what, kind, from, to string
+		want                 string // of releases and versions; empty: refused
+	}{
+		{"none named", hollow, "", "", "from release v1.0.0 and Kubernetes v1.35.4 to v1.1.0 and v1.36.3"},
+		{"only machines are replaced", real, "", "v1.35.4", "from release v1.0.0 and Kubernetes v1.35.4 to v1.1.0 and v1.35.4"},
+		{"a patch", simulated, "v1.36.3", "v1.36.4", "from release v1.1.0 and Kubernetes v1.36.3 to v1.1.0 and v1.36.4"},
+		{"another patch of the default minor", hollow, "v1.35.8", "", "from release v1.1.0 and Kubernetes v1.35.8 to v1.1.0 and v1.36.4"},
+		{"hollow machines would stay", hollow, "v1.36.3", "v1.36.3", ""},
+		{"backwards", real, "v1.36.3", "v1.35.4", ""},
+		{"a patch backwards", real, "v1.36.4", "v1.36.3", ""},
+		{"a minor left out", real, "v1.35.4", "v1.37.2", ""},
+		{"no version", real, "1.36", "v1.36.3", ""},
+		{"a patch that no release offers", real, "v1.36.3", "v1.36.99", ""},
+		{"no next minor", real, "v1.37.2", "", ""},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			spec, err := d.Versions(engine.DrillSpec{KubernetesFrom: tt.from, Kubernetes: tt.to})
+			var v versions
+			if err == nil {
+				v, err = versionsOf(tt.kind, spec)
+			}
+			switch {
+			case tt.want == "" && (plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), "--kubernetes-from")):
+				t.Errorf("%v, %v, remedy %q", v, err, plan.Remedy(err))
+			case tt.want != "" && (err != nil || v.String() != tt.want):
+				t.Errorf("%v, %v, want %s", v, err, tt.want)
+			}
+		})
+	}
+	spec, err := d.Versions(engine.DrillSpec{Seed: 3, KubernetesFrom: "v1.36.3"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := strings.Join(repeat(hollow, spec), " "), "sandbox drill --machines=hollow --seed=3 --kubernetes-from=v1.36.3 --kubernetes=v1.37.2"; got != want {
+		t.Errorf("repeat is %q, want %q", got, want)
+	}
+	spec, err = d.Versions(engine.DrillSpec{Seed: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := strings.Join(repeat(hollow, spec), " "), "sandbox drill --machines=hollow --seed=3"; got != want {
+		t.Errorf("repeat is %q, want %q", got, want)
 	}
 }
 
@@ -308,6 +358,32 @@ func TestCutAnyControlPlane(t *testing.T) {
 	}
 	if from := x.cuts["power-cut-etcd"].from; from.Before(begun) || from.After(time.Now()) {
 		t.Errorf("it was asked for from %s on, the upgrade began at %s", from, begun)
+	}
+}
+
+// An earlier hop of the path replaces the control plane before kubeadm upgrades it. The cut is
+// requested on the replacement, too.
+func TestCutALaterControlPlane(t *testing.T) {
+	const wanted = "power-cut=control-plane-0:upgrade-etcd"
+	c := &aCloud{booted: time.Unix(1000, 0), asked: make(chan struct{}), asks: make(chan struct{}), cut: func(faults []string) bool {
+		return slices.Contains(faults, wanted)
+	}}
+	srv := httptest.NewServer(c)
+	defer srv.Close()
+	x := &run{
+		site: &site{
+			cloud: sandboxapi.NewClient(srv.URL, "token"), limit: time.Minute, controlPlanes: []string{"control-plane-1"},
+			laterPlanes: func(context.Context) []string { return []string{"control-plane-1", "control-plane-0"} },
+		},
+		switched: map[string]int{},
+	}
+	x.cutAhead(t.Context(), []engine.DrillInjection{{Fault: "power-cut-etcd"}})
+	if err := faultNamed("power-cut-etcd").happen(t.Context(), x, "control-plane-0", nil); err != nil {
+		t.Error(err)
+	}
+	x.wg.Wait()
+	if last := c.heard[len(c.heard)-1]; len(last) > 0 || len(x.active) > 0 {
+		t.Errorf("the cloud heard of %v, and at last of faults that are over", c.heard)
 	}
 }
 

@@ -46,14 +46,14 @@ func (f *fault) most(kind, point string, controlPlanes int) int {
 	}
 }
 
-// points are those at which a fault can start on machines of a kind that are upgraded to a
-// version of Kubernetes.
-func (f *fault) points(kind, kubernetes string) []string {
+// points are those at which a fault can start on machines of a kind. With stays, their
+// version of Kubernetes does not change.
+func (f *fault) points(kind string, stays bool) []string {
 	at := f.at
 	if at == nil {
 		at = perNode
 	}
-	if kind == hollow || kubernetes == kubernetesFrom { // kubeadm has nothing to do
+	if kind == hollow || stays { // kubeadm has nothing to do
 		at = slices.DeleteFunc(slices.Clone(at), func(p string) bool { return p == pointKubeadm })
 	}
 	return at
@@ -82,31 +82,31 @@ func always(spec string) func(string) string { return func(string) string { retu
 // faults are all faults, by name. Users see the descriptions.
 var faults = []fault{
 	{
-		name: "api-429", does: "the cloud answers half of all calls with 429", machines: everywhere, anywhere: true, lasts: true,
+		name: "api-429", does: "half of all cloud API calls fail with 429", machines: everywhere, anywhere: true, lasts: true,
 		happen: ofCloud(always("api-429=0.5")),
 	},
 	{
-		name: "api-500", does: "the cloud answers half of all calls with 500", machines: everywhere, anywhere: true, lasts: true,
+		name: "api-500", does: "half of all cloud API calls fail with 500", machines: everywhere, anywhere: true, lasts: true,
 		happen: ofCloud(always("api-500=0.5")),
 	},
 	{
-		name: "api-latency", does: "the cloud answers a second late", machines: everywhere, anywhere: true, lasts: true,
+		name: "api-latency", does: "each cloud API call takes a second longer", machines: everywhere, anywhere: true, lasts: true,
 		happen: ofCloud(always("api-latency=1s")),
 	},
 	{
-		name: "create-timeout", does: "the cloud makes machines and does not say so", machines: everywhere, anywhere: true, lasts: true,
+		name: "create-timeout", does: "create calls make the machine, but time out", machines: everywhere, anywhere: true, lasts: true,
 		at: []string{pointBegun, pointIntent}, happen: ofCloud(always("create-timeout=1")),
 	},
 	{
-		name: "describe-lag", does: "the cloud describes machines as they were some seconds ago", machines: everywhere, anywhere: true, lasts: true,
+		name: "describe-lag", does: "the cloud API returns data that is up to 3 s old", machines: everywhere, anywhere: true, lasts: true,
 		happen: ofCloud(always("describe-lag=3s")),
 	},
 	{
-		name: "lost-delete", does: "the cloud accepts deletions and forgets them", machines: everywhere, anywhere: true, lasts: true,
+		name: "lost-delete", does: "delete calls succeed without deleting the machine", machines: everywhere, anywhere: true, lasts: true,
 		at: []string{pointCordoned, pointBound}, happen: ofCloud(always("lost-delete=1")),
 	},
 	{
-		name: "never-join", does: "a new machine learns nothing about its cluster, and cannot join", machines: everywhere, lasts: true,
+		name: "never-join", does: "a new machine receives no metadata, so it cannot join", machines: everywhere, lasts: true,
 		at: []string{pointRequested}, happen: ofCloud(func(on string) string { return "never-join=" + on }),
 	},
 	{
@@ -114,11 +114,11 @@ var faults = []fault{
 		happen: func(ctx context.Context, x *run, _ string, _ func()) error { return x.site.killOperator(ctx) },
 	},
 	{
-		name: "partial-list", does: "every third list of machines lacks one", machines: everywhere, anywhere: true, lasts: true,
+		name: "partial-list", does: "every third machine list silently lacks one machine", machines: everywhere, anywhere: true, lasts: true,
 		happen: ofCloud(always("partial-list=0.3")),
 	},
 	{
-		name: "api-server-killed", does: "the API server is killed, and is back later", machines: []string{hollow}, anywhere: true, lasts: true,
+		name: "api-server-killed", does: "the API server is killed, and restarts later", machines: []string{hollow}, anywhere: true, lasts: true,
 		happen: func(ctx context.Context, x *run, _ string, wait func()) error {
 			x.site.stopAPIServer()
 			wait()
@@ -126,12 +126,12 @@ var faults = []fault{
 		},
 	},
 	{
-		name: "console-killed", does: "the console that upgrades is killed, and its command given again", machines: running, anywhere: true,
+		name: "console-killed", does: "the console that upgrades is killed, and its command is repeated", machines: running, anywhere: true,
 		at:     []string{pointBegun, pointKubeadm, pointIntent, pointCordoned},
 		happen: func(ctx context.Context, x *run, _ string, _ func()) error { return x.site.killConsole(ctx) },
 	},
 	{
-		name: "power-cut", does: "a machine loses its power for a moment, and boots", machines: running,
+		name: "power-cut", does: "a machine loses power for a moment, and boots again", machines: running,
 		at: ofMachines, excuses: hurt,
 		happen: func(ctx context.Context, x *run, on string, _ func()) error { return x.power(ctx, on) },
 	},
@@ -143,41 +143,41 @@ var faults = []fault{
 		name: "power-cut-api-server", does: "a control plane loses its power when kubeadm replaces its API server", machines: running,
 		at: []string{pointKubeadm}, excuses: hurt, cutAt: "upgrade-api-server", happen: inUpgrade("power-cut-api-server"),
 	},
-	ofMachine("frozen", "no process of a machine gets a turn", running),
-	ofMachine("isolated", "a machine's cable is out", []string{real}),
-	ofMachine("tpm-hangs", "a machine's TPM does not answer", running),
-	ofMachine("disk-full", "nothing more fits where a machine's programs are installed", []string{real}),
-	ofMachine("disk-read-only", "nothing can be written where a machine's programs are installed", []string{real}),
+	ofMachine("frozen", "all processes of a machine stop", running),
+	ofMachine("isolated", "a machine loses all network connectivity", []string{real}),
+	ofMachine("tpm-hangs", "a machine's TPM does not respond", running),
+	ofMachine("disk-full", "the directories of a machine's programs are full", []string{real}),
+	ofMachine("disk-read-only", "the directories of a machine's programs are read-only", []string{real}),
 	{
-		name: "cut-to-cloud", does: "packets from a machine to its cloud and the load balancer are lost; packets from them arrive", machines: []string{real}, lasts: true,
+		name: "cut-to-cloud", does: "packets from a machine to its cloud and the load balancer are dropped; packets from them arrive", machines: []string{real}, lasts: true,
 		at: ofMachines, excuses: hurt, happen: ofCloud(func(on string) string { return "cut-to=" + on + ":cloud" }),
 	},
 	{
-		name: "console-cut", does: "nothing passes between the console and the cluster", machines: running, anywhere: true, lasts: true,
+		name: "console-cut", does: "all connections between the console and the cluster stall", machines: running, anywhere: true, lasts: true,
 		at: []string{pointBegun, pointKubeadm, pointIntent, pointCordoned}, excuses: unseen, happen: ofCloud(always("console-cut")),
 	},
 	{
-		name: "component-corrupt", does: "the kubelet is served with one byte changed", machines: running, anywhere: true, lasts: true,
+		name: "component-corrupt", does: "the downloaded kubelet has one changed byte", machines: running, anywhere: true, lasts: true,
 		at: []string{pointKubeadm, pointIntent, pointRequested}, happen: ofCloud(always("component-corrupt=kubelet")),
 	},
 	{
-		name: "component-truncate", does: "half of the kubelet is served", machines: running, anywhere: true, lasts: true,
+		name: "component-truncate", does: "downloads of the kubelet end after half of it", machines: running, anywhere: true, lasts: true,
 		at: []string{pointKubeadm, pointIntent, pointRequested}, happen: ofCloud(always("component-truncate=kubelet")),
 	},
 	{
-		name: "registry-empty", does: "the image registry has no image", machines: []string{real}, anywhere: true, lasts: true,
+		name: "registry-empty", does: "the image registry has no images", machines: []string{real}, anywhere: true, lasts: true,
 		at: []string{pointKubeadm, pointRequested, pointAdopted}, happen: ofCloud(always("registry-empty")),
 	},
 	{
-		name: "slow-disk", does: "each sync of a control plane's etcd takes 300 ms longer", machines: []string{real}, lasts: true, ofDisk: true,
+		name: "slow-disk", does: "each fsync of a control plane's etcd takes 300 ms longer", machines: []string{real}, lasts: true, ofDisk: true,
 		at: ofMachines, excuses: hurt, happen: ofCloud(func(on string) string { return "slow-disk=" + on + ":300ms" }),
 	},
 	{
-		name: "lost-writes", does: "a control plane loses its power for a moment, and what its etcd wrote and did not sync", machines: []string{real}, ofDisk: true,
+		name: "lost-writes", does: "a control plane loses power for a moment, and all data that its etcd wrote without fsync", machines: []string{real}, ofDisk: true,
 		at: ofMachines, excuses: hurt, happen: losing("lost-writes"),
 	},
 	{
-		name: "torn-writes", does: "a control plane loses its power for a moment, and half of the pages that its etcd wrote and did not sync", machines: []string{real}, ofDisk: true,
+		name: "torn-writes", does: "a control plane loses power for a moment, and half of the pages that its etcd wrote without fsync", machines: []string{real}, ofDisk: true,
 		at: ofMachines, excuses: hurt, happen: losing("torn-writes"),
 	},
 }
@@ -254,7 +254,8 @@ func (x *run) cutAhead(ctx context.Context, plan []engine.DrillInjection) {
 	})
 }
 
-// cutAny cuts the power of the first control plane that reaches a point,
+// cutAny cuts the power of the first control plane that reaches a point, of those at the begin
+// and of those that replaced them,
 // and returns the earliest possible time. It returns after the machine has booted.
 func (x *run) cutAny(ctx context.Context, point string) (time.Time, error) {
 	type struck struct {
@@ -264,23 +265,49 @@ func (x *run) cutAny(ctx context.Context, point string) (time.Time, error) {
 	others, stop := context.WithCancel(ctx)
 	defer stop()
 	all := make(chan struck)
-	for _, on := range x.site.controlPlanes {
-		go func() {
-			from, err := x.cutAt(others, on, point)
-			all <- struck{from, err}
-		}()
-	}
-	var is struck
-	for i := range x.site.controlPlanes {
-		if s := <-all; i == 0 || s.err == nil {
-			is = s
+	asked := map[string]bool{}
+	pending := 0
+	ask := func(names []string) {
+		for _, on := range names {
+			if asked[on] {
+				continue
+			}
+			asked[on] = true
+			pending++
+			go func() {
+				from, err := x.cutAt(others, on, point)
+				all <- struck{from, err}
+			}()
 		}
-		if is.err == nil {
-			stop()
+	}
+	ask(x.site.controlPlanes)
+	tick := time.NewTicker(planesPoll)
+	defer tick.Stop()
+	is := struck{err: errNoPlane}
+	for pending > 0 {
+		select {
+		case s := <-all:
+			pending--
+			if errors.Is(is.err, errNoPlane) || s.err == nil {
+				is = s
+			}
+			if is.err == nil {
+				stop()
+			}
+		case <-tick.C:
+			// An earlier hop may have replaced those of the begin.
+			if x.site.laterPlanes != nil && others.Err() == nil {
+				ask(x.site.laterPlanes(others))
+			}
 		}
 	}
 	return is.from, is.err
 }
+
+// planesPoll is the interval at which control planes are listed while a power cut is awaited.
+const planesPoll = time.Second
+
+var errNoPlane = errors.New("the cluster has no control plane")
 
 // cutAt cuts the power of a machine when it reaches a point, and returns the earliest possible
 // time. It returns after the machine has booted.
@@ -348,7 +375,7 @@ func (d *Drills) Faults() []engine.DrillFault {
 	out := make([]engine.DrillFault, len(faults))
 	for i := range faults {
 		f := &faults[i]
-		out[i] = engine.DrillFault{Name: f.name, Does: f.does, Machines: f.machines, Points: f.points(f.machines[0], kubernetesTo)}
+		out[i] = engine.DrillFault{Name: f.name, Does: f.does, Machines: f.machines, Points: f.points(f.machines[0], false)}
 	}
 	return out
 }

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -47,12 +48,6 @@ const (
 	hollowNamespace     = "constellation-system"
 )
 
-// Versions before and after the upgrade of every drill.
-const (
-	releaseFrom, releaseTo       = "v1.0.0", "v1.1.0"
-	kubernetesFrom, kubernetesTo = "v1.35.4", "v1.36.3"
-)
-
 // Components that hollow machines are said to have; none installs any.
 var (
 	refFrom = "k8s-components-sha256-" + strings.Repeat("a", 64)
@@ -62,16 +57,24 @@ var (
 // hollow creates a cluster of hollow machines: a real control plane of plain processes, a
 // real operator with the rights of its chart, and machines that run nothing. Only workers
 // are replaced: a hollow control plane has neither an agent nor an etcd member.
-func (d *Drills) hollow(ctx context.Context, place string, say teller) (_ *site, err error) {
-	program, err := build.ReleaseBinary(releaseTo, "operator")
+func (d *Drills) hollow(ctx context.Context, place string, v versions, say teller) (_ *site, err error) {
+	program, err := build.ReleaseBinary(v.releaseTo, "operator")
 	if err != nil {
 		return nil, err
+	}
+	var bin string // the control planes are at the target
+	if !v.defaults() {
+		a, err := build.Load(d.dirs.Cache, v.kubernetesTo)
+		if err != nil {
+			return nil, err
+		}
+		bin = filepath.Dir(a.Binaries["kube-apiserver"])
 	}
 	dir := filepath.Join(place, "control-plane")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	cp, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Controllers: true, ControllerManagerArgs: []string{"--kube-api-qps=200", "--kube-api-burst=400"}})
+	cp, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, BinDir: bin, Controllers: true, ControllerManagerArgs: []string{"--kube-api-qps=200", "--kube-api-burst=400"}})
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +95,7 @@ func (d *Drills) hollow(ctx context.Context, place string, say teller) (_ *site,
 		}
 	}()
 	box, w, err := hollowmachines.Start(alive, hollowmachines.Options{
-		Cluster: cp.Config(), Name: hollowName, Images: []string{releaseFrom, releaseTo}, Log: d.log,
+		Cluster: cp.Config(), Name: hollowName, Images: slices.Compact([]string{v.releaseFrom, v.releaseTo}), Log: d.log,
 		Times: hollowmachines.Times{Boot: 400 * time.Millisecond, Join: 200 * time.Millisecond, Settle: 300 * time.Millisecond, Drain: 500 * time.Millisecond, Off: 400 * time.Millisecond},
 	})
 	if err != nil {
@@ -100,11 +103,11 @@ func (d *Drills) hollow(ctx context.Context, place string, say teller) (_ *site,
 	}
 	wait = w
 	owner := sandboxapi.NewClient(box.Host, "")
-	c := &hollowCluster{cp: cp}
+	c := &hollowCluster{versions: v, cp: cp}
 	if err := c.prepare(ctx); err != nil {
 		return nil, err
 	}
-	if err := owner.SetGroupImage(ctx, sandboxapi.GroupID(hollowName, sandboxapi.ControlPlaneGroup), sandboxapi.ImageReference(hollowName, releaseTo)); err != nil {
+	if err := owner.SetGroupImage(ctx, sandboxapi.GroupID(hollowName, sandboxapi.ControlPlaneGroup), sandboxapi.ImageReference(hollowName, v.releaseTo)); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(box.Seed(ctx, sandboxapi.ControlPlaneGroup, hollowControlPlanes, refTo), box.Seed(ctx, sandboxapi.WorkerGroup, hollowWorkers, refFrom)); err != nil {
@@ -119,9 +122,9 @@ func (d *Drills) hollow(ctx context.Context, place string, say teller) (_ *site,
 		return nil, err
 	}
 	return &site{
-		what: fmt.Sprintf("%d hollow workers from release %s and Kubernetes %s to %s and %s; %d control planes are at the target and stay (hollow machines run nothing)",
-			hollowWorkers, releaseFrom, kubernetesFrom, releaseTo, kubernetesTo, hollowControlPlanes),
-		cluster: cp.Config(), cloud: owner, limit: 4 * time.Minute,
+		kubernetes: v.kubernetesTo,
+		what:       fmt.Sprintf("%d hollow workers %s; %d control planes are at the target and stay (hollow machines run nothing)", hollowWorkers, v, hollowControlPlanes),
+		cluster:    cp.Config(), cloud: owner, limit: 4 * time.Minute,
 		unseen: []recorder.Rule{recorder.EtcdVoters, recorder.LeaseMoved, recorder.ServiceAnswers},
 		limits: recorder.Limits{Surge: hollowSurge, NoMembers: true, Join: time.Minute},
 		begin: func(ctx context.Context, _ func(error)) error {
@@ -137,13 +140,15 @@ func (d *Drills) hollow(ctx context.Context, place string, say teller) (_ *site,
 
 // hollowCluster is the cluster as its administrator has it.
 type hollowCluster struct {
+	versions
+
 	cp    *controlplane.ControlPlane
 	admin client.Client
 }
 
 // prepare installs the kinds and the operator's rights, and sets a target that waits.
 func (c *hollowCluster) prepare(ctx context.Context) error {
-	crds, err := assets.CRDsFor(releaseTo)
+	crds, err := assets.CRDsFor(c.releaseTo)
 	if err != nil {
 		return err
 	}
@@ -159,7 +164,7 @@ func (c *hollowCluster) prepare(ctx context.Context) error {
 	if c.admin, err = client.New(c.cp.Config(), client.Options{Scheme: scheme}); err != nil {
 		return err
 	}
-	for ref, version := range map[string]string{refFrom: kubernetesFrom, refTo: kubernetesTo} {
+	for ref, version := range map[string]string{refFrom: c.kubernetesFrom, refTo: c.kubernetesTo} {
 		if err := c.admin.Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: ref},
 			Data:       map[string]string{"cluster-version": version, "components": "[]"},
@@ -177,7 +182,7 @@ func (c *hollowCluster) prepare(ctx context.Context) error {
 	nv := &v1alpha1.NodeVersion{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName},
 		Spec: v1alpha1.NodeVersionSpec{
-			Image: sandboxapi.ImageReference(hollowName, releaseTo), ImageVersion: releaseTo, KubernetesComponentsReference: refTo, KubernetesClusterVersion: kubernetesTo,
+			Image: sandboxapi.ImageReference(hollowName, c.releaseTo), ImageVersion: c.releaseTo, KubernetesComponentsReference: refTo, KubernetesClusterVersion: c.kubernetesTo,
 			Rollout: v1alpha1.Rollout{MaxSurge: &surge, Paused: true},
 		},
 	}
@@ -190,7 +195,7 @@ func (c *hollowCluster) prepare(ctx context.Context) error {
 
 // rights applies those of the operator's chart; its Deployment is not for hollow machines.
 func (c *hollowCluster) rights(ctx context.Context) error {
-	all, err := render.Chart("constellation-operator", releaseTo, hollowNamespace, map[string]any{"release": releaseTo, "plans": map[string]any{"enabled": false}})
+	all, err := render.Chart("constellation-operator", c.releaseTo, hollowNamespace, map[string]any{"release": c.releaseTo, "plans": map[string]any{"enabled": false}})
 	if err != nil {
 		return err
 	}

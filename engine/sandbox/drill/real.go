@@ -57,15 +57,21 @@ func consoleProgram() (string, error) {
 
 // running creates a cluster of real or simulated machines with the commands of a user,
 // and upgrades it likewise. It has the lasting faults from the start.
-func (d *Drills) running(ctx context.Context, kind, place string, spec engine.DrillSpec, lasting []string, say teller) (_ *site, err error) {
-	kubernetes := spec.Kubernetes
+func (d *Drills) running(ctx context.Context, kind, place string, spec engine.DrillSpec, vs versions, lasting []string, say teller) (_ *site, err error) {
 	exe, err := consoleProgram()
 	if err != nil {
 		return nil, err
 	}
-	for _, v := range []string{kubernetesFrom, kubernetes} {
-		if !build.Cached(d.dirs.Cache, v) {
+	agnhost := ""
+	for _, v := range []string{vs.kubernetesTo, vs.kubernetesFrom} {
+		a, err := build.Load(d.dirs.Cache, v)
+		if err != nil {
 			return nil, &plan.Error{Op: "find Kubernetes " + v, Err: errors.New("it is not in the cache"), Exit: plan.ExitBlocked, Remedy: "build it with `constellation sandbox fetch " + v + "`"}
+		}
+		for _, image := range a.Images {
+			if strings.HasPrefix(image.Ref, agnhostImage) {
+				agnhost = image.Ref // of the version before the upgrade
+			}
 		}
 	}
 	ws := filepath.Join(place, clusterDir)
@@ -73,7 +79,7 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 		return nil, err
 	}
 	down := func(ctx context.Context) error { return d.boxes.Down(ctx, ws, nil) }
-	con := &console{kubernetes: kubernetes, exe: exe, workspace: ws, log: filepath.Join(place, "console.log"), say: say}
+	con := &console{versions: vs, exe: exe, workspace: ws, log: filepath.Join(place, "console.log"), say: say}
 	defer func() {
 		if err != nil {
 			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleaning)
@@ -82,7 +88,7 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 		}
 	}()
 	info, err := d.boxes.Up(ctx, engine.SandboxSpec{
-		Workspace: ws, ControlPlanes: spec.ControlPlanes, Workers: workers, Kubernetes: kubernetesFrom, Image: releaseFrom, Release: releaseFrom, Machines: kind, Faults: lasting,
+		Workspace: ws, ControlPlanes: spec.ControlPlanes, Workers: workers, Kubernetes: vs.kubernetesFrom, Image: vs.releaseFrom, Release: vs.releaseFrom, Machines: kind, Faults: lasting,
 	}, nil)
 	if err != nil {
 		return nil, err
@@ -103,7 +109,7 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 	if err != nil {
 		return nil, err
 	}
-	service, err := web(ctx, api)
+	service, err := web(ctx, api, agnhost)
 	if err != nil {
 		return nil, err
 	}
@@ -122,13 +128,25 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 		names = append(names, fmt.Sprint("control-plane-", i))
 	}
 	return &site{
-		what: fmt.Sprintf("%s and %d workers, %s machines, from release %s and Kubernetes %s to %s and %s",
-			planes, workers, kind, releaseFrom, kubernetesFrom, releaseTo, kubernetes),
+		kubernetes:    vs.kubernetesTo,
+		what:          fmt.Sprintf("%s and %d workers, %s machines, %s", planes, workers, kind, vs),
 		controlPlanes: names, limit: 15*time.Minute + time.Duration(spec.ControlPlanes)*5*time.Minute, // one is replaced after the other
 		cluster: access, cloud: box, host: host, service: service, unseen: cannot, nameless: kind == simulated,
 		limits: recorder.Limits{Join: 3 * time.Minute},
 		begin:  con.begin, rest: con.rest, close: func(ctx context.Context) error { con.stop(); return down(ctx) },
 
+		laterPlanes: func(ctx context.Context) (names []string) {
+			all, err := box.Instances(ctx)
+			if err != nil {
+				return nil // it is listed again soon
+			}
+			for _, i := range all {
+				if i.Role == cloud.ControlPlane {
+					names = append(names, i.Name)
+				}
+			}
+			return names
+		},
 		killOperator: kill,
 		killConsole:  con.kill,
 		power: func(ctx context.Context, name string) error {
@@ -138,8 +156,11 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 	}, nil
 }
 
+// agnhostImage begins the reference of the image with the web server.
+const agnhostImage = "registry.k8s.io/e2e-test-images/agnhost:"
+
 // web deploys a web server, with a budget, and returns the address of its service.
-func web(ctx context.Context, api client.Client) (string, error) {
+func web(ctx context.Context, api client.Client, image string) (string, error) {
 	const name = "web"
 	labels, replicas, two := map[string]string{"app": name}, int32(3), intstr.FromInt32(2)
 	service := &corev1.Service{
@@ -151,7 +172,7 @@ func web(ctx context.Context, api client.Client) (string, error) {
 		Spec: appsv1.DeploymentSpec{
 			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{
-				Name: name, Image: "registry.k8s.io/e2e-test-images/agnhost:2.59", Command: []string{"/agnhost", "netexec", "--http-port=8080"},
+				Name: name, Image: image, Command: []string{"/agnhost", "netexec", "--http-port=8080"},
 			}}}},
 		},
 	}
@@ -203,8 +224,9 @@ func killSimulated(ctx context.Context, box *sandboxapi.Client, host sandbox.Mac
 
 // console runs this program as a user does.
 type console struct {
+	versions
+
 	exe, workspace, log string
-	kubernetes          string // to upgrade to
 	say                 teller
 
 	mu    sync.Mutex
@@ -236,8 +258,8 @@ func (c *console) once(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// begin runs the upgrade command, and repeats it after a kill or a failure, until
-// it succeeds.
+// begin runs the upgrade command, and repeats it after a hop, a kill or a failure, until
+// nothing is left to upgrade.
 func (c *console) begin(ctx context.Context, giveUp func(error)) error {
 	run, end := context.WithCancel(context.WithoutCancel(ctx))
 	c.mu.Lock()
@@ -249,8 +271,8 @@ func (c *console) begin(ctx context.Context, giveUp func(error)) error {
 		runtime.LockOSThread()
 		for run.Err() == nil {
 			var out bytes.Buffer
-			args := []string{"upgrade", "apply", "--non-interactive", "--yes", "--to", releaseTo, "--kubernetes", c.kubernetes}
-			if c.kubernetes != kubernetesFrom {
+			args := []string{"upgrade", "apply", "--non-interactive", "--yes", "--to", c.releaseTo, "--kubernetes", c.kubernetesTo}
+			if c.kubernetesTo != c.kubernetesFrom {
 				args = append(args, "--ack", "oldest-supports-kubernetes")
 			}
 			cmd := c.command(&out, args...)
@@ -263,9 +285,13 @@ func (c *console) begin(ctx context.Context, giveUp func(error)) error {
 			}
 			_ = os.WriteFile(c.log, out.Bytes(), 0o600)
 			code := cmd.ProcessState.ExitCode()
-			if code == plan.ExitDone || code == plan.ExitNothing {
+			switch code {
+			case plan.ExitNothing:
 				c.say("the console is done (exit %d)", code)
 				return
+			case plan.ExitDone:
+				c.say("the console is done with a hop (exit %d)", code)
+				continue
 			}
 			if code == plan.ExitUsage || code == plan.ExitBlocked || code == plan.ExitUnacknowledged {
 				giveUp(fmt.Errorf("upgrade apply ended with %d: %s", code, lastLines(out.String(), 6)))

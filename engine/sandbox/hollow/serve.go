@@ -427,6 +427,9 @@ func (b *box) target(ctx context.Context, admin client.Client) (string, error) {
 	reference, lists := "", map[string]component.List{}
 	for _, k := range rel.Kubernetes {
 		l, err := rel.Components(k.Version, goruntime.GOARCH)
+		if errors.Is(err, release.ErrUnpinned) {
+			continue
+		}
 		if err != nil {
 			return "", err
 		}

@@ -466,6 +466,8 @@ func (k *kubelet) serveAPI(ctx context.Context) error {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", k.logs)
 	mux.HandleFunc("/portForward/{namespace}/{pod}", k.portForward)
+	mux.HandleFunc("GET /configz", k.configz)
+	mux.HandleFunc("GET /flagz", k.flagz)
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// Callers authenticate as the API server with a client certificate of the cluster.
 		if len(r.TLS.PeerCertificates) == 0 || r.TLS.PeerCertificates[0].Subject.CommonName != "kube-apiserver-kubelet-client" {

@@ -49,7 +49,7 @@ func HopPlan() *plan.Plan {
 		{ID: engine.StepComponents, Title: "Publish node components", Effect: "ConfigMap k8s-components-sha256-cb7e says what nodes install", Finished: true},
 		{ID: engine.StepJoinConfig, Title: "Let in machines of the new image", Effect: "machines of image v1.1.0 are let in, beside those of v1.0.0", Details: []string{"PCR 9: 3f1c9e5b to 8f1c9e5b"}},
 		{ID: plan.StepCharts, Title: "Upgrade the services", Effect: "4 kinds and 2 charts with operator v1.1.0, join-service v1.1.0"},
-		{ID: check.StepTarget, Title: "Set the target of all nodes", Effect: "NodeVersion asks for image v1.1.0 and Kubernetes v1.36.3 in one write", Final: true, Warning: "The disks of replaced nodes are gone for good, and Kubernetes never goes down again."},
+		{ID: check.StepTarget, Title: "Set the target of all nodes", Effect: "NodeVersion constellation-version is set to image v1.1.0 and Kubernetes v1.36.3 in one write; from then on the operator continues even if this program ends", Final: true, Warning: "The disks of replaced nodes are gone for good, and Kubernetes never goes down again."},
 		{ID: plan.StepRollout, Title: "Wait until all nodes are new", Effect: "replaces 3 nodes, control planes first, one after the other"},
 	}
 	return p
@@ -86,7 +86,7 @@ func HopEvents(t *testing.T, p *plan.Plan) (events []plan.Event, middle int) {
 			add(time.Second, plan.Event{Kind: plan.KindLog, Step: s.ID, Source: "operator", Level: "info", Text: "worker-0 is drained: 3 of 7 pods"})
 			add(time.Second, plan.Event{
 				Kind: plan.KindWait, Step: s.ID, Object: "rollout", State: "DrainBlocked", Node: "worker-0", Text: "the budget shop/cart allows no eviction of shop/cart-0",
-				Remedy: "make room for the pod that is named",
+				Remedy: "make room for the named pod; `constellation upgrade check` has the command that clears it",
 			})
 			middle = len(events)
 			add(40*time.Second, plan.Event{Kind: plan.KindWait, Step: s.ID})

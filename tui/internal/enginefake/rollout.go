@@ -208,7 +208,7 @@ func Simulated(t testing.TB, workers, surge, breaks int, seed uint64) []plan.Eve
 		})
 		step(some(1), func(at time.Duration) {
 			node(at, j.newNode, j.oldNode, plan.NodeReady, "")
-			add(at, plan.Event{Kind: plan.KindLog, Source: "operator", Node: "", Level: "info", Text: "rollout  node=" + j.oldNode + " heir=" + j.newNode + " step=drain"})
+			add(at, plan.Event{Kind: plan.KindLog, Source: "operator", Node: "", Level: "info", Text: "node cordoned  node=" + j.oldNode})
 		})
 		step(some(25), func(at time.Duration) { node(at, j.oldNode, j.newNode, plan.NodeDraining, "evicting 4 pods") })
 		step(some(3), func(at time.Duration) { node(at, j.oldNode, j.newNode, plan.NodeLeaving, "") })

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine/plan"
+	"constellation/internal/testneeds"
+)
+
+// Versions of the hop on which etcd goes from 3.6 to 3.7.
+const (
+	etcdMinorFrom, etcdMinorTo = "v1.36.3", "v1.37.2"
+	etcdBefore, etcdAfter      = "3.6.11-0", "3.7.0-0"
+)
+
+// The control plane loses its power while kubeadm replaces etcd 3.6 by 3.7: the only one, and each
+// of three. The upgrade ends when its command is given again, no data is lost, and every member has
+// the new etcd. On real machines the test also checks that a user's customizations survive.
+//
+//	for v in v1.36.3 v1.37.2; do bin/constellation sandbox fetch $v; done
+//	CONSTELLATION_E2E_UPGRADE=1 go test -timeout 60m -run TestEtcdMinorSurvivesPowerCuts .
+func TestEtcdMinorSurvivesPowerCutsOnRealMachines(t *testing.T) {
+	for _, controlPlanes := range []int{1, 3} {
+		t.Run(fmt.Sprint(controlPlanes), func(t *testing.T) { etcdMinor(t, realMachines, controlPlanes) })
+	}
+}
+
+func TestEtcdMinorSurvivesPowerCutsOnSimulatedMachines(t *testing.T) {
+	for _, controlPlanes := range []int{1, 3} {
+		t.Run(fmt.Sprint(controlPlanes), func(t *testing.T) { etcdMinor(t, simulatedMachines, controlPlanes) })
+	}
+}
+
+func etcdMinor(t *testing.T, kind machineKind, controlPlanes int) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_UPGRADE", "ten minutes and Kubernetes v1.36.3 and v1.37.2, built from source")
+	testneeds.Kubernetes(t, etcdMinorFrom)
+	testneeds.Kubernetes(t, etcdMinorTo)
+	c, _ := newCluster(t, kind, controlPlanes, 1, "--kubernetes", etcdMinorFrom, "--image", "v1.1.0", "--release", "v1.1.0")
+	c.kubectl("create", "configmap", "kept", "--from-literal=before=3.6")
+	apply := []string{"upgrade", "apply", "--non-interactive", "--yes", "--to", "v1.1.0", "--kubernetes", etcdMinorTo}
+
+	// The first hop brings etcd to the patch from which it may go to 3.7.
+	c.run(10*time.Minute, apply...).want(plan.ExitDone)
+	planes := c.controlPlanes(etcdBefore)
+	if len(planes) != controlPlanes {
+		t.Fatalf("%v run etcd %s, want %d control planes", planes, etcdBefore, controlPlanes)
+	}
+	c.kubectl("create", "configmap", "kept-too", "--from-literal=before=3.7")
+	// In place, so that customizations of the machines stay, and every member is upgraded by kubeadm.
+	c.kubectl("patch", "scalinggroup", "control-plane", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
+	if kind == realMachines {
+		c.customize(planes)
+	}
+	var faults []string
+	for _, p := range planes {
+		faults = append(faults, "power-cut="+p+":upgrade-etcd")
+	}
+	booted := c.boots()
+	c.run(time.Minute, append([]string{"sandbox", "fault", "set"}, faults...)...).want(plan.ExitDone)
+
+	// An API server that is away can end the command. It continues when it is given again.
+	for deadline := time.Now().Add(20 * time.Minute); ; {
+		r := c.run(15*time.Minute, apply...)
+		if r.code == plan.ExitNothing {
+			break
+		}
+		t.Logf("upgrade apply ended with %d: %s", r.code, lastLine(r.stdout))
+		if time.Now().After(deadline) {
+			r.want(plan.ExitNothing)
+		}
+	}
+	if got := c.controlPlanes(etcdAfter); !slices.Equal(got, planes) {
+		t.Errorf("%v run etcd %s, want %v", got, etcdAfter, planes)
+	}
+	now := c.boots()
+	for _, p := range planes {
+		if now[p].Equal(booted[p]) {
+			t.Errorf("the power of %s was not cut", p)
+		}
+	}
+	if got := c.kubectl("get", "configmaps", "kept", "kept-too", "-o", "jsonpath={.items[*].data.before}"); got != "3.6 3.7" {
+		t.Errorf("etcd kept %q, want what was written before each hop", got)
+	}
+	kubelets := c.kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.nodeInfo.kubeletVersion}")
+	if got := strings.Fields(kubelets); len(got) != controlPlanes+1 || slices.ContainsFunc(got, func(v string) bool { return v != etcdMinorTo }) {
+		t.Errorf("kubelets have %s, want %s", kubelets, etcdMinorTo)
+	}
+	if kind == realMachines {
+		c.wantCustomized(planes)
+	}
+}
+
+// controlPlanes returns the nodes that run etcd with a tag, sorted.
+func (c *cloud) controlPlanes(tag string) []string {
+	c.t.Helper()
+	out := c.kubectl("-n", "kube-system", "get", "pods", "-l", "component=etcd", "-o", `jsonpath={range .items[*]}{.spec.nodeName} {.spec.containers[0].image}{"\n"}{end}`)
+	var names []string
+	for l := range strings.Lines(out) {
+		if name, ok := strings.CutSuffix(strings.TrimSpace(l), " registry.k8s.io/etcd:"+tag); ok && strings.Contains(c.kubectl("get", "nodes", "-o", "name")+"\n", "node/"+name+"\n") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// boots returns when each machine booted last.
+func (c *cloud) boots() map[string]time.Time {
+	c.t.Helper()
+	var status struct {
+		Machines []struct {
+			Name    string
+			Started time.Time
+		}
+	}
+	out := c.run(time.Minute, "sandbox", "status", "-o", "json").want(plan.ExitDone).stdout
+	if err := json.Unmarshal([]byte(out), &status); err != nil || len(status.Machines) == 0 {
+		c.t.Fatalf("read boot times: %v: %s", err, out)
+	}
+	all := map[string]time.Time{}
+	for _, m := range status.Machines {
+		all[m.Name] = m.Started
+	}
+	return all
+}
+
+// customize makes the changes of a user: flags and feature gates in kubeadm's configuration, and
+// patches and options of kubeadm on the control planes.
+func (c *cloud) customize(planes []string) {
+	t := c.t
+	t.Helper()
+	config := c.kubectl("-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "jsonpath={.data.ClusterConfiguration}")
+	const flag = "apiServer:\n  extraArgs:\n"
+	if !strings.Contains(config, flag) || strings.Contains(config, "featureGates:") {
+		t.Fatalf("kubeadm's configuration is\n%s", config)
+	}
+	config = strings.Replace(config, flag, flag+"  - name: event-ttl\n    value: 2h0m0s\n", 1) + "featureGates:\n  RootlessControlPlane: false\n"
+	patch, err := json.Marshal(map[string]any{"data": map[string]string{"ClusterConfiguration": config}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.kubectl("-n", "kube-system", "patch", "configmap", "kubeadm-config", "--type=merge", "-p", string(patch))
+	for _, p := range planes {
+		if out, code := c.asRoot(p, `set -e
+mkdir -p /etc/kubernetes/patches
+cat >/etc/kubernetes/patches/kube-apiserver+json.yaml <<'END'
+[{"op": "add", "path": "/metadata/annotations/mine", "value": "kept"}]
+END
+cat >/etc/kubernetes/kubeadm-upgrade.yaml <<'END'
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: UpgradeConfiguration
+apply:
+  skipPhases: [addon/coredns]
+node:
+  skipPhases: [addon/coredns]
+END
+`); code != 0 {
+			t.Fatalf("customize %s: exit code %d: %s", p, code, out)
+		}
+	}
+}
+
+// wantCustomized checks that the changes of customize are still in effect.
+func (c *cloud) wantCustomized(planes []string) {
+	t := c.t
+	t.Helper()
+	for _, p := range planes {
+		out := c.kubectl("-n", "kube-system", "get", "pod", "kube-apiserver-"+p, "-o", "jsonpath={.metadata.annotations.mine} {.spec.containers[0].command}")
+		if !strings.HasPrefix(out, "kept ") || !strings.Contains(out, "--event-ttl=2h0m0s") {
+			t.Errorf("the API server of %s lost its annotation or its flag: %s", p, out)
+		}
+	}
+	config := c.kubectl("-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "jsonpath={.data.ClusterConfiguration}")
+	if !strings.Contains(config, "RootlessControlPlane: false") || !strings.Contains(config, "event-ttl") || strings.Contains(config, "imageTag: "+etcdBefore) {
+		t.Errorf("kubeadm's configuration is\n%s", config)
+	}
+	// The skipped phase left CoreDNS as it was.
+	if image := c.kubectl("-n", "kube-system", "get", "deployment", "coredns", "-o", "jsonpath={.spec.template.spec.containers[0].image}"); !strings.HasSuffix(image, ":v1.14.2") {
+		t.Errorf("CoreDNS is %s, and its phase was to be skipped", image)
+	}
+}
+

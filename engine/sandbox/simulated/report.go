@@ -1,0 +1,55 @@
+package simulated
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// configFile is the kubelet's configuration, which kubeadm writes.
+const configFile = "var/lib/kubelet/config.yaml"
+
+// configz reports the kubelet's configuration, as a kubelet does.
+func (k *kubelet) configz(w http.ResponseWriter, _ *http.Request) {
+	var config map[string]any
+	b, err := os.ReadFile(k.c.root(configFile))
+	if err == nil {
+		err = yaml.Unmarshal(b, &config)
+	}
+	k.answer(w, map[string]any{"kubeletconfig": config}, err)
+}
+
+// flagz reports the flags that kubeadm wrote. A kubelet also reports all other flags, with their
+// defaults.
+func (k *kubelet) flagz(w http.ResponseWriter, _ *http.Request) {
+	b, err := os.ReadFile(k.c.root(flagsFile))
+	k.answer(w, map[string]any{
+		"kind": "Flagz", "apiVersion": "config.k8s.io/v1beta1", "metadata": map[string]any{"name": "kubelet"}, "flags": flagsOf(string(b)),
+	}, err)
+}
+
+func (k *kubelet) answer(w http.ResponseWriter, v any, err error) {
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(v); err != nil {
+		k.log.Debug("kubelet report not sent", "err", err)
+	}
+}
+
+// flagsOf reads KUBELET_KUBEADM_ARGS of kubeadm's file.
+func flagsOf(env string) map[string]string {
+	flags := map[string]string{}
+	for word := range strings.FieldsSeq(strings.NewReplacer(`"`, " ", "'", " ").Replace(env)) {
+		if flag, ok := strings.CutPrefix(word, "--"); ok {
+			name, value, _ := strings.Cut(flag, "=")
+			flags[name] = value
+		}
+	}
+	return flags
+}
