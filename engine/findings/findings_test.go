@@ -135,7 +135,7 @@ func TestIncompleteRulesAreRefused(t *testing.T) {
 	}
 }
 
-func TestBaselinesThatAreNone(t *testing.T) {
+func TestInvalidBaselines(t *testing.T) {
 	for _, text := range []string{"", "[]", "{}", `{"findings":[{}]}`, `{"findings":3}`, "{"} {
 		if _, err := ReadBaseline(strings.NewReader(text)); err == nil || !strings.HasPrefix(err.Error(), "read baseline: ") {
 			t.Errorf("%q: the error is %v", text, err)
@@ -170,7 +170,7 @@ func schema(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// What is written is valid, whatever the names are.
+// The document is valid with any names of objects and files.
 func TestSARIFIsValid(t *testing.T) {
 	s := schema(t)
 	evil := "a\x1b[31m|b\nc[link](https://evil.example){0}\\<b>\u202e\xff"

@@ -122,8 +122,8 @@ type Report struct {
 	Findings []Judged
 }
 
-// WriteSARIF writes the findings as SARIF 2.1.0. Passed checks are left out, and what was not
-// checked is a notification. Text of the cluster or of files is escaped, so that it is neither
+// WriteSARIF writes the findings as SARIF 2.1.0. Passed checks are left out, and checks without
+// a result are notifications. Text of the cluster or of files is escaped, so that it is neither
 // a link nor a placeholder.
 func WriteSARIF(w io.Writer, r Report) error {
 	run := sarifRun{

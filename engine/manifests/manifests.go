@@ -6,7 +6,7 @@
 // need a live cluster are "not checked".
 //
 // The files are untrusted. Symbolic links are not followed, other files than regular ones are not opened,
-// and files, documents and values are limited. What cannot be read is in [Result.Skipped] with
+// and files, documents and values are limited. Unreadable files are in [Result.Skipped] with
 // the reason. Content of a file that is not an object's name, label or image never gets into a
 // result: Secrets are not even parsed.
 package manifests

@@ -1,6 +1,7 @@
 package offline
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -17,6 +19,7 @@ import (
 	"constellation/engine/findings"
 	"constellation/engine/kube/preflight"
 	"constellation/engine/lifecycle"
+	"constellation/engine/manifests"
 	"constellation/engine/plan"
 	"constellation/engine/version"
 )
@@ -53,23 +56,24 @@ func fromBackup(ctx context.Context, r findings.OfflineRequest) (*findings.Offli
 	}
 	out := &findings.Offline{Kubernetes: to, From: from, Bytes: m.Bytes, Files: len(m.Files)}
 	objects := preflight.NewObjects(m.Ended)
+	hop := manifests.Request{From: from, To: to}
 	var more []plan.Finding
 	if m.Etcd != nil {
-		c, err := snapshotOf(ctx, b, objects)
+		c, err := snapshotOf(ctx, b, hop, objects)
 		if err != nil {
 			return nil, fmt.Errorf("check backup %s: %w", m.ID, err)
 		}
 		objects.HasSnapshot()
 		out.Objects = c.objects
-		more = c.findings()
+		more = append(c.findings(), c.releases...)
 	} else {
-		n, err := listed(b, objects)
+		n, releases, err := listed(b, hop, objects)
 		if err != nil {
 			return nil, fmt.Errorf("check backup %s: %w", m.ID, err)
 		}
 		objects.HasKinds()
 		out.Objects = n
-		more = append(more, plan.Finding{
+		more = append(releases, plan.Finding{
 			ID: "etcd-snapshot", Severity: plan.NotChecked, Source: "files", Title: "not checked: workloads, webhooks and nodes", Objects: []string{"backup/" + m.ID},
 			Detail: "the backup has no etcd snapshot", Remedy: "make a backup with `constellation backup create --etcd`",
 		})
@@ -85,6 +89,7 @@ func fromBackup(ctx context.Context, r findings.OfflineRequest) (*findings.Offli
 		return nil, err
 	}
 	out.Findings = append(more, found...)
+	slices.SortStableFunc(out.Findings, func(a, b plan.Finding) int { return cmp.Compare(rank(a.Severity), rank(b.Severity)) })
 	return out, nil
 }
 
@@ -110,7 +115,7 @@ func open(dir string) (*backup.Backup, error) {
 	return b, nil
 }
 
-func snapshotOf(ctx context.Context, b *backup.Backup, into *preflight.Objects) (counts, error) {
+func snapshotOf(ctx context.Context, b *backup.Backup, hop manifests.Request, into *preflight.Objects) (counts, error) {
 	root, err := os.OpenRoot(b.Path())
 	if err != nil {
 		return counts{}, err
@@ -125,7 +130,7 @@ func snapshotOf(ctx context.Context, b *backup.Backup, into *preflight.Objects) 
 	if err != nil {
 		return counts{}, err
 	}
-	return readSnapshot(ctx, f, info.Size(), into)
+	return readSnapshot(ctx, f, info.Size(), hop, into)
 }
 
 func (c counts) findings() (out []plan.Finding) {
@@ -145,7 +150,7 @@ func (c counts) findings() (out []plan.Finding) {
 }
 
 // listed adds the definitions of kinds and the records of Helm.
-func listed(b *backup.Backup, into *preflight.Objects) (n int, err error) {
+func listed(b *backup.Backup, hop manifests.Request, into *preflight.Objects) (n int, releases []plan.Finding, err error) {
 	for _, t := range b.Manifest().Types {
 		kinds := t.Group == "apiextensions.k8s.io" && t.Resource == "customresourcedefinitions"
 		secrets := t.Group == "" && t.Resource == "secrets"
@@ -155,22 +160,23 @@ func listed(b *backup.Backup, into *preflight.Objects) (n int, err error) {
 		}
 		for o, err := range b.Objects(t) {
 			if err != nil {
-				return n, err
+				return n, releases, err
 			}
 			if kinds {
 				if err := into.AddJSON(o.JSON); err != nil {
-					return n, err
+					return n, releases, err
 				}
 				continue
 			}
 			s, err := secretOf(o.JSON)
 			if err != nil {
-				return n, err
+				return n, releases, err
 			}
+			releases = append(releases, releaseFindings(s, hop)...)
 			into.Add(s, schema.GroupVersionKind{})
 		}
 	}
-	return n, nil
+	return n, releases, nil
 }
 
 // secretOf decodes a Secret. Errors have no content of it.
@@ -184,4 +190,8 @@ func secretOf(text []byte) (*corev1.Secret, error) {
 		return nil, errors.New("decode Secret: it is not JSON of a Secret")
 	}
 	return s, nil
+}
+
+func rank(s plan.Severity) int {
+	return slices.Index([]plan.Severity{plan.Block, plan.Warn, plan.NotChecked, plan.Info}, s)
 }

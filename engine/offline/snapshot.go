@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"io"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"constellation/engine/backup"
 	"constellation/engine/kube/preflight"
+	"constellation/engine/manifests"
+	"constellation/engine/plan"
 )
 
 const (
@@ -32,11 +35,13 @@ type counts struct {
 	objects int
 	// encrypted are objects that are encrypted at rest, unreadable those that cannot be decoded.
 	encrypted, unreadable int
+	// releases are what releases of Helm have.
+	releases []plan.Finding
 }
 
 // readSnapshot adds the objects of an etcd snapshot. Only the latest revision of each key
 // counts. Memory holds the keys and one object.
-func readSnapshot(ctx context.Context, r io.ReaderAt, size int64, into *preflight.Objects) (c counts, err error) {
+func readSnapshot(ctx context.Context, r io.ReaderAt, size int64, hop manifests.Request, into *preflight.Objects) (c counts, err error) {
 	f, err := backup.OpenEtcd(r, size)
 	if err != nil {
 		return c, fmt.Errorf("read etcd snapshot: %w", err)
@@ -69,6 +74,9 @@ func readSnapshot(ctx context.Context, r io.ReaderAt, size int64, into *prefligh
 			switch {
 			case err == nil:
 				c.objects++
+				if secret, ok := obj.(*corev1.Secret); ok {
+					c.releases = append(c.releases, releaseFindings(secret, hop)...)
+				}
 				into.Add(obj, *stored)
 			case stored != nil && runtime.IsNotRegisteredError(err):
 				c.objects++ // a type that this program does not know: its version counts

@@ -206,6 +206,14 @@ func nodeActors(w *world, _ *probe) []plan.Finding {
 			Command: command(`kubectl -n %s patch machinedeployments.cluster.x-k8s.io %s --type=merge -p '{"spec":{"paused":true}}'`, a.Namespace, a.Name),
 		})
 	}
+	for _, f := range NodeActors(w.addOnUses()) {
+		known := slices.ContainsFunc(found, func(g plan.Finding) bool {
+			return slices.ContainsFunc(f.Objects, func(o string) bool { return slices.Contains(g.Objects, o) })
+		})
+		if !known && (len(w.actors[nodePools]) == 0 || !strings.HasPrefix(f.Title, "Karpenter ")) {
+			found = append(found, f)
+		}
+	}
 	return fold(found, "other controllers that replace or reboot nodes")
 }
 

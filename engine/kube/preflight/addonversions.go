@@ -6,10 +6,113 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"constellation/engine/lifecycle"
 	"constellation/engine/plan"
 	"constellation/engine/version"
 )
+
+const (
+	gitRepoPage    = "https://kubernetes.io/docs/concepts/storage/volumes/#gitrepo"
+	externalIPPage = "https://kubernetes.io/docs/concepts/services-networking/service/#external-ips"
+	// gitRepoGate is the feature gate of gitRepo volumes.
+	gitRepoGate = "GitRepoVolumeDriver"
+)
+
+var retiredChecks = []checkItem{
+	{
+		id: "git-repo-volumes", area: "apis", ref: gitRepoPage, run: gitRepoVolumes,
+		title: "no pod has a gitRepo volume", needs: []source{sourcePods, sourceReplicaSets, sourceDeployments, sourceStatefulSets, sourceDaemonSets},
+	},
+	{
+		id: "external-ips", area: "network", ref: externalIPPage, run: externalIPs,
+		title: "no Service uses spec.externalIPs", needs: []source{sourceServices},
+	},
+	{
+		id: "add-on-versions", area: "versions", ref: addOnsPage, run: addOnVersions,
+		title: "every known add-on lists the Kubernetes version of the hop", needs: []source{sourceDaemonSets, sourceDeployments, sourceStatefulSets},
+	},
+}
+
+// gitRepoVolumes reports pods with volumes that kubelets do not mount any more.
+func gitRepoVolumes(w *world, _ *probe) []plan.Finding {
+	var with []*pod
+	for i := range w.pods {
+		if p := &w.pods[i]; len(p.gitRepo) > 0 && !p.over() {
+			with = append(with, p)
+		}
+	}
+	var found []plan.Finding
+	for _, t := range w.teams(with) {
+		f := plan.Finding{
+			Title:  fmt.Sprintf("%s %s has the gitRepo volume %s, which is deprecated", t.kind, printable(t.namespace+"/"+t.name), printable(t.pods[0].gitRepo[0])),
+			Detail: "the feature gate " + gitRepoGate + " must be on, and cloning runs as root on the node",
+			Remedy: "clone in an init container into an emptyDir volume", Owner: w.keeper(t.pods[0]), Objects: t.objects(t.pods),
+		}
+		if locked := lifecycle.Locks(gitRepoGate); !locked.IsZero() && !w.request.To.Less(locked) {
+			f.Severity = plan.Block
+			f.Title = fmt.Sprintf("%s %s has the gitRepo volume %s, which kubelets cannot mount since %s", t.kind, printable(t.namespace+"/"+t.name), printable(t.pods[0].gitRepo[0]), locked.MinorString())
+			f.Detail = "its pods do not start again once they are evicted: " + locked.MinorString() + " locks the feature gate " + gitRepoGate + " to off"
+		}
+		found = append(found, f)
+	}
+	return fold(found, "workloads with gitRepo volumes")
+}
+
+// externalIPs reports Services with addresses that any writer of Services can claim.
+func externalIPs(w *world, _ *probe) []plan.Finding {
+	var found []plan.Finding
+	for _, s := range w.services {
+		if len(s.Spec.ExternalIPs) == 0 || s.Spec.ClusterIP == corev1.ClusterIPNone || s.Spec.Type == corev1.ServiceTypeExternalName {
+			continue // they are ignored there
+		}
+		found = append(found, plan.Finding{
+			Title:  fmt.Sprintf("Service %s uses spec.externalIPs, which is deprecated and not implemented in every cluster", printable(s.Namespace+"/"+s.Name)),
+			Detail: enumerate(s.Spec.ExternalIPs, 5) + "; anybody who can write Services can intercept traffic with them (CVE-2020-8554)",
+			Remedy: "use a Service of type LoadBalancer or a Gateway", Owner: keeperOf(&s.ObjectMeta), Objects: []string{object("service", s.Namespace, s.Name)},
+		})
+	}
+	slices.SortFunc(found, func(a, b plan.Finding) int { return cmp.Compare(a.Title, b.Title) })
+	return fold(found, "Services with external IPs")
+}
+
+// addOnVersions compares the versions of add-ons with the target.
+func addOnVersions(w *world, _ *probe) []plan.Finding {
+	return fold(AddOnVersions(w.addOnUses(), w.request.To), "add-ons whose version does not list the target")
+}
+
+// addOnUses are the workloads that run add-ons, recognised by label or image. Our autoscaler is
+// upgraded with the hop.
+func (w *world) addOnUses() (out []AddOnUse) {
+	add := func(kind string, m *metav1.ObjectMeta, spec *corev1.PodSpec) {
+		if m.Name == autoscalerName {
+			return
+		}
+		use := AddOnUse{Object: object(kind, m.Namespace, m.Name), Title: kind + " " + printable(m.Namespace+"/"+m.Name), Owner: keeperOf(m)}
+		if use.AddOn, use.Version = lifecycle.ByLabels(m.Labels); use.AddOn != nil {
+			out = append(out, use)
+			return
+		}
+		for _, c := range slices.Concat(spec.Containers, spec.InitContainers) {
+			if use.AddOn, use.Version = lifecycle.ByImage(c.Image); use.AddOn != nil {
+				out = append(out, use)
+			}
+		}
+	}
+	for i := range w.deployments {
+		add("Deployment", &w.deployments[i].ObjectMeta, &w.deployments[i].Spec.Template.Spec)
+	}
+	for i := range w.statefulSets {
+		add("StatefulSet", &w.statefulSets[i].ObjectMeta, &w.statefulSets[i].Spec.Template.Spec)
+	}
+	for i := range w.daemonSets {
+		add("DaemonSet", &w.daemonSets[i].ObjectMeta, &w.daemonSets[i].Spec.Template.Spec)
+	}
+	slices.SortFunc(out, func(a, b AddOnUse) int { return cmp.Compare(a.Object, b.Object) })
+	return out
+}
 
 const addOnsPage = "https://kubernetes.io/docs/concepts/cluster-administration/addons/"
 
@@ -66,7 +169,7 @@ func addOnFinding(u AddOnUse, support lifecycle.Support, row lifecycle.AddOnVers
 		f.Remedy = fmt.Sprintf("upgrade %s to %s or newer before the hop: it lists %s", u.AddOn.Name, newest.Version, newest.Range())
 		f.Reference = cmp.Or(row.Source, newest.Source)
 	} else {
-		f.Remedy = fmt.Sprintf("no version of %s that this program knows lists %s: look for one in its documentation", u.AddOn.Name, to.MinorString())
+		f.Remedy = fmt.Sprintf("the data of this program has no version of %s that lists %s: look for one in its documentation", u.AddOn.Name, to.MinorString())
 	}
 	switch support {
 	case lifecycle.NotListed:
@@ -76,7 +179,7 @@ func addOnFinding(u AddOnUse, support lifecycle.Support, row lifecycle.AddOnVers
 	default:
 		f.Severity = plan.NotChecked
 		f.Title = fmt.Sprintf("not checked whether %s supports Kubernetes %s", name, to.MinorString())
-		f.Detail = "this program does not know this version; first found in " + u.Title
+		f.Detail = "the data of this program has no row for this version; first found in " + u.Title
 		if u.Version == "" {
 			f.Detail = "its version is unknown: the image has no tag; first found in " + u.Title
 		}

@@ -471,6 +471,8 @@ func slimPod(p *corev1.Pod) pod {
 			out.hostPath = append(out.hostPath, fmt.Sprintf("%s (%s)", v.Name, v.HostPath.Path))
 		case v.PersistentVolumeClaim != nil:
 			out.claims = append(out.claims, v.PersistentVolumeClaim.ClaimName)
+		case v.GitRepo != nil:
+			out.gitRepo = append(out.gitRepo, v.Name)
 		case v.Ephemeral != nil:
 			out.claims = append(out.claims, p.Name+"-"+v.Name)
 		}

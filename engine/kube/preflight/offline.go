@@ -310,8 +310,8 @@ func (o *Objects) note(stored schema.GroupVersionKind, m metav1.Object) {
 // sendsRequests are checks that send requests of their own.
 var sendsRequests = []string{"permissions", "kubelet-certificates", "cgroups", "pod-admission", "running-kubelets"}
 
-// Check runs the checks on the objects. What a snapshot does not have is not checked. No
-// request is sent.
+// Check runs the checks on the objects. Checks that need more than a snapshot has are
+// NotChecked. No request is sent.
 func (o *Objects) Check(ctx context.Context, request check.PreflightRequest) ([]plan.Finding, error) {
 	request.DryRun = false
 	w := o.w.under(request)
@@ -339,8 +339,27 @@ func (o *Objects) Check(ctx context.Context, request check.PreflightRequest) ([]
 		}
 	}
 	found = append(o.storedFindings(request.To), found...)
+	if o.has[sourceKinds] && !o.has[sourceSlices] {
+		found = append(w.kindsAlone(), found...)
+	}
 	slices.SortStableFunc(found, func(a, b plan.Finding) int { return cmp.Compare(rank(a.Severity), rank(b.Severity)) })
 	return found, nil
+}
+
+// kindsAlone checks definitions of kinds without their conversion webhooks, whose services are
+// unknown.
+func (w *world) kindsAlone() []plan.Finding {
+	alone := *w
+	alone.kinds = slices.Clone(w.kinds)
+	for i := range alone.kinds {
+		alone.kinds[i].Spec.Convert = nil
+	}
+	found := kindsHealthy(&alone, nil)
+	for i := range found {
+		f := &found[i]
+		f.ID, f.Source, f.Reference, f.Severity = "kinds", "apis", crdGuide, cmp.Or(f.Severity, plan.Warn)
+	}
+	return found
 }
 
 func sortWorld(w *world) {

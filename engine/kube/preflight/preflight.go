@@ -24,7 +24,7 @@ import (
 func checks() []checkItem {
 	return slices.Concat(
 		clusterChecks, kubeadmChecks, kubeletChecks, actionChecks, apiChecks, webhookChecks, disruptionChecks, capacityChecks, nodeChecks, actorChecks,
-		certificateChecks, addonChecks, accessChecks, admissionChecks,
+		certificateChecks, addonChecks, accessChecks, admissionChecks, retiredChecks,
 	)
 }
 

@@ -206,6 +206,7 @@ type pod struct {
 	tolerations           []corev1.Toleration
 	spread                []corev1.TopologySpreadConstraint
 	emptyDir, hostPath    []string // volumes with local data: "cache", "cache (Memory, 1Gi)"; "data (/var/lib/data)", those that are writable
+	gitRepo               []string // volumes that are Git repositories
 	claims                []string // names of PersistentVolumeClaims, also of those made for an ephemeral volume
 	hostPorts             []int32
 	notEvict              string // the annotation that forbids eviction; empty if none does
