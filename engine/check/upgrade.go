@@ -35,6 +35,11 @@ type PreflightRequest struct {
 	// Release is the release after the hop, Etcd the tag of etcd's image after it.
 	Release version.Version
 	Etcd    string
+	// EtcdBefore is the tag that a hop before this one brings; empty if none does. EtcdTag is the
+	// etcd.local.imageTag that this program has set, and changes with the hop; empty: none.
+	EtcdBefore, EtcdTag string
+	// EtcdHop is the tag that the hop brings without another Kubernetes; empty: none.
+	EtcdHop string
 	// ReplaceControlPlanes and ReplaceWorkers select the nodes that are replaced, and so drained.
 	ReplaceControlPlanes, ReplaceWorkers bool
 	// Surge is the number of machines allowed beyond the desired count.
@@ -43,6 +48,10 @@ type PreflightRequest struct {
 	DrainTimeout time.Duration
 	// DryRun allows dry-run requests to the API server.
 	DryRun bool
+	// Quiet forbids requests to kubelets, whose logs show them.
+	Quiet bool
+	// NotApplicable are the IDs of checks that do not run, with the reason.
+	NotApplicable map[string]string
 }
 
 // Check is the result of `upgrade check`. Its JSON is the document of -o json.
