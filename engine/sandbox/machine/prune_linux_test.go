@@ -47,8 +47,8 @@ func TestUnusedCacheEntriesArePruned(t *testing.T) {
 		"rootfs/" + current, "rootfs/bookworm-kept", "rootfs/bookworm-recent", "rootfs/lock",
 	}
 	gone := []string{filepath.Join(cache, "os-images/v1.0.0-old"), filepath.Join(cache, "rootfs/bookworm-old")}
-	// Only root can mount. For other users it is old like the others.
-	if root := filepath.Join(t.TempDir(), "root"); os.Geteuid() == 0 {
+	// Only root can mount, and -short mounts nothing. Without a mount it is old like the others.
+	if root := filepath.Join(t.TempDir(), "root"); os.Geteuid() == 0 && !testing.Short() {
 		for _, dir := range []string{root, root + "-upper", root + "-work"} {
 			if err := os.Mkdir(dir, 0o755); err != nil {
 				t.Fatal(err)
