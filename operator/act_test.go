@@ -356,6 +356,10 @@ func (p *pickyCloud) Describe(_ context.Context, ids []string) (found []cloud.In
 	return found, nil
 }
 
+func (p *pickyCloud) Instance(_ context.Context, id string) (cloud.Instance, error) {
+	return cloud.Instance{ProviderID: id, State: cloud.Ready}, nil
+}
+
 // A kubelet writes the provider ID of its Node. An ID that the cloud refuses must not hide the state
 // of other machines.
 func TestOneRefusedIDHidesNoOtherMachine(t *testing.T) {
@@ -376,6 +380,10 @@ func TestOneRefusedIDHidesNoOtherMachine(t *testing.T) {
 	c.calls, c.err = 0, fmt.Errorf("describe: %w", cloud.ErrThrottled)
 	if found, asked := f.describe(t.Context(), ids); len(found)+len(asked) > 0 || c.calls != 1 {
 		t.Errorf("a throttled request: %d found, %d answered, %d requests", len(found), len(asked), c.calls)
+	}
+	c.calls, c.err = 0, errors.ErrUnsupported
+	if found, asked := f.describe(t.Context(), ids[:2]); len(found) != 2 || len(asked) != 2 || c.calls != 1 {
+		t.Errorf("a cloud without that request: %d found, %d answered, %d requests", len(found), len(asked), c.calls)
 	}
 	c.calls, c.err = 0, errors.New("every request is refused")
 	if found, asked := f.describe(t.Context(), ids); len(found)+len(asked) > 0 || c.calls > maxRefusals+1 {

@@ -333,7 +333,7 @@ func inBulk(ctx context.Context, d describer, ids []string, found map[string]clo
 	switch {
 	case err == nil:
 	case len(ids) == 1 && errors.Is(err, cloud.ErrNotFound):
-	case *refusals >= maxRefusals || ctx.Err() != nil || errors.Is(err, cloud.ErrThrottled) || errors.Is(err, cloud.ErrUnavailable) || errors.Is(err, cloud.ErrDenied):
+	case *refusals >= maxRefusals || ctx.Err() != nil || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, cloud.ErrThrottled) || errors.Is(err, cloud.ErrUnavailable) || errors.Is(err, cloud.ErrDenied):
 		return err // of the cloud, not of an ID
 	case len(ids) == 1:
 		*refusals++
