@@ -115,47 +115,6 @@ func (o *pipelineOptions) rules(now time.Time) (*findings.Rules, error) {
 	return r, nil
 }
 
-func (s *session) checkCommand() *cobra.Command {
-	var (
-		r findings.OfflineRequest
-		o pipelineOptions
-	)
-	cmd := &cobra.Command{
-		Use:   "check",
-		Short: "Check manifests or a backup for upgrade obstacles",
-		Long: `Check files for what would make an upgrade of Kubernetes fail, without a cluster: removed
-APIs, deprecated fields, PodDisruptionBudgets that allow no disruption, webhooks that block
-their own namespace, gitRepo volumes, external IPs, single replicas, and versions of add-ons
-that do not list the target.
-
---manifests reads the YAML and JSON files of a directory and names file and line of each
-finding. Templates and other files that cannot be read are listed as skipped. Secrets are
-never parsed. --from-backup reads a backup of constellation with its etcd snapshot.
-
-Findings have stable IDs. --baseline, --ignore and --ignore-file exclude findings from
---fail-on; they are still printed. A rule needs a reason and an end.
-
-Exit code: 0 with any findings; 1 if the directory cannot be read; 2 for bad usage. With
---fail-on: 4 if a finding counts.`,
-		Example: `  constellation check --manifests deploy --kubernetes v1.37
-  constellation check --manifests . --fail-on blocking -o sarif > check.sarif
-  constellation check --manifests . -o json > baseline.json
-  constellation check --manifests . --baseline baseline.json --fail-on warning
-  constellation check --manifests . --ignore 'single-replica/deployment/shop/web,until=2027-03-31,reason=a cache'`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return s.checkOffline(cmd.Context(), r, o) },
-	}
-	fl := cmd.Flags()
-	fl.StringVar(&r.Manifests, "manifests", "", "check the manifests in this `folder`")
-	fl.StringVar(&r.Backup, "from-backup", "", "check the backup in this `folder`")
-	fl.Var((*minorFlag)(&r.To), "kubernetes", "Kubernetes `version` to check for, such as v1.37 (default: the newest known one)")
-	o.flags(cmd)
-	cmd.MarkFlagsMutuallyExclusive("manifests", "from-backup")
-	_ = cmd.MarkFlagDirname("manifests")
-	_ = cmd.MarkFlagDirname("from-backup")
-	return cmd
-}
-
 // minorFlag is the value of a flag that is a minor or a patch: v1.37, 1.37.2.
 type minorFlag version.Version
 
@@ -198,9 +157,6 @@ type offlineDocument struct {
 
 // checkOffline runs `check` without a cluster.
 func (s *session) checkOffline(ctx context.Context, r findings.OfflineRequest, o pipelineOptions) error {
-	if r.Manifests == "" && r.Backup == "" {
-		return &plan.Error{Op: "check", Err: errors.New("no source is given"), Exit: plan.ExitUsage, Remedy: "pass --manifests FOLDER or --from-backup FOLDER"}
-	}
 	rules, err := o.rules(s.Now())
 	if err != nil {
 		return err
