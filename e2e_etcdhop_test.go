@@ -22,7 +22,7 @@ import (
 //	bin/constellation sandbox fetch v1.37.2
 //	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 60m -run TestApplyThroughAHopOfEtcd .
 func TestApplyThroughAHopOfEtcd(t *testing.T) {
-	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "20 minutes")
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "18 minutes")
 	const from, to, between = "v1.36.3", "v1.37.2", "3.6.11"
 	testneeds.Kubernetes(t, from)
 	testneeds.Kubernetes(t, to)
