@@ -142,7 +142,7 @@ func parseTarget(s string) (version.Version, error) {
 	}
 	v, err := version.Parse(full)
 	if err != nil || v.Major() != 1 {
-		return v, &plan.Error{Op: fmt.Sprintf("read --kubernetes %q", s), Err: errors.New("want a minor or a version"), Exit: plan.ExitUsage, Remedy: "write for example v1.37 or v1.37.2"}
+		return v, &plan.Error{Op: fmt.Sprintf("read --kubernetes %q", s), Err: errors.New("want a minor or a version"), Exit: plan.ExitUsage, Remedy: fmt.Sprintf("write for example %s or %s", lifecycle.Newest().MinorString(), lifecycle.Newest())}
 	}
 	return v, nil
 }
