@@ -54,11 +54,15 @@ import (
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == kube.CredentialVerb {
+		os.Exit(kube.RunCredentialPlugin(os.Args[2:], os.Getenv(kube.CredentialTimeout), os.Stdin, os.Stdout, os.Stderr))
+	}
 	os.Exit(tui.App{
 		Release:      version.Release,
 		Kubernetes:   sandboxexec.KubernetesVersions(),
 		Releases:     []string{version.Release, "v1.0.0"},
 		Engine:       newEngine,
+		Clusters:     kube.NewClusters(),
 		CheckOffline: offline.Check,
 		FindSandbox:  sandboxexec.Find,
 		RunSandbox:   sandboxexec.Run,

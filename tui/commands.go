@@ -335,9 +335,9 @@ func flagError(_ *cobra.Command, err error) error {
 	f := bad.GetFlag()
 	want := map[string]string{
 		"bool": "true or false", "int": "a whole number", "duration": "a time such as 90s, 10m or 1h30m", "text|json": "text or json",
-		"text|json|markdown": "text, json or markdown",
-		"":                   "a version such as v1.35.4", // the type of TextVar flags; all of them are versions
-		"days":               "a time such as 30d or 36h",
+		"text|json|markdown": "text, json or markdown", "blocking|warning": "blocking or warning",
+		"":     "a version such as v1.35.4", // the type of TextVar flags; all of them are versions
+		"days": "a time such as 30d or 36h",
 	}[f.Value.Type()]
 	if want == "" {
 		return err

@@ -36,6 +36,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/findings"
 	"constellation/engine/plan"
@@ -73,6 +74,19 @@ type Engine interface {
 	Differ(context.Context, engine.RestoreRequest, func(plan.Event), func(engine.Difference)) (engine.Compared, error)
 }
 
+// Clusters is what this package needs of clusters without a workspace. kube.Clusters implements
+// it.
+type Clusters interface {
+	// Contexts returns the contexts that an access can select.
+	Contexts(cluster.Access) ([]string, error)
+	// Select returns the selected cluster. It sends no request.
+	Select(cluster.Access) (cluster.Selected, error)
+	// Check checks a cluster. Each of its requests is bounded by the timeout unless that is zero.
+	Check(ctx context.Context, s cluster.Selected, timeout time.Duration, r check.ForeignRequest, emit func(plan.Event)) (check.ClusterCheck, error)
+	// CheckRole returns the manifest of the least ClusterRole for a check.
+	CheckRole(dryRun bool) string
+}
+
 // App is the program: its parts, which main provides, and its environment.
 type App struct {
 	// Release is the version of this program, such as v1.1.0.
@@ -86,6 +100,8 @@ type App struct {
 	// Engine returns the engine of a workspace. It is called at most once, and only by verbs
 	// that need it, so that all others start fast.
 	Engine func(*workspace.Workspace, *slog.Logger) (Engine, error)
+	// Clusters are the clusters of kubeconfigs, without a workspace.
+	Clusters Clusters
 	// FindSandbox returns the sandbox of the workspace in dir, an absolute path. The error wraps
 	// cloud.ErrNotFound if there is none.
 	FindSandbox func(ctx context.Context, dir string) (engine.SandboxStatus, error)

@@ -858,7 +858,10 @@ func (c *Run) Finish() {
 
 // Sort moves the worst findings to the front, after the one that says what this program does not
 // know. It is stable.
-func (c *Run) Sort() {
+func (c *Run) Sort() { SortFindings(c.Out.Findings) }
+
+// SortFindings moves the worst findings to the front, after FindingData. It is stable.
+func SortFindings(found []plan.Finding) {
 	order := []plan.Severity{plan.Block, plan.Warn, plan.NotChecked, plan.Info}
 	rank := func(f plan.Finding) int {
 		if f.ID == FindingData {
@@ -866,7 +869,7 @@ func (c *Run) Sort() {
 		}
 		return slices.Index(order, f.Severity)
 	}
-	slices.SortStableFunc(c.Out.Findings, func(a, b plan.Finding) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(found, func(a, b plan.Finding) int { return cmp.Compare(rank(a), rank(b)) })
 }
 
 // AttestationJSON is the attestation policy that the join service enforces under a configuration.

@@ -43,6 +43,10 @@ type PreflightRequest struct {
 	DrainTimeout time.Duration
 	// DryRun allows dry-run requests to the API server.
 	DryRun bool
+	// Quiet forbids requests to kubelets, whose logs show them.
+	Quiet bool
+	// NotApplicable are the IDs of checks that do not run, with the reason.
+	NotApplicable map[string]string
 }
 
 // Check is the result of `upgrade check`. Its JSON is the document of -o json.

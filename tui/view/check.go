@@ -443,19 +443,24 @@ func Markdown(k *check.Check, sp CommandFormatter) string {
 		}
 		b.WriteString("```\n")
 	}
-	list, fine := NeedAttention(k.Findings)
-	fmt.Fprintf(&b, "\n### Findings: %s\n", cmp.Or(CountBySeverity(k.Findings), "none"))
+	findingsMarkdown(&b, "Findings", k.Findings, sp)
+	for _, n := range k.Notes {
+		fmt.Fprintf(&b, "\n%s\n", CellOf(n))
+	}
+	return b.String()
+}
+
+// findingsMarkdown writes findings under a title.
+func findingsMarkdown(b *strings.Builder, title string, found []plan.Finding, sp CommandFormatter) {
+	list, fine := NeedAttention(found)
+	fmt.Fprintf(b, "\n### %s: %s\n", title, cmp.Or(CountBySeverity(found), "none"))
 	if sp.needExport(list) {
-		fmt.Fprintf(&b, "\n```\n%s\n```\n", term.Clean(sp.export()))
+		fmt.Fprintf(b, "\n```\n%s\n```\n", term.Clean(sp.export()))
 	}
 	for _, x := range list {
 		b.WriteString(FindingItem(sp, &x))
 	}
 	if fine > 0 {
-		fmt.Fprintf(&b, "\n%s passed.\n", words.Count(fine, "check"))
+		fmt.Fprintf(b, "\n%s passed.\n", words.Count(fine, "check"))
 	}
-	for _, n := range k.Notes {
-		fmt.Fprintf(&b, "\n%s\n", CellOf(n))
-	}
-	return b.String()
 }

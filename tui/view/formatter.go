@@ -20,6 +20,8 @@ type CommandFormatter struct {
 	Home string
 	// Kubeconfig is the path of the cluster's kubeconfig; "" if unknown.
 	Kubeconfig string
+	// Context is the context for kubectl commands; "" means the current one.
+	Context string
 }
 
 func (sp CommandFormatter) name() string {
@@ -45,6 +47,9 @@ func (sp CommandFormatter) Command(args string) string {
 func (sp CommandFormatter) Line(cmd string) string {
 	if rest, ok := strings.CutPrefix(cmd, programName+" "); ok {
 		return sp.args(rest)
+	}
+	if sp.Context != "" {
+		cmd = kubectl.ReplaceAllStringFunc(cmd, func(s string) string { return s + "--context " + QuoteArg(sp.Context) + " " })
 	}
 	return cmd
 }

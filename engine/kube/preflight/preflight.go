@@ -53,7 +53,7 @@ func Run(ctx context.Context, config *rest.Config, hops []check.PreflightRequest
 	if err := answers(ctx, core); err != nil {
 		return nil, err
 	}
-	all := checks()
+	all := slices.DeleteFunc(checks(), func(c checkItem) bool { return hops[0].NotApplicable[c.id] != "" })
 	for _, c := range all {
 		emit(plan.Event{Time: time.Now(), Kind: plan.KindCheck, Object: c.id, State: plan.StateRunning, Text: c.title})
 	}

@@ -1,0 +1,30 @@
+package cluster
+
+import "time"
+
+// Access selects a cluster and an identity as the flags of kubectl do.
+type Access struct {
+	// Kubeconfig is a file; empty means those of the variable KUBECONFIG, or ~/.kube/config.
+	Kubeconfig string
+	// Context is a context of the kubeconfig; empty means the current one. ClusterName and User
+	// override its parts.
+	Context, ClusterName, User string
+	// As, AsUID and AsGroups impersonate another user.
+	As, AsUID string
+	AsGroups  []string
+	// RequestTimeout bounds one request; zero means no limit beside those of the program.
+	RequestTimeout time.Duration
+}
+
+// Given reports whether a cluster was selected explicitly.
+func (a *Access) Given() bool {
+	return a.Kubeconfig != "" || a.Context != "" || a.ClusterName != "" || a.User != ""
+}
+
+// Selected is the cluster that an Access selects.
+type Selected struct {
+	// Context is the name of the context, Server the address of its API server.
+	Context, Server string
+	// Kubeconfig contains this context alone, with the content of the files that it names.
+	Kubeconfig []byte
+}

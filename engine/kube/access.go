@@ -1,0 +1,304 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/distribution"
+	"constellation/engine/kube/preflight"
+	"constellation/engine/plan"
+	"constellation/engine/words"
+)
+
+// Contexts returns the contexts that a kubeconfig has, sorted.
+func Contexts(a cluster.Access) ([]string, error) {
+	c, err := mergedKubeconfig(a)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Sorted(maps.Keys(c.Contexts)), nil
+}
+
+// mergedKubeconfig reads the files that a selects and merges them as kubectl does.
+func mergedKubeconfig(a cluster.Access) (*clientcmdapi.Config, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = a.Kubeconfig
+	rules.DefaultClientConfig = nil
+	files := rules.GetLoadingPrecedence()
+	if a.Kubeconfig != "" {
+		files = []string{a.Kubeconfig}
+	}
+	c, err := rules.Load()
+	if err != nil {
+		// The error could quote secrets of the file.
+		for _, f := range files {
+			switch _, ferr := clientcmd.LoadFromFile(f); {
+			case ferr == nil || errors.Is(ferr, fs.ErrNotExist) && a.Kubeconfig == "":
+				continue
+			case errors.Is(ferr, fs.ErrNotExist), errors.Is(ferr, fs.ErrPermission):
+				var path *fs.PathError
+				if errors.As(ferr, &path) {
+					ferr = path.Err
+				}
+				err = ferr
+			default:
+				err = errors.New("it is not a valid kubeconfig")
+			}
+			return nil, &plan.Error{Op: "read kubeconfig " + f, Err: err, Exit: plan.ExitUsage, Remedy: "name a kubeconfig with --kubeconfig or the variable KUBECONFIG"}
+		}
+		return nil, &plan.Error{Op: "read kubeconfig", Err: errors.New("it is not valid"), Exit: plan.ExitUsage, Remedy: "name a kubeconfig with --kubeconfig or the variable KUBECONFIG"}
+	}
+	if len(c.Contexts) == 0 {
+		return nil, &plan.Error{
+			Op: "find a cluster", Err: fmt.Errorf("no context in %s", words.And(files)), Exit: plan.ExitUsage,
+			Remedy: "name a kubeconfig with --kubeconfig or the variable KUBECONFIG",
+		}
+	}
+	return c, nil
+}
+
+// CredentialVerb is the first argument with which this program runs a credential plugin.
+const CredentialVerb = "credential-plugin"
+
+// Select returns the cluster that a selects. Credential plugins of other contexts do not run. If
+// self is a path of this program, it runs the plugin of the context as a child; see
+// [RunCredentialPlugin].
+func Select(a cluster.Access, self string) (cluster.Selected, error) {
+	c, err := mergedKubeconfig(a)
+	if err != nil {
+		return cluster.Selected{}, err
+	}
+	name := cmp.Or(a.Context, c.CurrentContext)
+	names := slices.Sorted(maps.Keys(c.Contexts))
+	if len(names) > 12 {
+		names = append(names[:12], fmt.Sprintf("%d more", len(names)-12))
+	}
+	context := c.Contexts[name]
+	if context == nil {
+		err := &plan.Error{Op: "select context " + strconv.Quote(name), Err: errors.New("the kubeconfig does not have it"), Exit: plan.ExitUsage, Remedy: "name one with --context: " + strings.Join(names, ", ")}
+		if name == "" {
+			err.Op, err.Err = "select a context", errors.New("the kubeconfig has no current context")
+		}
+		return cluster.Selected{}, err
+	}
+	context.Cluster, context.AuthInfo = cmp.Or(a.ClusterName, context.Cluster), cmp.Or(a.User, context.AuthInfo)
+	absent := func(kind, of string) error {
+		return &plan.Error{Op: "select context " + strconv.Quote(name), Err: fmt.Errorf("the kubeconfig has no %s %q", kind, of), Exit: plan.ExitUsage, Remedy: "list the contexts with `kubectl config get-contexts`"}
+	}
+	server, user := c.Clusters[context.Cluster], c.AuthInfos[context.AuthInfo]
+	if server == nil || server.Server == "" {
+		return cluster.Selected{}, absent("cluster", context.Cluster)
+	}
+	if user == nil {
+		if context.AuthInfo != "" {
+			return cluster.Selected{}, absent("user", context.AuthInfo)
+		}
+		user = clientcmdapi.NewAuthInfo()
+		context.AuthInfo = "none"
+		c.AuthInfos[context.AuthInfo] = user
+	}
+	if a.As != "" {
+		user.Impersonate = a.As
+	}
+	if a.AsUID != "" {
+		user.ImpersonateUID = a.AsUID
+	}
+	if len(a.AsGroups) > 0 {
+		user.ImpersonateGroups = a.AsGroups
+	}
+	if e := user.Exec; e != nil && self != "" {
+		e.Args = append([]string{CredentialVerb, "--", e.Command}, e.Args...)
+		e.Command = self
+	}
+	c.CurrentContext = name
+	if err := clientcmdapi.MinifyConfig(c); err == nil {
+		err = clientcmdapi.FlattenConfig(c)
+	}
+	if err != nil {
+		return cluster.Selected{}, &plan.Error{Op: "read files of context " + strconv.Quote(name), Err: err, Exit: plan.ExitUsage, Remedy: "restore the file or name another context"}
+	}
+	b, err := clientcmd.Write(*c)
+	if err != nil {
+		return cluster.Selected{}, errors.New("write kubeconfig: it is not valid") // the error could quote secrets
+	}
+	return cluster.Selected{Context: name, Server: server.Server, Kubeconfig: b}, nil
+}
+
+// Foreign is a cluster without a workspace. It implements [check.Foreign].
+type Foreign struct {
+	config   *rest.Config
+	client   *Client
+	requests *preflight.Recorder
+}
+
+var _ check.Foreign = (*Foreign)(nil)
+
+// Open returns the cluster of a kubeconfig. It sends no request. timeout bounds each request;
+// zero sets no limit.
+func Open(kubeconfig []byte, timeout time.Duration, log *slog.Logger) (*Foreign, error) {
+	c, err := Connect(kubeconfig, log)
+	if err != nil {
+		return nil, err
+	}
+	wrap, requests := preflight.Record()
+	config := rest.CopyConfig(c.config)
+	config.Wrap(wrap)
+	config.Timeout = timeout
+	config.WarningHandler = rest.NoWarnings{}
+	if c, err = ForConfig(config, log); err != nil {
+		return nil, err
+	}
+	return &Foreign{config: config, client: c, requests: requests}, nil
+}
+
+// credentialLimit bounds the first request, during which a credential plugin can run.
+const credentialLimit = credentialTimeout + 5*time.Second
+
+// Version implements [check.Foreign]. A credential plugin does not observe contexts, so that the
+// request runs on its own.
+func (f *Foreign) Version(ctx context.Context) (string, error) {
+	type answer struct {
+		version string
+		err     error
+	}
+	got := make(chan answer, 1)
+	go func() {
+		v, err := f.client.Version(ctx)
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			v, err = f.client.Version(ctx) // the plugin took the first request's time
+		}
+		got <- answer{v, err}
+	}()
+	late := time.NewTimer(credentialLimit)
+	defer late.Stop()
+	select {
+	case a := <-got:
+		return a.version, a.err
+	case <-ctx.Done():
+		return "", ctx.Err()
+	case <-late.C:
+		return "", fmt.Errorf("read version: %w: no answer within %s", cluster.ErrUnreachable, credentialLimit)
+	}
+}
+
+// factsLimit bounds the reading of what a distribution is recognised by.
+const factsLimit = 10 * time.Second
+
+// Facts implements [check.Foreign]. What cannot be read is absent.
+func (f *Foreign) Facts(ctx context.Context) distribution.Facts {
+	ctx, cancel := context.WithTimeout(ctx, factsLimit)
+	defer cancel()
+	var out distribution.Facts
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		l, err := f.client.core.CoreV1().Nodes().List(ctx, metav1.ListOptions{Limit: 100})
+		if err != nil {
+			return
+		}
+		for i := range l.Items {
+			n := &l.Items[i]
+			out.Nodes = append(out.Nodes, distribution.Node{
+				Name: n.Name, ProviderID: n.Spec.ProviderID, OSImage: n.Status.NodeInfo.OSImage, KubeletVersion: n.Status.NodeInfo.KubeletVersion,
+				Labels: n.Labels, Annotations: n.Annotations,
+			})
+		}
+	})
+	wg.Go(func() {
+		b, err := f.client.core.Discovery().RESTClient().Get().AbsPath("/apis").SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
+		var groups metav1.APIGroupList
+		if err != nil || json.Unmarshal(b, &groups) != nil {
+			return
+		}
+		for _, g := range groups.Groups {
+			out.Groups = append(out.Groups, g.Name)
+		}
+	})
+	wg.Go(func() {
+		_, err := f.client.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, "kubeadm-config", metav1.GetOptions{})
+		out.KubeadmConfig = err == nil && !apierrors.IsNotFound(err)
+	})
+	wg.Wait()
+	return out
+}
+
+// Preflight implements [check.Foreign].
+func (f *Foreign) Preflight(ctx context.Context, hops []check.PreflightRequest, emit func(plan.Event)) ([][]plan.Finding, error) {
+	found, err := preflight.Run(ctx, f.config, hops, emit)
+	if err != nil {
+		return nil, fmt.Errorf("run preflight checks: %w", classify(err))
+	}
+	if n, ok := preflight.NotAllowed(f.requests.Denied()); ok {
+		found[0] = append(found[0], n)
+	}
+	return found, nil
+}
+
+// Title implements [check.Foreign].
+func (f *Foreign) Title(id string) string { return preflight.Title(id) }
+
+// MissingRules implements [check.Foreign].
+func (f *Foreign) MissingRules() string {
+	denied := f.requests.Denied()
+	if len(denied) == 0 {
+		return ""
+	}
+	return preflight.ClusterRole("constellation-check-missing", denied)
+}
+
+// CheckRole is the manifest of the least ClusterRole for `check`.
+func CheckRole(dryRun bool) string {
+	return preflight.ClusterRole("constellation-check", preflight.Rights(dryRun))
+}
+
+// Clusters are the clusters of kubeconfigs.
+type Clusters struct{ self string }
+
+// NewClusters returns the clusters for this program. Without a path of the program, credential
+// plugins run without a limit.
+func NewClusters() Clusters {
+	path, err := os.Executable()
+	if err != nil {
+		path = ""
+	}
+	return Clusters{path}
+}
+
+// Contexts returns the contexts that an access can select.
+func (Clusters) Contexts(a cluster.Access) ([]string, error) { return Contexts(a) }
+
+// Select returns the selected cluster.
+func (c Clusters) Select(a cluster.Access) (cluster.Selected, error) { return Select(a, c.self) }
+
+// CheckRole returns the manifest of the least ClusterRole for a check.
+func (Clusters) CheckRole(dryRun bool) string { return CheckRole(dryRun) }
+
+// Check checks a cluster.
+func (Clusters) Check(ctx context.Context, s cluster.Selected, timeout time.Duration, r check.ForeignRequest, emit func(plan.Event)) (check.ClusterCheck, error) {
+	f, err := Open(s.Kubeconfig, timeout, nil)
+	if err != nil {
+		return check.ClusterCheck{}, &plan.Error{Op: "use context " + strconv.Quote(s.Context), Err: err, Exit: plan.ExitUsage, Remedy: "correct the kubeconfig"}
+	}
+	return check.ForeignCluster(ctx, f, s, r, time.Now(), emit)
+}
