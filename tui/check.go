@@ -12,7 +12,6 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/findings"
 	"constellation/engine/plan"
-	"constellation/engine/version"
 	"constellation/engine/workspace"
 	"constellation/tui/view"
 )
@@ -186,11 +185,9 @@ func (s *session) checkWorkspace(ctx context.Context, ws *workspace.Workspace, o
 	}
 	r := check.Request{NoDryRun: !o.dryRun}
 	if o.kubernetes != "" {
-		v, err := version.Parse(o.kubernetes)
-		if err != nil {
+		if err := r.Kubernetes.UnmarshalText([]byte(o.kubernetes)); err != nil {
 			return false, &plan.Error{Op: "read --kubernetes", Err: err, Exit: plan.ExitUsage, Remedy: "in a workspace, name a version with its patch, such as v1.36.3"}
 		}
-		r.Kubernetes = v
 	}
 	eng, _, _, err := s.engineOf()
 	if err != nil {

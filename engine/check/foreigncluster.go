@@ -185,6 +185,8 @@ func foreignDown(s cluster.Selected, err error) error {
 	case errors.Is(err, cluster.ErrUnreachable), errors.Is(err, context.DeadlineExceeded):
 		out.Err = fmt.Errorf("the API server at %s does not answer: %w", s.Server, err)
 		out.Remedy = "check the network and the address of the context; `kubectl --context " + s.Context + " version` should answer"
+	default:
+		out.Remedy = "check that the address of the context, " + s.Server + ", is the one of a Kubernetes API server"
 	}
 	return out
 }

@@ -264,7 +264,7 @@ func (f *Foreign) MissingRules() string {
 	if len(denied) == 0 {
 		return ""
 	}
-	return preflight.ClusterRole("constellation-check-missing", denied)
+	return preflight.ClusterRole("constellation-check-missing", preflight.Missing(denied))
 }
 
 // CheckRole is the manifest of the least ClusterRole for `check`.

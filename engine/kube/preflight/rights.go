@@ -24,6 +24,9 @@ type Right struct {
 	URL             string // of a request without a resource: "/metrics"
 }
 
+// anyMinor is newer than all minors.
+var anyMinor = version.MustParse("v1.999.0")
+
 // Title returns the title of the check with this ID; empty if there is none.
 func Title(id string) string {
 	for _, c := range checks() {
@@ -65,16 +68,16 @@ func Rights(dryRun bool) []Right {
 	for _, k := range actorKinds {
 		add(Right{Verb: "list", Group: k.Group, Resource: k.Resource})
 	}
-	// Objects of removed APIs, for any hop to a minor that the data has.
+	// Objects of removed APIs, for any hop.
 	oldest := lifecycle.Minors()[0].Kubernetes
 	byResource := map[Right][]removedAPI{}
-	for _, a := range removedAPIs(version.MustParse(oldest+".0"), minorAfter(lifecycle.Newest())) {
+	for _, a := range removedAPIs(version.MustParse(oldest+".0"), anyMinor) {
 		r := Right{Verb: "list", Group: a.resource.Group, Resource: a.resource.Resource}
 		byResource[r] = append(byResource[r], a)
 	}
 	for r, gone := range byResource {
 		add(r)
-		for _, through := range survivors(gone, minorAfter(lifecycle.Newest())) {
+		for _, through := range survivors(gone, anyMinor) {
 			add(Right{Verb: "list", Group: through.Group, Resource: through.Resource})
 		}
 	}
@@ -177,6 +180,21 @@ func (x recording) RoundTrip(req *http.Request) (*http.Response, error) {
 		x.to.denied = append(x.to.denied, right)
 	}
 	return resp, err
+}
+
+// Missing returns the rights that a user lacks whose requests were denied: the denied ones, and
+// those of later requests for the same resources.
+func Missing(denied []Right) []Right {
+	out := slices.Clone(denied)
+	for _, r := range Rights(false) {
+		same := func(d Right) bool {
+			return d.Verb == r.Verb && d.Group == r.Group && d.Resource == r.Resource && r.URL == ""
+		}
+		if slices.ContainsFunc(denied, same) && !slices.Contains(out, r) {
+			out = append(out, r)
+		}
+	}
+	return out
 }
 
 // Denied returns the rights whose requests the API server denied, and Sent those of all requests.

@@ -1,0 +1,187 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+)
+
+// kubeconfigOf writes a kubeconfig with one context and returns its path.
+func kubeconfigOf(t *testing.T, context, server, user string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config")
+	text := fmt.Sprintf(`apiVersion: v1
+kind: Config
+current-context: %[1]s
+contexts: [{name: %[1]s, context: {cluster: c-%[1]s, user: u-%[1]s}}]
+clusters: [{name: c-%[1]s, cluster: {server: %[2]s}}]
+users: [{name: u-%[1]s, user: {%[3]s}}]
+`, context, server, user)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestSelect(t *testing.T) {
+	a := kubeconfigOf(t, "a", "https://a.example", "token: sekret-a")
+	b := kubeconfigOf(t, "b", "https://b.example", "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./login, interactiveMode: Never}")
+	t.Setenv("KUBECONFIG", a+string(os.PathListSeparator)+b)
+	for _, tt := range []struct {
+		access       cluster.Access
+		context, has string
+		not          string
+	}{
+		{cluster.Access{}, "a", "sekret-a", "login"},
+		{cluster.Access{Context: "b"}, "b", "https://b.example", "sekret-a"}, // nothing of other contexts
+		{cluster.Access{Context: "b", User: "u-a"}, "b", "sekret-a", "login"},
+		{cluster.Access{As: "jane", AsGroups: []string{"ops"}}, "a", "as: jane", "login"},
+		{cluster.Access{Kubeconfig: b}, "b", filepath.Join(filepath.Dir(b), "login"), "sekret-a"},
+	} {
+		got, err := Select(tt.access, "/bin/self")
+		if err != nil {
+			t.Fatalf("%+v: %v", tt.access, err)
+		}
+		if got.Context != tt.context || !strings.Contains(string(got.Kubeconfig), tt.has) || strings.Contains(string(got.Kubeconfig), tt.not) {
+			t.Errorf("%+v: context %s\n%s", tt.access, got.Context, got.Kubeconfig)
+		}
+	}
+}
+
+func TestSelectRefuses(t *testing.T) {
+	good := kubeconfigOf(t, "prod", "https://a.example", "token: sekret")
+	bad := filepath.Join(t.TempDir(), "bad")
+	if err := os.WriteFile(bad, []byte("users: [{token: sekret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "absent"))
+	for _, tt := range []struct {
+		access cluster.Access
+		want   string
+	}{
+		{cluster.Access{}, "find a cluster: no context in"},
+		{cluster.Access{Kubeconfig: filepath.Join(t.TempDir(), "nofile")}, "nofile: no such file"},
+		{cluster.Access{Kubeconfig: bad}, "it is not a valid kubeconfig"},
+		{cluster.Access{Kubeconfig: good, Context: "prid"}, `select context "prid"`},
+		{cluster.Access{Kubeconfig: good, ClusterName: "x"}, `no cluster "x"`},
+		{cluster.Access{Kubeconfig: good, User: "x"}, `no user "x"`},
+	} {
+		_, err := Select(tt.access, "")
+		if err == nil || !strings.Contains(err.Error(), tt.want) || plan.ExitCode(err) != plan.ExitUsage || plan.Remedy(err) == "" {
+			t.Errorf("%+v: error %v, exit %d, remedy %q, want %q", tt.access, err, plan.ExitCode(err), plan.Remedy(err), tt.want)
+		}
+		if err != nil && strings.Contains(err.Error()+plan.Remedy(err), "sekret") {
+			t.Errorf("%+v: the error has a secret: %v", tt.access, err)
+		}
+		if tt.access.Context == "prid" && err != nil && !strings.Contains(plan.Remedy(err), "prod") {
+			t.Errorf("the remedy does not name the contexts: %q", plan.Remedy(err))
+		}
+	}
+}
+
+func TestCredentialPlugin(t *testing.T) {
+	run := func(limit string, args ...string) (int, string, string) {
+		var out, errs bytes.Buffer
+		code := RunCredentialPlugin(args, limit, nil, &out, &errs)
+		return code, out.String(), errs.String()
+	}
+	if code, out, errs := run("", "--", "/bin/sh", "-c", `echo '{"a":1}'; printf '\033]0;evil\007warn\n' >&2`); code != 0 || out != "{\"a\":1}\n" || errs != `\x1b]0;evil\awarn`+"\n" {
+		t.Errorf("exit %d, stdout %q, stderr %q", code, out, errs)
+	}
+	if code, _, _ := run("", "--", "/bin/sh", "-c", "exit 3"); code != 3 {
+		t.Errorf("exit %d, want the plugin's 3", code)
+	}
+	start := time.Now()
+	code, _, errs := run("200ms", "--", "/bin/sh", "-c", "sleep 60; true") // its child keeps stderr open
+	if code != 1 || !strings.Contains(errs, "no answer within 200ms") || time.Since(start) > 10*time.Second {
+		t.Errorf("a plugin that hangs: exit %d after %s, %q", code, time.Since(start), errs)
+	}
+	if code, _, errs := run("", "--", "/nonexistent/login"); code != 1 || !strings.Contains(errs, "/nonexistent/login") {
+		t.Errorf("a plugin that does not exist: exit %d, %q", code, errs)
+	}
+}
+
+// TestCheckOfTroubledServers runs a whole check against API servers in trouble. These are
+// simulated: a real one cannot be made to answer so.
+func TestCheckOfTroubledServers(t *testing.T) {
+	version := func(w http.ResponseWriter) { fmt.Fprint(w, `{"gitVersion":"v1.35.4"}`) }
+	status := func(w http.ResponseWriter, code int, reason, message string) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": message, "code": code})
+	}
+	forbid := func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/version" {
+			version(w)
+			return
+		}
+		status(w, http.StatusForbidden, "Forbidden", "pods is forbidden: User \"x\" cannot list")
+	}
+	for _, tt := range []struct {
+		name    string
+		serve   http.HandlerFunc
+		err     string
+		finding string
+	}{
+		{"forbids everything", forbid, "", "missing-rights"},
+		{"rejects the credentials", func(w http.ResponseWriter, _ *http.Request) {
+			status(w, http.StatusUnauthorized, "Unauthorized", "Unauthorized")
+		}, "denied by the API server", ""},
+		{"half dead", func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/version" {
+				version(w)
+				return
+			}
+			status(w, http.StatusServiceUnavailable, "ServiceUnavailable", "etcd is gone")
+		}, "", "nodes-unread"},
+		{"hangs", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "does not answer", ""},
+		{"is another program", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, "read version", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := httptest.NewServer(tt.serve)
+			defer s.Close()
+			sel, err := Select(cluster.Access{Kubeconfig: kubeconfigOf(t, "x", s.URL, "token: abc")}, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+			defer cancel()
+			k, err := Clusters{}.Check(ctx, sel, time.Second, check.ForeignRequest{}, func(plan.Event) {})
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) || plan.Remedy(err) == "" {
+					t.Fatalf("error %v, remedy %q, want %q", err, plan.Remedy(err), tt.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			unread, missing := 0, false
+			for _, f := range k.Findings() {
+				if f.Severity == plan.NotChecked {
+					unread++
+				}
+				missing = missing || f.ID == tt.finding
+			}
+			if unread < 20 {
+				t.Errorf("%d checks are not checked, want most: what could not be read is not ok", unread)
+			}
+			if tt.finding == "missing-rights" && (!missing || !strings.Contains(k.MissingRules, `resources: ["daemonsets"`)) {
+				t.Errorf("missing rights are not listed:\n%s", k.MissingRules)
+			}
+		})
+	}
+}
