@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"sigs.k8s.io/yaml"
+
 	"constellation/engine/plan"
 	"constellation/internal/testneeds"
 )
@@ -135,12 +137,22 @@ func (c *cloud) customize(planes []string) {
 	t := c.t
 	t.Helper()
 	config := c.kubectl("-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "jsonpath={.data.ClusterConfiguration}")
-	const flag = "apiServer:\n  extraArgs:\n"
-	if !strings.Contains(config, flag) || strings.Contains(config, "featureGates:") {
+	var settings map[string]any
+	if err := yaml.Unmarshal([]byte(config), &settings); err != nil {
+		t.Fatal(err)
+	}
+	apiServer, ok := settings["apiServer"].(map[string]any)
+	if !ok {
 		t.Fatalf("kubeadm's configuration is\n%s", config)
 	}
-	config = strings.Replace(config, flag, flag+"  - name: event-ttl\n    value: 2h0m0s\n", 1) + "featureGates:\n  RootlessControlPlane: false\n"
-	patch, err := json.Marshal(map[string]any{"data": map[string]string{"ClusterConfiguration": config}})
+	args, _ := apiServer["extraArgs"].([]any)
+	apiServer["extraArgs"] = append(args, map[string]any{"name": "event-ttl", "value": "2h0m0s"})
+	settings["featureGates"] = map[string]any{"RootlessControlPlane": false}
+	changed, err := yaml.Marshal(settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch, err := json.Marshal(map[string]any{"data": map[string]string{"ClusterConfiguration": string(changed)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,4 +196,3 @@ func (c *cloud) wantCustomized(planes []string) {
 		t.Errorf("CoreDNS is %s, and its phase was to be skipped", image)
 	}
 }
-

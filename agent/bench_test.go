@@ -65,7 +65,7 @@ func BenchmarkInstall(b *testing.B) {
 		req := r.request("t1")
 		req.Components = append(req.Components[:0:0], component.ToProto(component.List{
 			{Name: "kubeadm", URL: mirror.URL, Digest: "sha256:" + hex.EncodeToString(sum[:]), Path: "/usr/local/bin/kubeadm"},
-		})[0], req.Components[1])
+		})[0], req.Components[0])
 		all, err := collect(r.client().Upgrade(b.Context(), r.vouched(req)))
 		if err != nil || !strings.Contains(all[len(all)-1].GetFailure().GetMessage(), "exec format error") {
 			b.Fatalf("%v, %v", err, all)

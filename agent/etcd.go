@@ -160,7 +160,7 @@ func (e *etcd) ask(ctx context.Context, m *upgradeproto.EtcdMember) (leader uint
 	if err != nil {
 		return 0, fmt.Errorf("does not answer: %w", err)
 	}
-	m.Version, m.DbSize, m.AppliedIndex = s.Version, s.DbSize, s.RaftAppliedIndex
+	m.Version, m.StorageVersion, m.DbSize, m.AppliedIndex = s.Version, s.StorageVersion, s.DbSize, s.RaftAppliedIndex
 	switch {
 	case s.Header.GetMemberId() != m.GetId():
 		return 0, fmt.Errorf("another member, %x, answers at its address", s.Header.GetMemberId())

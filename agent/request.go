@@ -50,7 +50,6 @@ type order struct {
 func parseOrder(req *upgradeproto.UpgradeRequest) (*order, error) {
 	o := &order{proto: proto.CloneOf(req)}
 	o.proto.After = 0
-	slices.SortFunc(o.proto.Components, func(a, b *componentproto.Component) int { return strings.Compare(a.GetName(), b.GetName()) })
 	if t := req.GetToken(); t == "" || len(t) > 128 || strings.ContainsFunc(t, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return nil, errors.New("token: want 1 to 128 printable ASCII characters")
 	}
@@ -110,11 +109,15 @@ func (h Host) vouched(o *order) error {
 	return trust.Verify(o.proto.GetComponentsStatement(), o.version, runtime.GOARCH, o.list)
 }
 
-// same reports whether two requests are equal apart from their tokens and statements.
+// same reports whether two requests are equal apart from their tokens and statements, and the order
+// of their components.
 func same(a, b *upgradeproto.UpgradeRequest) bool {
 	a, b = proto.CloneOf(a), proto.CloneOf(b)
 	a.Token, b.Token = "", ""
 	a.ComponentsStatement, b.ComponentsStatement = "", ""
+	for _, r := range []*upgradeproto.UpgradeRequest{a, b} {
+		slices.SortFunc(r.Components, func(x, y *componentproto.Component) int { return strings.Compare(x.GetName(), y.GetName()) })
+	}
 	return proto.Equal(a, b)
 }
 

@@ -264,7 +264,7 @@ func (r *rig) request(token string) *upgradeproto.UpgradeRequest {
 	s := sha256.Sum256(r.program(to))
 	digest := "sha256:" + hex.EncodeToString(s[:])
 	var l component.List
-	for _, name := range []string{"kubeadm", "kubelet"} {
+	for _, name := range []string{"kubelet", "kubeadm"} { // signed in an order that no sorting would give
 		l = append(l, component.Component{Name: name, URL: r.mirror.URL + "/" + to + "/" + name, Digest: digest, Path: "/usr/local/bin/" + name})
 	}
 	return &upgradeproto.UpgradeRequest{
@@ -687,7 +687,7 @@ func TestWrongContentIsNeverInstalled(t *testing.T) {
 	c := r.inside()
 	req := r.request("t1")
 	bad := []byte("#!/bin/sh\n")
-	req.Components[0].Url = "data:;base64," + base64.StdEncoding.EncodeToString(bad)
+	req.Components[1].Url = "data:;base64," + base64.StdEncoding.EncodeToString(bad)
 	all, err := collect(c.Upgrade(t.Context(), r.vouched(req)))
 	if err != nil || outline(all) != "verify:running install-kubeadm:running install-kubeadm:failed failure in install-kubeadm" {
 		t.Fatalf("%v\n%s", err, outline(all))
@@ -699,7 +699,7 @@ func TestWrongContentIsNeverInstalled(t *testing.T) {
 	req = r.request("t2")
 	old := r.program(from)
 	sum := sha256.Sum256(old)
-	req.Components[0].Url, req.Components[0].Digest = r.mirror.URL+"/"+from+"/kubeadm", "sha256:"+hex.EncodeToString(sum[:])
+	req.Components[1].Url, req.Components[1].Digest = r.mirror.URL+"/"+from+"/kubeadm", "sha256:"+hex.EncodeToString(sum[:])
 	all, err = collect(c.Upgrade(t.Context(), r.vouched(req)))
 	if err != nil || !strings.Contains(all[len(all)-1].GetFailure().GetMessage(), `kubeadm is "v1.35.4", want v1.36.3`) {
 		t.Errorf("%v, %v", err, all)

@@ -866,3 +866,42 @@ func encode(t *testing.T, v any) []byte {
 	}
 	return b
 }
+
+// A pod reaches a TPM by a socket, unless the provider chooses a device, which a privileged container
+// alone can open.
+func TestTPMIsTheProvidersChoice(t *testing.T) {
+	pod := func(values map[string]any) corev1.PodSpec {
+		t.Helper()
+		var d appsv1.DaemonSet
+		documents(t, rendered(t, "constellation-services", "v1.1.0", values), func(kind string) any {
+			if kind == "DaemonSet" {
+				return &d
+			}
+			return nil
+		})
+		return d.Spec.Template.Spec
+	}
+	tpm := func(s corev1.PodSpec) (host corev1.HostPathVolumeSource, at string, privileged bool) {
+		t.Helper()
+		for _, v := range s.Volumes {
+			if v.Name == "tpm" {
+				host = *v.HostPath
+			}
+		}
+		c := s.Containers[0]
+		for _, m := range c.VolumeMounts {
+			if m.Name == "tpm" {
+				at = m.MountPath
+			}
+		}
+		return host, at, c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged
+	}
+	host, at, privileged := tpm(pod(nil))
+	if host.Path != "/var/lib/constellation-tpm" || *host.Type != corev1.HostPathDirectory || at != "/run/tpm" || privileged {
+		t.Errorf("socket: %s (%s) at %s, privileged %t", host.Path, *host.Type, at, privileged)
+	}
+	host, at, privileged = tpm(pod(map[string]any{"joinservice": map[string]any{"tpm": "/dev/tpmrm0", "tpmDir": "", "tpmDevice": "/dev/tpmrm0"}}))
+	if host.Path != "/dev/tpmrm0" || *host.Type != corev1.HostPathCharDev || at != "/dev/tpmrm0" || !privileged {
+		t.Errorf("device: %s (%s) at %s, privileged %t", host.Path, *host.Type, at, privileged)
+	}
+}

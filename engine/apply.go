@@ -28,7 +28,7 @@ import (
 )
 
 // ApplySteps are the IDs of the steps of `upgrade apply`, in order.
-var ApplySteps = []string{check.StepBackup, StepComponents, check.StepAgents, StepJoinConfig, plan.StepCharts, StepRevocations, check.StepTarget, plan.StepRollout}
+var ApplySteps = []string{check.StepBackup, StepComponents, check.StepAgents, StepJoinConfig, plan.StepCharts, StepRevocations, StepEtcdTag, check.StepTarget, plan.StepRollout, StepEtcdMembers}
 
 // ApplyRequest says to what the cluster is upgraded, and how.
 type ApplyRequest struct {
@@ -154,6 +154,9 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	}
 	a.prepared.weaker = slices.ContainsFunc(p.Findings, func(f plan.Finding) bool { return f.ID == check.RuleWeaker }) // Run makes sure that it is accepted
 	a.prepared.target.MaxSurge = r.Surge
+	if c.Now.Etcd != "" && (c.Hop.To.Etcd != "" || c.Hop.To.Kubernetes != c.Hop.From.Kubernetes) {
+		a.etcd = c.Etcd()
+	}
 	return p, a.fill(ctx, c)
 }
 
@@ -163,6 +166,8 @@ type applyRun struct {
 	prepared *prepareRun // what the rollout is prepared with
 	request  ApplyRequest
 	plan     *plan.Plan
+	waited   bool            // for the rollout
+	etcd     version.Version // that the members are to run after the hop; zero: it does not matter
 }
 
 // fill completes the plan.
@@ -200,6 +205,7 @@ func (a *applyRun) fill(ctx context.Context, c *check.Run) error {
 	if len(expired) > 0 {
 		steps = append(steps, a.revocationsStep(expired))
 	}
+	steps = append(steps, a.prepared.etcdSteps()...)
 	steps = append(steps, a.targetStep(groups, keptGroups), a.rolloutStep())
 	wait := &steps[len(steps)-1]
 	wait.Effect = "all nodes are at the target"
@@ -214,6 +220,7 @@ func (a *applyRun) fill(ctx context.Context, c *check.Run) error {
 	wait.Details = append(wait.Details, fmt.Sprintf("takes about %s: %s", rollout.Interval{Least: c.Out.Changes.Least, Most: c.Out.Changes.Most}, c.Out.Changes.Basis))
 	// What mutates decides whether a backup is needed.
 	steps = append([]plan.Step{a.backupStep(steps[:len(steps)-1])}, steps...)
+	steps = append(steps, a.membersSteps()...)
 	if err := a.skip(ctx, steps); err != nil {
 		return err
 	}
@@ -234,7 +241,7 @@ func (a *applyRun) finish(detached string) {
 		return a.hold(ctx, r, p.ID, lost)
 	}
 	p.End.Next = []string{a.e.command("status")}
-	if p.End.Done == "" || len(p.Steps) == 0 || p.Steps[len(p.Steps)-1].ID != plan.StepRollout {
+	if p.End.Done == "" || !slices.ContainsFunc(p.Steps, func(s plan.Step) bool { return s.ID == plan.StepRollout }) {
 		p.End.Done = detached
 		p.End.Next = append([]string{a.e.command(string(plan.VerbApply))}, p.End.Next...)
 	}
@@ -260,6 +267,12 @@ func (a *applyRun) skip(ctx context.Context, steps []plan.Step) error {
 		s.Finished = err == nil && done
 		leave := a.request.skips(s.ID)
 		switch {
+		case leave && !s.Finished && s.ID == StepEtcdTag && !a.request.skips(check.StepTarget):
+			p.Findings = append([]plan.Finding{{
+				ID: "skipped-step", Severity: plan.Block, Source: "versions", Title: "without step " + s.ID + " no control plane would get the etcd of the target",
+				Remedy: "leave `--skip-phases " + s.ID + "` out, or skip " + check.StepTarget + ", too",
+			}}, p.Findings...)
+			continue
 		case leave && !s.Finished && (s.ID == StepComponents || s.ID == StepJoinConfig) && !a.request.skips(check.StepTarget):
 			p.Findings = append([]plan.Finding{{
 				ID: "skipped-step", Severity: plan.Block, Source: "versions", Title: "without step " + s.ID + " no machine could join with the target",
@@ -269,7 +282,7 @@ func (a *applyRun) skip(ctx context.Context, steps []plan.Step) error {
 		case leave:
 			p.Notes = append(p.Notes, "Step "+s.ID+" is left out on request.")
 			continue
-		case s.ID == plan.StepRollout && (a.request.Detach || a.request.skips(check.StepTarget)):
+		case (s.ID == plan.StepRollout || s.ID == StepEtcdMembers) && (a.request.Detach || a.request.skips(check.StepTarget)):
 			continue
 		}
 		p.Steps = append(p.Steps, s)
@@ -333,7 +346,10 @@ func (a *applyRun) rolloutStep() plan.Step {
 	return plan.Step{
 		ID: plan.StepRollout, Title: "Wait for the rollout", Effect: "all nodes are at the target",
 		Done: func(ctx context.Context) (bool, error) { return a.rolloutDone(ctx, a.prepared.target) },
-		Run:  func(ctx context.Context, r *plan.Reporter) error { return a.waitRollout(ctx, r, a.prepared.target) },
+		Run: func(ctx context.Context, r *plan.Reporter) error {
+			a.waited = true
+			return a.waitRollout(ctx, r, a.prepared.target)
+		},
 	}
 }
 
@@ -343,7 +359,7 @@ func (e *Engine) goOn(ctx context.Context, c *check.Run, p *plan.Plan, r ApplyRe
 	n, t := &c.Now, c.Now.Target
 	images := n.ControlPlaneImage.Add(n.WorkerImage.Oldest).Add(n.WorkerImage.Newest)
 	p.From = plan.Target{Release: n.Services.String(), Image: images.String(), Kubernetes: n.ControlPlaneKubelet.Add(n.WorkerKubelet.Oldest).Add(n.Kubernetes.Newest).String()}
-	p.To = plan.Target{Release: n.Services.String(), Image: t.ImageVersion, Kubernetes: t.Kubernetes}
+	p.To = plan.Target{Release: n.Services.String(), Image: t.ImageVersion, Kubernetes: t.Kubernetes, Etcd: t.Etcd}
 	run := &clusterRun{e: e, facts: &facts{config: c.Config, state: c.State, provider: c.Cloud}}
 	a := &applyRun{clusterRun: run, prepared: &prepareRun{clusterRun: run, target: t}, request: r, plan: p}
 	p.Surge = cmp.Or(r.Surge, t.MaxSurge)
@@ -371,7 +387,8 @@ func (e *Engine) goOn(ctx context.Context, c *check.Run, p *plan.Plan, r ApplyRe
 	}
 	least, basis := c.Past.Estimate(left-inPlace, inPlace-first, !n.Kubernetes.Is(kubernetes))
 	rollout.Details = []string{fmt.Sprintf("takes about %s: %s", least, basis)}
-	steps := []plan.Step{a.targetStep(nil, nil), rollout}
+	a.etcd = c.EtcdOf(t)
+	steps := append([]plan.Step{a.targetStep(nil, nil), rollout}, a.membersSteps()...)
 	a.request.Skip = nil // what could be skipped is done
 	if err := a.skip(ctx, steps); err != nil {
 		return err

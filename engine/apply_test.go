@@ -187,7 +187,7 @@ func TestApplyUpgradesACluster(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 	}
-	if d := cmp.Diff([]string{"backup done", "components done", "join-config done", "charts done", "set-target done", "wait-for-rollout done"}, steps(events)); d != "" {
+	if d := cmp.Diff([]string{"backup done", "components done", "join-config done", "charts done", "set-target done", "wait-for-rollout done", "etcd-members done"}, steps(events)); d != "" {
 		t.Errorf("steps (-want +got):\n%s", d)
 	}
 	var nodes []string
@@ -367,7 +367,7 @@ func TestARehearsalHasNoEffect(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(s.dir, plan.RunsDir, "upgrade-*")); err != nil || len(left) > 0 {
 		t.Errorf("a record was made: %q, %v", left, err)
 	}
-	if !p.Rehearsal || len(steps(events)) != 6 || !strings.Contains(events[len(events)-1].Text, "nothing was changed") {
+	if !p.Rehearsal || len(steps(events)) != 7 || !strings.Contains(events[len(events)-1].Text, "nothing was changed") {
 		t.Errorf("steps %q, result %+v", steps(events), events[len(events)-1])
 	}
 }

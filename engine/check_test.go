@@ -292,9 +292,9 @@ func TestCheckReportsVersionsPathAndChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(`Kubernetes | kubernetes | v1.35.4 |  |  | v1.36.3 | v1.36.4 | v1.36.3 in hop 2
-coredns | kubernetes | v1.13.1 |  |  | v1.14.2 | v1.14.2 | in Kubernetes
-kube-proxy | kubernetes | v1.35.4 |  |  | v1.36.3 | v1.36.4 | in Kubernetes
+	if d := cmp.Diff(`Kubernetes | kubernetes | v1.35.4 |  |  | v1.36.3 | v1.37.2 | v1.36.3 in hop 2
+coredns | kubernetes | v1.13.1 |  |  | v1.14.2 | v1.14.6 | in Kubernetes
+kube-proxy | kubernetes | v1.35.4 |  |  | v1.36.3 | v1.37.2 | in Kubernetes
 OS image | image | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | v1.1.0 | 1 hop
 Services | services | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | v1.1.0 | 1 hop
 agent | release | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | v1.1.0 | in OS image
@@ -535,7 +535,7 @@ func TestCheckWithInjectedErrors(t *testing.T) {
 					t.Errorf("the document says exit %d", c.Exit)
 				}
 				if tt.exit == 1 { // the data known without the cluster is emitted
-					if len(events) != 1 || events[0].State != "block" || !strings.HasPrefix(table(c), "Kubernetes | kubernetes |  |  |  |  | v1.36.4 | not known\n") || c.Components[len(c.Components)-1].Now != "v1.1.0" {
+					if len(events) != 1 || events[0].State != "block" || !strings.HasPrefix(table(c), "Kubernetes | kubernetes |  |  |  |  | v1.37.2 | not known\n") || c.Components[len(c.Components)-1].Now != "v1.1.0" {
 						t.Errorf("told %d events\n%s", len(events), table(c))
 					}
 				}
@@ -659,8 +659,8 @@ func TestCheckStopsWhenInterrupted(t *testing.T) {
 
 func TestHomeSuggestsToCheckForUpgrades(t *testing.T) {
 	for _, tt := range []struct{ name, old, with, why string }{
-		{"release and Kubernetes are older", "", "", "release v1.1.0 and Kubernetes v1.36.4 are known"},
-		{"Kubernetes is older", "v1.0.0", "v1.1.0", "Kubernetes v1.36.4 is known"},
+		{"release and Kubernetes are older", "", "", "release v1.1.0 and Kubernetes v1.37.2 are known"},
+		{"Kubernetes is older", "v1.0.0", "v1.1.0", "Kubernetes v1.37.2 is known"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
@@ -754,9 +754,9 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 	newest := func(s *checkStage) {
 		r := &s.inside.running
 		r.Services, r.ControlPlaneImage, r.WorkerImage = at("v1.1.0"), at("v1.1.0"), at("v1.1.0")
-		r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd = at("v1.36.4"), at("v1.36.4"), at("v1.36.4"), "3.6.8-0"
-		r.Target = cluster.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.36.4"}
-		for old, now := range map[string]string{"image: v1.0.0": "image: v1.1.0", "microserviceVersion: v1.0.0": "microserviceVersion: v1.1.0", "v1.35.4": "v1.36.4"} {
+		r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd = at("v1.37.2"), at("v1.37.2"), at("v1.37.2"), "3.7.0-0"
+		r.Target = cluster.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.37.2"}
+		for old, now := range map[string]string{"image: v1.0.0": "image: v1.1.0", "microserviceVersion: v1.0.0": "microserviceVersion: v1.1.0", "v1.35.4": "v1.37.2"} {
 			s.edit(old, now)
 		}
 	}
@@ -785,7 +785,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 				newest(s)
 				r := &s.inside.running
 				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Target.Kubernetes = at("v1.36.3"), at("v1.36.3"), at("v1.36.3"), "v1.36.3"
-				s.edit("v1.36.4", "v1.36.3")
+				s.edit("v1.37.2", "v1.36.3")
 			}, check.Request{}, nil, 4, nil, nil,
 		},
 		{"a goal that is reached already", newest, check.Request{Release: v("v1.1.0")}, nil, 0, nil, []string{"The cluster runs the requested versions already."}},
@@ -1155,7 +1155,7 @@ func TestCheckWithFewRights(t *testing.T) {
 	if d := cmp.Diff(want, c.Findings); d != "" {
 		t.Errorf("findings (-want +got):\n%s", d)
 	}
-	if len(c.Path) > 0 || len(c.Blocked) > 0 || !strings.HasPrefix(table(c), "Kubernetes | kubernetes | v1.35.4 |  |  |  | v1.36.4 | not known\n") {
+	if len(c.Path) > 0 || len(c.Blocked) > 0 || !strings.HasPrefix(table(c), "Kubernetes | kubernetes | v1.35.4 |  |  |  | v1.37.2 | not known\n") {
 		t.Errorf("path %v, blocked %v\n%s", c.Path, c.Blocked, table(c))
 	}
 
@@ -1231,7 +1231,7 @@ func TestVerdictsNameWhereThePathEnds(t *testing.T) {
 		}
 	}
 	want := map[string][3]string{
-		"Kubernetes": {"v1.36.3", "v1.36.4", "v1.36.3 in hop 2, another CLI"}, "OS image": {"v1.1.0", "v1.2.0", "v1.1.0 in 1 hop"},
+		"Kubernetes": {"v1.36.3", "v1.37.2", "v1.36.3 in hop 2, another CLI"}, "OS image": {"v1.1.0", "v1.2.0", "v1.1.0 in 1 hop"},
 		"Services": {"v1.2.0", "v1.2.0", "2 hops, another CLI"}, "CLI": {"", "v1.2.0", "hop 2 needs v1.2.0"},
 	}
 	if d := cmp.Diff(want, got); d != "" {

@@ -76,6 +76,13 @@ type Cluster interface {
 	// whether it did. It takes effect where kubeadm next makes a control plane's manifests.
 	BoundSigning(ctx context.Context, duration string) (changed bool, err error)
 
+	// EtcdTag returns the tag of etcd's image that the cluster's kubeadm configuration names; empty if
+	// it names none. The error wraps ErrAbsent if there is no such configuration.
+	EtcdTag(ctx context.Context) (string, error)
+	// SetEtcdTag replaces one tag by another there; an empty one is none. Everything else stays as
+	// it was written. The error wraps ErrConflict if the configuration names a third one.
+	SetEtcdTag(ctx context.Context, from, to string) error
+
 	// Expect records a machine that is becoming a node, unless that node is annotated
 	// with its components already.
 	Expect(ctx context.Context, n cluster.ExpectedNode) error

@@ -106,6 +106,7 @@ func New(w *workspace.Workspace, d Deps) *Engine {
 	if e.provider == nil {
 		e.provider = NewProvider
 	}
+	e.provider = patiently(e.provider)
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
 	}

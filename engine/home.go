@@ -94,13 +94,13 @@ func (e *Engine) suggest(h *Home) {
 	case StagePartial:
 		if lost {
 			h.problem(workspace.KubeconfigFile, &plan.Error{Err: e.ws.Absent(workspace.KubeconfigFile), Remedy: workspace.RestoreKubeconfig})
-			suggest("Look at the machines", "status", "the cluster was complete, and its kubeconfig is missing")
+			suggest("Show the machines", "status", "the cluster was complete, and its kubeconfig is missing")
 			break
 		}
 		suggest("Continue creating the cluster", "init", "an init was interrupted; finished steps are skipped")
-		suggest("Look at the cluster", "status", "")
+		suggest("Show the status", "status", "")
 	case StageCluster:
-		suggest("Look at the cluster", "status", "")
+		suggest("Show the status", "status", "")
 		suggest("Check for upgrades", "upgrade check", newerThan(h.Config))
 		var err error
 		if h.Backup, err = e.lastBackup(h.State); err == nil && h.Backup.Old(e.now()) {
@@ -108,7 +108,7 @@ func (e *Engine) suggest(h *Home) {
 			if h.Backup != nil {
 				why = "the last one is " + hours(e.now().Sub(h.Backup.Created)) + " old"
 			}
-			suggest("Make a backup", "backup create", why)
+			suggest("Create a backup", "backup create", why)
 		}
 	}
 }

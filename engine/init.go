@@ -53,6 +53,7 @@ type limits struct {
 	services time.Duration // for pods on nodes that are Ready
 	gone     time.Duration // of a first machine that was asked before while its API server answers: it has nothing more to say
 	quiet    time.Duration // silence of the API server until it is reported
+	members  time.Duration // until the members of etcd have the versions of the hop
 	denials  time.Duration // by the API server, until they are believed: one that starts does not know at once what anybody may do
 }
 
@@ -69,6 +70,7 @@ var defaultLimits = limits{
 	services: time.Minute,
 	gone:     15 * time.Second,
 	quiet:    3 * time.Second,
+	members:  2 * time.Minute,
 	denials:  time.Minute,
 }
 

@@ -20,7 +20,7 @@ func TestMinorThatIsNewerThanTheData(t *testing.T) {
 	unknown := v(fmt.Sprintf("v1.%d.0", newest.Minor()+2))
 	title := fmt.Sprintf("Kubernetes v1.%d and %s is newer than the data of this program, which ends at %s", newest.Minor()+1, unknown.MinorString(), newest.MinorString())
 
-	t.Run("check reports it first and runs the preflight checks", func(t *testing.T) {
+	t.Run("check reports the minor first and runs the preflight checks", func(t *testing.T) {
 		s := newCheckStage(t)
 		s.inside.findings = []plan.Finding{{ID: "removed-apis-used", Severity: plan.Warn, Title: "clients read things"}, {ID: "pods", Severity: plan.Info, Title: "fine"}}
 		c := s.mustCheck(check.Request{Kubernetes: unknown})
@@ -28,7 +28,7 @@ func TestMinorThatIsNewerThanTheData(t *testing.T) {
 			t.Errorf("the first finding is %+v, want %s", f, title)
 		}
 		if !slices.ContainsFunc(c.Findings, func(f plan.Finding) bool { return f.Title == "clients read things" }) {
-			t.Errorf("what is derived is missing: %v", found(c))
+			t.Errorf("the finding of a preflight check is missing: %v", found(c))
 		}
 		if d := cmp.Diff([]check.PreflightRequest{{From: v("v1.35.4"), To: unknown, Release: v("v1.0.0")}}, s.inside.asked); d != "" {
 			t.Error(d)

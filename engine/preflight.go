@@ -478,6 +478,9 @@ func (f *facts) checkMeasurements() *plan.Finding {
 	if err != nil {
 		b := blockErr("the measurements are not those of image "+f.config.Image.String(), err)
 		b.Field, b.Remedy = "attestation.tpm2.measurements", "every machine would be refused: write the value that the image has, which is named here"
+		if list := f.config.Advice().Catalogue; list != "" {
+			b.Remedy += ", or " + list + " lists them all"
+		}
 		return b
 	}
 	if len(warnings) > 0 {

@@ -161,7 +161,7 @@ func (e *Engine) prepareRun(c *check.Run, list cluster.Components) (*prepareRun,
 		clusterRun: &clusterRun{e: e, facts: &facts{config: c.Config, state: c.State, provider: c.Cloud}, components: list, inUse: c.InUse, enrols: c.Enrols},
 		hop:        *c.Hop, now: c.Now, demanded: demanded, changes: c.MeasurementChanges(), images: c.Images, hops: len(c.Path), notes: c.Out.Notes,
 		weaker: slices.Contains(c.Acknowledged, check.RuleWeaker),
-		target: cluster.NodeTarget{Image: image.Reference, ImageVersion: image.Version, Components: list.Name, Kubernetes: list.Kubernetes, KeepWorkers: !c.Hop.ReplaceWorkers},
+		target: cluster.NodeTarget{Image: image.Reference, ImageVersion: image.Version, Components: list.Name, Kubernetes: list.Kubernetes, Etcd: c.EtcdTag(), KeepWorkers: !c.Hop.ReplaceWorkers},
 	}
 	return p, p.write()
 }
@@ -172,6 +172,7 @@ type nodeVersionSpec struct {
 	ImageVersion string       `json:"imageVersion" yaml:"imageVersion"`
 	Components   string       `json:"kubernetesComponentsReference" yaml:"kubernetesComponentsReference"`
 	Kubernetes   string       `json:"kubernetesClusterVersion" yaml:"kubernetesClusterVersion"`
+	Etcd         *string      `json:"etcdImageTag,omitempty" yaml:"etcdImageTag,omitempty"`
 	Rollout      *rolloutSpec `json:"rollout,omitempty" yaml:"rollout,omitempty"`
 }
 
@@ -183,6 +184,9 @@ type rolloutSpec struct {
 // until now.
 func (p *prepareRun) write() (err error) {
 	spec := nodeVersionSpec{Image: p.target.Image, ImageVersion: p.target.ImageVersion, Components: p.target.Components, Kubernetes: p.target.Kubernetes}
+	if p.target.Etcd != "" || p.now.Target.Etcd != "" {
+		spec.Etcd = &p.target.Etcd
+	}
 	if p.target.KeepWorkers || p.now.Target.KeepWorkers {
 		spec.Rollout = &rolloutSpec{p.target.KeepWorkers}
 	}
@@ -226,7 +230,8 @@ func (p *prepareRun) plan(ctx context.Context, out *plan.Plan) error {
 	if err != nil {
 		return err
 	}
-	out.Steps = append(p.componentsSteps(), join, plan.Step{
+	out.Steps = append(append(p.componentsSteps(), join), p.etcdSteps()...)
+	out.Steps = append(out.Steps, plan.Step{
 		ID:     StepTargetFile,
 		Title:  "Write the target to a file",
 		Effect: TargetFile + " sets " + what + p.workers(),

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -145,6 +146,7 @@ type revoking struct {
 	request RevokeRequest
 	by      string
 	plan    *plan.Plan
+	later   string // see revokeView; when the new machine was requested
 }
 
 // revokeView is what the cluster, and the cloud if it was asked, report of one machine.
@@ -159,6 +161,7 @@ type revokeView struct {
 	heir     *cluster.Node // has taken its place; nil: none has
 	inCloud  bool
 	claims   string // another provider ID that the Node claims; empty: it does not
+	later    string // key of a machine that got the name after the recorded one; empty: none has
 	// machine is the provider ID for the operator, which compares it with the cloud. Without
 	// the cloud it is what the Node claims, which is not recorded.
 	machine string
@@ -197,6 +200,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 		return nil, err
 	}
 	now := revocation.Entry{By: x.by, Reason: x.request.Reason}
+	entry, recorded := record[name]
 	for _, e := range expected {
 		if e.Name == name {
 			v.joins, now.ProviderID, now.Role = true, e.ProviderID, string(cloud.Worker)
@@ -213,7 +217,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 			now.Group, now.Role, now.UID = n.GroupID, n.Role, n.UID
 		}
 	}
-	x.seeCloud(ctx, v, &now)
+	x.seeCloud(ctx, v, &now, entry)
 	for i := range ro.Moves {
 		switch m := &ro.Moves[i]; m.Name {
 		case revocation.RemovalPrefix + name:
@@ -223,8 +227,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 		}
 	}
 	v.heir = heirOf(name, v.nodes, ro.Moves)
-	entry, recorded := record[name]
-	v.recorded = recorded && (now.ProviderID == "" || entry.ProviderID == "" && !entry.Since.IsZero() || cloud.SameMachine(entry.ProviderID, now.ProviderID) || v.claims != "" && entry.ProviderID == v.claims)
+	v.recorded = recorded && (now.ProviderID == "" || v.later != "" || entry.ProviderID == "" && !entry.Since.IsZero() || cloud.SameMachine(entry.ProviderID, now.ProviderID) || v.claims != "" && entry.ProviderID == v.claims)
 	if v.entry = entry; !v.recorded {
 		v.entry = now
 	}
@@ -237,8 +240,12 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 	return v, nil
 }
 
-// seeCloud adds what the cloud returns about the machine: it decides which machine has the name.
-func (x *revoking) seeCloud(ctx context.Context, v *revokeView, now *revocation.Entry) {
+// seeCloud adds what the cloud returns about the machine: it decides which machine has the name. entry
+// is that of the record for the name.
+//
+// In a cloud that reuses names, several machines can have the name: earlier ones that are being
+// deleted, and one that got the name later.
+func (x *revoking) seeCloud(ctx context.Context, v *revokeView, now *revocation.Entry, entry revocation.Entry) {
 	if x.provider == nil {
 		return
 	}
@@ -249,18 +256,42 @@ func (x *revoking) seeCloud(ctx context.Context, v *revokeView, now *revocation.
 	if err != nil && !errors.Is(err, cloud.ErrPartial) {
 		machines = nil // a part of them is true, the rest of another error is not
 	}
-	for _, m := range machines {
-		if m.Name != x.request.Node || m.Stage == plan.NodeGone {
-			continue
+	elsewhere := slices.ContainsFunc(machines, func(m cluster.CloudMachine) bool {
+		return m.Name != x.request.Node && cloud.SameMachine(m.Key(), entry.ProviderID)
+	})
+	machines = slices.DeleteFunc(slices.Clone(machines), func(m cluster.CloudMachine) bool { return m.Name != x.request.Node || m.Stage == plan.NodeGone })
+	if len(machines) == 0 {
+		return
+	}
+	open := entry.ProviderID != "" && entry.Removed.IsZero() // its removal has not ended
+	rank := func(m cluster.CloudMachine) int {
+		switch {
+		case open && cloud.SameMachine(entry.ProviderID, m.Key()):
+			return 3
+		case v.node != nil && cloud.SameMachine(v.node.ProviderID, m.Key()):
+			return 2
+		case m.State != cloud.Terminating:
+			return 1
 		}
-		// The cloud decides which machine it is: a Node can claim another one.
-		if v.inCloud = true; v.node != nil && !cloud.SameMachine(v.node.ProviderID, m.Key()) {
-			v.claims = v.node.ProviderID
-		}
-		now.ProviderID, now.Group, now.Role = m.Key(), m.Group, string(m.Role)
-		if m.IP.IsValid() {
-			now.Address = m.IP.String()
-		}
+		return 0
+	}
+	m := slices.MaxFunc(machines, func(a, b cluster.CloudMachine) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.Created.Compare(b.Created), cmp.Compare(a.Key(), b.Key()))
+	})
+	another := entry.ProviderID != "" && !elsewhere && !cloud.SameMachine(entry.ProviderID, m.Key())
+	if another && !v.joins && (v.node == nil || cloud.SameMachine(v.node.ProviderID, entry.ProviderID)) && !x.e.now().After(entry.Until) {
+		// The join service refuses the name, so this machine has no credentials: nothing of it is
+		// to be revoked.
+		v.later = m.Key()
+		return
+	}
+	// The cloud decides which machine it is: a Node can claim another one.
+	if v.inCloud = true; v.node != nil && !cloud.SameMachine(v.node.ProviderID, m.Key()) {
+		v.claims = v.node.ProviderID
+	}
+	now.ProviderID, now.Group, now.Role = m.Key(), m.Group, string(m.Role)
+	if m.IP.IsValid() {
+		now.Address = m.IP.String()
 	}
 }
 
@@ -505,6 +536,7 @@ func (x *revoking) remove(ctx context.Context, r *plan.Reporter) error {
 			if err := k.RefillMachine(ctx, name, v.entry, hex.EncodeToString(b), x.e.now().Add(refillWithin)); err != nil {
 				return err
 			}
+			x.later = v.later
 		}
 		if v.removal != nil || v.removed() {
 			return nil
@@ -571,6 +603,13 @@ func (x *revoking) waitReplaced(ctx context.Context, r *plan.Reporter) error {
 		case v.heir != nil && v.heir.State == plan.NodeReady:
 			heir = v.heir.Name
 			return true, nil
+		case v.heir == nil && v.later != "" && v.later != x.later:
+			// The cloud gives the lowest free name, so another attempt would end the same way.
+			return false, &plan.Error{
+				Op:     op,
+				Err:    fmt.Errorf("the cloud gave the name %s to the new machine %s, and the record refuses this name until %s", name, v.later, v.entry.Until.UTC().Format("2006-01-02")),
+				Remedy: fmt.Sprintf("create one more machine in group %s while %s exists, so that it gets another name; the operator deletes %s 30 minutes after its creation", cluster.GroupName(v.entry.Group), v.later, v.later),
+			}
 		case v.heir == nil && (v.refill == nil || v.refill.Leaves):
 			return false, &plan.Error{Op: op, Err: errors.New("no machine was created in time, or it did not join in time"), Remedy: "read `kubectl -n constellation-system logs deploy/constellation-operator`; run the same command again for another machine"}
 		}

@@ -378,6 +378,96 @@ func TestRevokeBelievesTheCloud(t *testing.T) {
 	}
 }
 
+// incarnation adds a machine called worker-1 to a cloud that reuses names and IDs.
+func (s *revokeStage) incarnation(serial string, state cloud.State, before bool) {
+	c := s.cloud
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := cluster.CloudMachine{Instance: cloud.Instance{
+		Name: "worker-1", ProviderID: "sandbox://demo/worker-1", Incarnation: serial, Group: "sandboxes/demo/groups/workers", Role: cloud.Worker, State: state, Created: time.Now(),
+	}}
+	if c.machines = append(c.machines, m); before {
+		c.machines = slices.Insert(c.machines[:len(c.machines)-1], 0, m)
+	}
+}
+
+// reuseNames gives the machine worker-1 and its Node an incarnation.
+func (s *revokeStage) reuseNames() {
+	s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.Incarnation = "1" })
+	s.node("worker-1", func(n *cluster.Node) { n.ProviderID = "sandbox://demo/worker-1#1" })
+}
+
+// A resumed revocation removes the machine that it recorded, and not a machine that has got its
+// name meanwhile. The order of the cloud's list does not matter.
+func TestResumedRevokeKeepsItsMachine(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		t.Run(fmt.Sprintf("the new machine is listed first: %t", before), func(t *testing.T) {
+			s := newRevokeStage(t, 1)
+			s.reuseNames()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			s.hook(func(c string) error {
+				if c == "RemoveMachine worker-1" && ctx.Err() == nil {
+					cancel()
+					return ctx.Err()
+				}
+				return nil
+			})
+			r := engine.RevokeRequest{Node: "worker-1"}
+			if _, err := s.revoke(ctx, r, nil); plan.ExitCode(err) != plan.ExitStopped {
+				t.Fatalf("interrupted: %v", err)
+			}
+			s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.State = cloud.Terminating })
+			s.incarnation("2", cloud.Creating, before)
+			s.hook(func(c string) error {
+				if c == "WatchRollout" { // the operator removes the machine that is named, and no other
+					s.cloud.set("worker-1", func(m *cluster.CloudMachine) {
+						if m.Incarnation == "1" {
+							m.Stage = plan.NodeGone
+						}
+					})
+					s.cluster.RemoveNode("worker-1")
+					s.cluster.EndMove(revocation.RemovalPrefix + "worker-1")
+				}
+				return nil
+			})
+			if _, err := s.revoke(t.Context(), r, nil); err != nil {
+				t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
+			}
+			if e := s.entry("worker-1"); e.ProviderID != "sandbox://demo/worker-1#1" || e.Removed.IsZero() {
+				t.Errorf("entry %+v", e)
+			}
+			// The same command finds nothing to do: the later machine has no credentials.
+			if p := s.plan(r); slices.ContainsFunc(p.Steps, func(st plan.Step) bool { return !st.Finished }) {
+				t.Errorf("steps are left: %+v", p.Steps)
+			}
+		})
+	}
+}
+
+func TestRevokeSaysThatTheNewMachineGotTheRefusedName(t *testing.T) {
+	s := newRevokeStage(t, 1)
+	s.reuseNames()
+	made := false
+	s.hook(func(call string) error {
+		if call == "WatchRollout" && !made {
+			made = true
+			s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.Stage = plan.NodeGone })
+			s.cluster.RemoveNode("worker-1")
+			s.cluster.EndMove(revocation.RemovalPrefix + "worker-1")
+			s.incarnation("2", cloud.Creating, false)
+		}
+		return nil
+	})
+	_, err := s.revoke(t.Context(), engine.RevokeRequest{Node: "worker-1", Replace: true}, nil)
+	if plan.ExitCode(err) != plan.ExitFailed || !strings.Contains(err.Error(), "gave the name worker-1 to the new machine sandbox://demo/worker-1#2") || !strings.Contains(plan.Remedy(err), "gets another name") {
+		t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
+	}
+	if e := s.entry("worker-1"); e.ProviderID != "sandbox://demo/worker-1#1" || e.Removed.IsZero() {
+		t.Errorf("entry %+v", e)
+	}
+}
+
 func TestRevokeRefusesUnknownMachines(t *testing.T) {
 	s := newRevokeStage(t, 1)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")

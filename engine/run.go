@@ -393,6 +393,7 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 		}
 		res.Next, res.Patch = append(res.Next, end.Next...), end.Patch
 	}
+	res.Etcd = r.plan.End.Etcd
 	text := cmp.Or(r.plan.End.Done, "cluster "+r.plan.Cluster+" is up")
 	switch {
 	case err == nil:

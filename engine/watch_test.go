@@ -235,7 +235,7 @@ func TestPastRun(t *testing.T) {
 	for _, st := range run.Steps {
 		steps = append(steps, st.ID+" "+st.State)
 	}
-	if diff := cmp.Diff([]string{"backup done", "components done", "join-config done", "charts done", "set-target done", "wait-for-rollout done"}, steps); diff != "" {
+	if diff := cmp.Diff([]string{"backup done", "components done", "join-config done", "charts done", "set-target done", "wait-for-rollout done", "etcd-members done"}, steps); diff != "" {
 		t.Errorf("steps (-want +got):\n%s", diff)
 	}
 	var stages []string

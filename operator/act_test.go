@@ -3,8 +3,10 @@ package operator
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -326,5 +328,57 @@ func TestTaintOfARevokedNodeIsNotInherited(t *testing.T) {
 	inherit(newNode, oldNode)
 	if len(newNode.Spec.Taints) != 1 || newNode.Spec.Taints[0].Key != "gpu" {
 		t.Errorf("replacement node has taints %v, want gpu alone", newNode.Spec.Taints)
+	}
+}
+
+// pickyCloud describes no instance in a request that contains an ID that it cannot parse.
+type pickyCloud struct {
+	cloudAPI
+	calls int
+	err   error
+}
+
+func (p *pickyCloud) Describe(_ context.Context, ids []string) (found []cloud.Instance, _ error) {
+	p.calls++
+	if p.err != nil {
+		return nil, p.err
+	}
+	for _, id := range ids {
+		switch {
+		case id == "bad":
+			return nil, fmt.Errorf("parse provider ID %q", id)
+		case strings.HasPrefix(id, "other://"):
+			return nil, fmt.Errorf("instance %s: %w", id, cloud.ErrNotFound)
+		case id != "x://gone":
+			found = append(found, cloud.Instance{ProviderID: id, State: cloud.Ready})
+		}
+	}
+	return found, nil
+}
+
+// A kubelet writes the provider ID of its Node. An ID that the cloud refuses must not hide the state
+// of other machines.
+func TestOneRefusedIDHidesNoOtherMachine(t *testing.T) {
+	var ids []string
+	for i := range 1000 {
+		ids = append(ids, fmt.Sprintf("x://%d", i))
+	}
+	ids = append(ids, "x://gone", "bad", "other://a")
+	c := &pickyCloud{}
+	f := newFleet(c, time.Now)
+	found, asked := f.describe(t.Context(), ids)
+	if len(found) != 1000 || asked["bad"] || !asked["x://gone"] || !asked["other://a"] || len(asked) != 1002 {
+		t.Errorf("%d found, %d answered, bad answered: %t", len(found), len(asked), asked["bad"])
+	}
+	if c.calls > 50 {
+		t.Errorf("%d requests, want at most 50", c.calls)
+	}
+	c.calls, c.err = 0, fmt.Errorf("describe: %w", cloud.ErrThrottled)
+	if found, asked := f.describe(t.Context(), ids); len(found)+len(asked) > 0 || c.calls != 1 {
+		t.Errorf("a throttled request: %d found, %d answered, %d requests", len(found), len(asked), c.calls)
+	}
+	c.calls, c.err = 0, errors.New("every request is refused")
+	if found, asked := f.describe(t.Context(), ids); len(found)+len(asked) > 0 || c.calls > maxRefusals+1 {
+		t.Errorf("every request is refused: %d found, %d answered, %d requests", len(found), len(asked), c.calls)
 	}
 }

@@ -111,7 +111,7 @@ func (f *fleet) view() (all []decision.Instance, complete bool, age time.Duratio
 			f.since[id] = since
 			f.sorted = append(f.sorted, decision.Instance{
 				ID: id, Name: s.Name, Group: s.Group, Role: roles[s.Role], Image: s.Image, Token: s.Token, Hash: since.mark, ReplacesHash: decision.ReplacedHash(s.Token),
-				State: v1alpha1.InstanceState(s.State), Since: since.at, Address: addressOf(s.IP),
+				State: v1alpha1.InstanceState(s.State), Since: since.at, Address: addressOf(s.IP), Created: s.Created,
 			})
 		}
 		slices.SortFunc(f.sorted, func(a, b decision.Instance) int { return strings.Compare(a.ID, b.ID) })
@@ -223,13 +223,14 @@ func (f *fleet) follow(ctx context.Context, about map[string]claim) error {
 	}
 	f.mu.Unlock()
 	slices.Sort(ask)
-	found, _, err := f.bulk(ctx, ask)
+	found, asked, err := f.bulk(ctx, ask)
 	if errors.Is(err, errors.ErrUnsupported) {
 		return f.refresh(ctx, about)
 	}
 	if err != nil {
 		return err
 	}
+	ask = slices.DeleteFunc(ask, func(id string) bool { return !asked[id] })
 	f.store(ask, found, about, begun)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -244,8 +245,8 @@ func (f *fleet) confirmDeletion(ctx context.Context, ids []string) bool {
 	for _, id := range ids {
 		about[id] = claim{leaves: true}
 	}
-	found, _, err := f.bulk(ctx, ids)
-	if err != nil {
+	found, asked, err := f.bulk(ctx, ids)
+	if err != nil || len(asked) < len(ids) {
 		return false
 	}
 	f.store(ids, found, about, begun)
@@ -306,8 +307,8 @@ func (s seen) afterRequest(id string, found map[string]cloud.Instance, a claim, 
 	return s
 }
 
-// bulk describes instances by ID in one call. asked has the IDs that the answer covers. The error is
-// errors.ErrUnsupported if the cloud has no such call.
+// bulk describes instances by ID in one call, if the cloud accepts all IDs. asked has the IDs that the
+// answer covers. The error is errors.ErrUnsupported if the cloud has no such call.
 func (f *fleet) bulk(ctx context.Context, ids []string) (found map[string]cloud.Instance, asked map[string]bool, err error) {
 	found, asked = map[string]cloud.Instance{}, map[string]bool{}
 	if len(ids) == 0 {
@@ -317,9 +318,33 @@ func (f *fleet) bulk(ctx context.Context, ids []string) (found map[string]cloud.
 	if !ok {
 		return found, asked, errors.ErrUnsupported
 	}
+	refusals := 0
+	return found, asked, inBulk(ctx, d, ids, found, asked, &refusals)
+}
+
+// maxRefusals bounds the requests of inBulk: it finds five refused IDs among some thousands.
+const maxRefusals = 64
+
+// inBulk adds the descriptions of ids to found and asked. A cloud may refuse a request because of one
+// ID, and IDs come from Nodes, whose kubelets write them. So inBulk halves a refused request until
+// it has found that ID, which stays without an answer. After maxRefusals it returns the error.
+func inBulk(ctx context.Context, d describer, ids []string, found map[string]cloud.Instance, asked map[string]bool, refusals *int) error {
 	list, err := d.Describe(ctx, ids)
-	if err != nil {
-		return found, asked, err
+	switch {
+	case err == nil:
+	case len(ids) == 1 && errors.Is(err, cloud.ErrNotFound):
+	case *refusals >= maxRefusals || ctx.Err() != nil || errors.Is(err, cloud.ErrThrottled) || errors.Is(err, cloud.ErrUnavailable) || errors.Is(err, cloud.ErrDenied):
+		return err // of the cloud, not of an ID
+	case len(ids) == 1:
+		*refusals++
+		return nil
+	default:
+		*refusals++
+		half := len(ids) / 2
+		if err := inBulk(ctx, d, ids[:half], found, asked, refusals); err != nil {
+			return err
+		}
+		return inBulk(ctx, d, ids[half:], found, asked, refusals)
 	}
 	for _, id := range ids {
 		asked[id] = true
@@ -330,7 +355,7 @@ func (f *fleet) bulk(ctx context.Context, ids []string) (found map[string]cloud.
 			found[i.ProviderID] = i
 		}
 	}
-	return found, asked, nil
+	return nil
 }
 
 // describe describes instances by ID, in one call if possible.

@@ -69,7 +69,7 @@ func (h *agentHost) Members(ctx context.Context) ([]decision.Member, error) {
 	}
 	members := make([]decision.Member, 0, len(all))
 	for _, m := range all {
-		members = append(members, decision.Member{Node: nodeOf(m), Voter: started(m), Healthy: m.GetHealthy(), Leader: m.GetLeader(), NotStarted: m.GetName() == "", Address: addressIn(m)})
+		members = append(members, decision.Member{Node: nodeOf(m), Voter: started(m), Healthy: m.GetHealthy(), Leader: m.GetLeader(), NotStarted: m.GetName() == "", Address: addressIn(m), Version: m.GetVersion(), Storage: m.GetStorageVersion()})
 	}
 	return members, nil
 }

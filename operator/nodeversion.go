@@ -468,6 +468,10 @@ func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Du
 	if controlPlanes {
 		fresh = freshMembers
 	}
+	if o.version.Spec.EtcdImageTag != "" && slices.ContainsFunc(o.Nodes, func(n decision.Node) bool { return n.Role == v1alpha1.ControlPlaneRole && n.Etcd == "" }) {
+		fresh = freshMembers // without the versions nothing is decided
+		poll = min(poll, fresh)
+	}
 	if o.LostMember() { // no event reports that a member is dead
 		poll = min(poll, fresh)
 	}

@@ -260,7 +260,16 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	if w.Versions, err = r.componentVersions(ctx, o.version); err != nil {
 		return nil, err
 	}
-	w.Etcd = slices.Clone(r.hostView.etcd(w.Now))
+	w.Etcd, w.LastEtcd = slices.Clone(r.hostView.etcd(w.Now)), r.hostView.lastEtcd()
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		n.Etcd = ""
+		for _, m := range w.LastEtcd {
+			if m.Node == n.Name {
+				n.Etcd = m.Version
+			}
+		}
+	}
 	for i := range w.Etcd {
 		if m := &w.Etcd[i]; m.NotStarted {
 			m.Since = r.clocks.Since("member "+m.Node, w.Now)
@@ -398,7 +407,7 @@ func (b *nodeBook) update(cached []any, v *view) {
 func nodeFrom(n *corev1.Node) decision.Node {
 	a := n.Annotations
 	out := decision.Node{
-		Name: n.Name, Role: roleOf(n), Ready: readiness.Node(n), ProviderID: keyOf(n), Kubelet: n.Status.NodeInfo.KubeletVersion,
+		Name: n.Name, Created: n.CreationTimestamp.Time, Role: roleOf(n), Ready: readiness.Node(n), ProviderID: keyOf(n), Kubelet: n.Status.NodeInfo.KubeletVersion,
 		Image: a[v1alpha1.AnnotationImage], Components: a[v1alpha1.AnnotationComponents],
 		Group: a[v1alpha1.AnnotationGroup], OldNode: a[v1alpha1.AnnotationDonor],
 		Replacement: a[v1alpha1.AnnotationHeir], Obsolete: a[v1alpha1.AnnotationObsolete] == "true", OnHold: a[v1alpha1.AnnotationHeld] == "true", RetryRequest: a[v1alpha1.AnnotationRetry], InPlaceLabel: n.Labels[v1alpha1.LabelInPlace] == "true",
@@ -490,9 +499,28 @@ func (h *hostView) outdate() {
 	h.outdated = true
 }
 
+// lastEtcd returns the members as last listed.
+func (h *hostView) lastEtcd() []decision.Member {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.members
+}
+
+// setMembers replaces the list. A member that does not answer at the moment keeps its version: it
+// restarts, and reports the new one then.
 func (h *hostView) setMembers(m []decision.Member, asked time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	for i := range m {
+		if m[i].Version != "" {
+			continue
+		}
+		for _, before := range h.members {
+			if before.Node == m[i].Node && before.Address == m[i].Address {
+				m[i].Version, m[i].Storage = before.Version, before.Storage
+			}
+		}
+	}
 	h.members, h.heard, h.outdated = m, asked, false
 }
 

@@ -4,17 +4,51 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path"
 	"path/filepath"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
-	"constellation/engine/check"
-	"constellation/engine/cluster"
 	"constellation/engine/findings"
 	"constellation/engine/plan"
-	"constellation/engine/workspace"
+	"constellation/engine/version"
+	"constellation/engine/words"
+	"constellation/tui/term"
 	"constellation/tui/view"
 )
+
+// pipelineOptions are the flags that decide which findings of a check count, and how it prints
+// them.
+type pipelineOptions struct {
+	format     pipelineFormat
+	failOn     failOn
+	baseline   string
+	ignore     []string
+	ignoreFile string
+}
+
+// pipelineFormat is the value of -o where SARIF is allowed, too.
+type pipelineFormat string
+
+const asSARIF pipelineFormat = "sarif"
+
+var pipelineFormats = []string{"text", "json", "markdown", string(asSARIF)}
+
+func (f *pipelineFormat) String() string { return string(*f) }
+func (f *pipelineFormat) Type() string   { return "text|json|markdown|sarif" }
+func (f *pipelineFormat) Set(s string) error {
+	for _, known := range pipelineFormats {
+		if s == known {
+			*f = pipelineFormat(s)
+			return nil
+		}
+	}
+	return errors.New("want text, json, markdown or sarif")
+}
 
 // failOn is the value of --fail-on.
 type failOn findings.Threshold
@@ -30,224 +64,288 @@ func (f *failOn) Set(s string) error {
 	return nil
 }
 
-// clusterCheckOptions are the flags of `check`.
-type clusterCheckOptions struct {
-	cluster.Access
-	pipelineOptions
-	offline           findings.OfflineRequest
-	kubernetes        string
-	dryRun, printRBAC bool
-}
-
-func (s *session) checkCommand() *cobra.Command {
-	var o clusterCheckOptions
-	cmd := &cobra.Command{
-		Use:   "check",
-		Short: "Check any cluster for what stands against an upgrade",
-		Long: `Check a cluster for what would stop or break an upgrade of Kubernetes. It needs a kubeconfig
-and no workspace, and the cluster needs nothing of constellation. Check recognises the
-distribution, and lists findings per minor up to --kubernetes (default: the next minor).
-
-The flags that select a cluster and a user are those of kubectl, and so are the rules: the
-variable KUBECONFIG may list several files. In a workspace without these flags, check is
-upgrade check.
-
-Check changes nothing and sends read requests alone. Evictions are computed. With
---dry-run-requests, dry-run evictions test them, which calls admission webhooks, and
-kubelets are queried. Reads that the user may not make are listed with the missing RBAC
-rules; --print-rbac prints the least ClusterRole for a complete check.
-
---manifests and --from-backup check without a cluster: the YAML and JSON files of a
-directory, with file and line of each finding, or a backup with its etcd snapshot.
---baseline, --ignore and --ignore-file exclude findings from --fail-on. A rule needs a
-reason and an end.
-
-Exit code: 0 with any findings; 1 if the cluster is unreachable or the directory cannot be
-read; 2 for a bad flag or kubeconfig. With --fail-on: 4 if a finding is at least that severe.`,
-		Example: `  constellation check                                     # current context, next minor
-  constellation check --context prod-eu --kubernetes v1.37
-  constellation check --fail-on blocking -o json | jq '.hops[].findings[].id'
-  constellation check -o markdown > ticket.md
-  constellation check --manifests deploy --kubernetes v1.37 -o sarif > check.sarif
-  constellation check --manifests . --baseline baseline.json --fail-on warning
-  constellation check --print-rbac | kubectl apply -f -`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return s.checkAny(cmd.Context(), o) },
-	}
-	s.accessFlags(cmd, &o.Access)
+// flags adds the flags to a verb.
+func (o *pipelineOptions) flags(cmd *cobra.Command) {
+	o.format = pipelineFormat(text)
 	fl := cmd.Flags()
-	fl.StringVar(&o.kubernetes, "kubernetes", "", "target `version` or minor, such as v1.37 (default: the next minor)")
-	fl.BoolVar(&o.dryRun, "dry-run-requests", false, "also send dry-run evictions and query kubelets; others can notice it")
-	fl.BoolVar(&o.printRBAC, "print-rbac", false, "print the least ClusterRole for a complete check and exit")
-	fl.StringVar(&o.offline.Manifests, "manifests", "", "check the manifests in this `folder`, not a cluster")
-	fl.StringVar(&o.offline.Backup, "from-backup", "", "check the backup in this `folder`, not a cluster")
-	_ = cmd.MarkFlagDirname("manifests")
-	_ = cmd.MarkFlagDirname("from-backup")
-	o.flags(cmd)
-	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
-	return cmd
+	fl.VarP(&o.format, "output", "o", "output format: text, json for one document, markdown or sarif")
+	fl.Var(&o.failOn, "fail-on", "exit with 4 if a new finding of this severity or worse is not ignored")
+	fl.StringVar(&o.baseline, "baseline", "", "output of an earlier check -o json: its findings do not count (`file`)")
+	fl.StringArrayVar(&o.ignore, "ignore", nil, "`rule` ID[/OBJECT],until=DATE,reason=TEXT: such findings do not count; may be repeated")
+	fl.StringVar(&o.ignoreFile, "ignore-file", "", "YAML `file` with a list ignore of rules: id, object, reason, until")
+	_ = cmd.RegisterFlagCompletionFunc("output", fixed(pipelineFormats...))
+	_ = cmd.RegisterFlagCompletionFunc("fail-on", fixed(string(findings.FailBlocking), string(findings.FailWarning)))
+	_ = cmd.MarkFlagFilename("baseline", "json")
+	_ = cmd.MarkFlagFilename("ignore-file", "yaml", "yml")
 }
 
-// accessFlags adds the flags of kubectl that select a cluster and a user.
-func (s *session) accessFlags(cmd *cobra.Command, a *cluster.Access) {
-	fl := cmd.Flags()
-	fl.StringVar(&a.Kubeconfig, "kubeconfig", "", "kubeconfig `file` (default: KUBECONFIG, or ~/.kube/config)")
-	fl.StringVar(&a.Context, "context", "", "`context` of the kubeconfig (default: the current one)")
-	fl.StringVar(&a.ClusterName, "cluster", "", "`cluster` of the kubeconfig, instead of the context's")
-	fl.StringVar(&a.User, "user", "", "`user` of the kubeconfig, instead of the context's")
-	fl.StringVar(&a.As, "as", "", "`user` to impersonate")
-	fl.StringVar(&a.AsUID, "as-uid", "", "`UID` to impersonate")
-	fl.StringArrayVar(&a.AsGroups, "as-group", nil, "`group` to impersonate; may be repeated")
-	fl.DurationVar(&a.RequestTimeout, "request-timeout", 0, "limit of one request, such as 10s (0: the program's limits)")
-	_ = cmd.MarkFlagFilename("kubeconfig")
-	_ = cmd.RegisterFlagCompletionFunc("context", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		if s.Clusters == nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
+// rules reads the baseline and the rules to ignore findings.
+func (o *pipelineOptions) rules(now time.Time) (*findings.Rules, error) {
+	bad := func(err error, remedy string) error {
+		return &plan.Error{Op: "check", Err: err, Exit: plan.ExitUsage, Remedy: remedy}
+	}
+	r := &findings.Rules{Now: now}
+	if o.baseline != "" {
+		f, err := os.Open(o.baseline)
+		if err == nil {
+			r.Baseline, err = findings.ReadBaseline(f)
+			f.Close()
 		}
-		names, err := s.Clusters.Contexts(*a)
 		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
+			return nil, bad(err, "write the baseline with `constellation check -o json > FILE`")
 		}
-		return names, cobra.ShellCompDirectiveNoFileComp
-	})
+	}
+	if o.ignoreFile != "" {
+		f, err := os.Open(o.ignoreFile)
+		if err == nil {
+			r.Ignore, err = findings.ReadIgnores(f)
+			f.Close()
+		}
+		if err != nil {
+			return nil, bad(err, "correct the file: each rule needs id, reason and until")
+		}
+	}
+	for _, s := range o.ignore {
+		i, err := findings.ParseIgnore(s)
+		if err != nil {
+			return nil, bad(err, "give each rule an end and a reason")
+		}
+		r.Ignore = append(r.Ignore, i)
+	}
+	return r, nil
 }
 
-// checkAny runs `check`.
-func (s *session) checkAny(ctx context.Context, o clusterCheckOptions) error {
-	if o.printRBAC {
-		fmt.Fprint(s.out, s.Clusters.CheckRole(o.dryRun))
-		return nil
+// minorFlag is the value of a flag that is a minor or a patch: v1.37, 1.37.2.
+type minorFlag version.Version
+
+func (m *minorFlag) Type() string { return "version" }
+func (m *minorFlag) String() string {
+	if v := (*version.Version)(m); !v.IsZero() {
+		return v.String()
 	}
-	if o.As == "" && (o.AsUID != "" || len(o.AsGroups) > 0) {
-		return &plan.Error{Op: "read flags", Err: errors.New("--as-group and --as-uid need --as"), Exit: plan.ExitUsage, Remedy: "name the user to impersonate with --as"}
-	}
-	if o.offline.Manifests != "" || o.offline.Backup != "" {
-		if o.Given() || o.dryRun {
-			return &plan.Error{Op: "read flags", Err: errors.New("--manifests and --from-backup check no cluster"), Exit: plan.ExitUsage, Remedy: "leave out the flags that select or query a cluster"}
-		}
-		var err error
-		if o.offline.To, err = minorOf(o.kubernetes); err != nil {
-			return err
-		}
-		return s.checkOffline(ctx, o.offline, o.pipelineOptions)
-	}
-	ws, _, err := s.workspace()
-	if err != nil {
-		return err
-	}
-	if ws.Has(workspace.ConfigFile) {
-		if done, err := s.checkWorkspace(ctx, ws, o); done || err != nil {
-			return err
-		}
-	}
-	sel, err := s.Clusters.Select(o.Access)
-	if err != nil {
-		return err
-	}
-	ctx, stop := s.signals(ctx)
-	defer stop()
-	progress := s.checkProgress()
-	k, err := s.Clusters.Check(ctx, sel, o.RequestTimeout, check.ForeignRequest{Kubernetes: o.kubernetes, DryRun: o.dryRun}, progress.event)
-	progress.live.Clear()
-	if err != nil {
-		return err
-	}
-	return s.writeClusterCheck(&k, o)
+	return ""
 }
 
-// checkWorkspace runs `upgrade check` for the cluster of a workspace. It refuses a kubeconfig of
-// another cluster.
-func (s *session) checkWorkspace(ctx context.Context, ws *workspace.Workspace, o clusterCheckOptions) (bool, error) {
-	if o.Given() {
-		sel, err := s.Clusters.Select(o.Access)
-		if err != nil {
-			return false, err
-		}
-		own, err := ws.Kubeconfig()
-		if err != nil {
-			return false, err
-		}
-		_, server, err := workspace.KubeconfigServer(own)
-		if err != nil {
-			return false, err
-		}
-		if server.Value != sel.Server {
-			return false, &plan.Error{
-				Op: fmt.Sprintf("check context %q", sel.Context), Exit: plan.ExitUsage,
-				Err:    fmt.Errorf("it leads to %s, and the workspace %s to %s", sel.Server, filepath.Base(ws.Path(".")), server.Value),
-				Remedy: "leave out the flags to check the workspace's cluster, or run the command in another directory",
-			}
-		}
+func (m *minorFlag) Set(s string) error {
+	v, err := version.Parse("v" + strings.TrimPrefix(s, "v"))
+	if err != nil {
+		v, err = version.Parse("v" + strings.TrimPrefix(s, "v") + ".0")
 	}
+	if err != nil || v.Major() != 1 {
+		return errors.New("want a version of Kubernetes such as v1.37 or v1.37.2")
+	}
+	*m = minorFlag(v)
+	return nil
+}
+
+// offlineDocument is the JSON output of a check without a cluster.
+type offlineDocument struct {
+	Schema string `json:"schema"`
+	// Source is manifests or backup, Dir its directory.
+	Source string    `json:"source"`
+	Dir    string    `json:"dir"`
+	Time   time.Time `json:"time"`
+	CLI    string    `json:"cli"`
+	findings.Offline
+	// Findings replaces the field of the same name.
+	Findings []findings.Judged `json:"findings"`
+	Notes    []string          `json:"notes,omitempty"`
+	// Failing is the number of findings that --fail-on counts, Exit the exit code.
+	Failing int `json:"failing"`
+	Exit    int `json:"exit"`
+}
+
+// checkOffline runs `check` without a cluster.
+func (s *session) checkOffline(ctx context.Context, r findings.OfflineRequest, o pipelineOptions) error {
 	rules, err := o.rules(s.Now())
 	if err != nil {
-		return false, err
-	}
-	r := check.Request{NoDryRun: !o.dryRun}
-	if o.kubernetes != "" {
-		if err := r.Kubernetes.UnmarshalText([]byte(o.kubernetes)); err != nil {
-			return false, &plan.Error{Op: "read --kubernetes", Err: err, Exit: plan.ExitUsage, Remedy: "in a workspace, name a version with its patch, such as v1.36.3"}
-		}
-	}
-	eng, _, _, err := s.engineOf()
-	if err != nil {
-		return false, err
+		return err
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
-	progress := s.checkProgress()
-	k, err := eng.Check(ctx, r, progress.event)
-	progress.live.Clear()
-	judged, notes := rules.Judge(k.Findings)
-	k.Notes = append(k.Notes, notes...)
-	if k.Schema != "" && ctx.Err() == nil {
-		if o.format == asSARIF {
-			if perr := findings.WriteSARIF(s.out, findings.Report{Tool: k.CLI, Compared: rules.Baseline != nil, Findings: judged}); perr != nil {
-				return true, perr
-			}
-		} else if perr := s.writeCheck(&k, r, checkFormat(o.format)); perr != nil {
-			return true, perr
-		}
-	}
-	if err == nil && len(findings.Threshold(o.failOn).Failing(judged)) > 0 {
-		err = exitStatus(plan.ExitBlocked)
-	}
-	return true, err
-}
-
-// writeClusterCheck prints the result of a check without a workspace.
-func (s *session) writeClusterCheck(k *check.ClusterCheck, o clusterCheckOptions) error {
-	sp := view.CommandFormatter{Program: s.Program, Context: o.Context}
-	if o.Kubeconfig != "" {
-		sp.Kubeconfig = o.Kubeconfig
-		if path, err := filepath.Abs(o.Kubeconfig); err == nil {
-			sp.Kubeconfig = path
-		}
-	}
-	judged, failing, compared, err := s.judgeCluster(k, o.pipelineOptions)
+	result, err := s.CheckOffline(ctx, r)
 	if err != nil {
 		return err
 	}
-	switch o.format {
-	case asSARIF:
-		if err := findings.WriteSARIF(s.out, findings.Report{Tool: k.CLI, Compared: compared, Findings: judged}); err != nil {
-			return err
-		}
-	case "json":
-		if err := document(s.out, k); err != nil {
-			return err
-		}
-	case "markdown":
-		if _, err := fmt.Fprint(s.out, view.ClusterCheckMarkdown(k, sp)); err != nil {
-			return err
-		}
-	default:
-		pg := s.page()
-		pg.Commands = sp
-		s.print(view.ClusterCheck(pg, s.answerWidth(), k))
+	d := offlineDocument{Schema: plan.Schema, Source: "manifests", Dir: r.Manifests, Time: s.Now().UTC(), CLI: s.Release, Offline: *result}
+	if r.Backup != "" {
+		d.Source, d.Dir = "backup", r.Backup
 	}
-	if failing > 0 {
-		return exitStatus(plan.ExitBlocked)
+	d.Findings, d.Notes = rules.Judge(result.Findings)
+	d.Failing = len(findings.Threshold(o.failOn).Failing(d.Findings))
+	if d.Failing > 0 {
+		d.Exit = plan.ExitBlocked
+	}
+	if err := s.writeOffline(&d, o, rules.Baseline != nil); err != nil {
+		return err
+	}
+	if d.Exit != plan.ExitDone {
+		return exitStatus(d.Exit)
 	}
 	return nil
+}
+
+func (s *session) writeOffline(d *offlineDocument, o pipelineOptions, compared bool) error {
+	switch o.format {
+	case pipelineFormat(asJSON):
+		return document(s.out, d)
+	case asSARIF:
+		dir := ""
+		if d.Source == "manifests" && filepath.IsLocal(d.Dir) {
+			dir = filepath.ToSlash(d.Dir)
+		}
+		return findings.WriteSARIF(s.out, findings.Report{Tool: d.CLI, Dir: dir, Compared: compared, Findings: d.Findings})
+	case pipelineFormat(asMarkdown):
+		_, err := io.WriteString(s.out, s.offlineMarkdown(d))
+		return err
+	}
+	s.print(s.offlineText(d))
+	return nil
+}
+
+// shown are the findings that are printed one by one, with their files as the user named
+// them; needCluster are the IDs of checks that need a live cluster.
+func (d *offlineDocument) shown() (list []findings.Judged, needCluster []string) {
+	for _, j := range d.Findings {
+		switch {
+		case j.Severity == plan.Info:
+			continue
+		case j.Severity == plan.NotChecked && len(j.Locations)+len(j.Objects) == 0:
+			needCluster = append(needCluster, j.ID)
+			continue
+		}
+		j.Locations = append([]plan.Location(nil), j.Locations...)
+		for i := range j.Locations {
+			j.Locations[i].File = path.Join(filepath.ToSlash(d.Dir), j.Locations[i].File)
+		}
+		list = append(list, j)
+	}
+	return list, needCluster
+}
+
+// status is why a finding does not count: " (in the baseline)".
+func status(j *findings.Judged) string {
+	switch {
+	case j.Ignored != nil:
+		return fmt.Sprintf(" (ignored until %s: %s)", j.Ignored.Until, j.Ignored.Reason)
+	case j.Known:
+		return " (in the baseline)"
+	}
+	return ""
+}
+
+// verdict is the result in one sentence.
+func (d *offlineDocument) verdict() (plan.Severity, string) {
+	n := map[plan.Severity]int{}
+	away := 0
+	for _, j := range d.Findings {
+		if j.Counts() {
+			n[j.Severity]++
+		} else if j.Severity == plan.Block || j.Severity == plan.Warn {
+			away++
+		}
+	}
+	what := fmt.Sprintf("%s, %s for Kubernetes %s: ", words.Count(d.Files, "file"), words.Count(d.Objects, "object"), d.Kubernetes.MinorString())
+	severity, text := plan.Info, "no obstacle found"
+	switch {
+	case n[plan.Block] > 0:
+		severity, text = plan.Block, fmt.Sprintf("%d blocking, %s", n[plan.Block], words.Count(n[plan.Warn], "warning"))
+	case n[plan.Warn] > 0:
+		severity, text = plan.Warn, words.Count(n[plan.Warn], "warning")
+	}
+	if away > 0 {
+		text += fmt.Sprintf("; %d in the baseline or ignored", away)
+	}
+	if len(d.Skipped) > 0 {
+		text += fmt.Sprintf("; %d skipped", len(d.Skipped))
+	}
+	return severity, what + text + "."
+}
+
+func (s *session) offlineText(d *offlineDocument) []string {
+	pg, w := s.page(), s.answerWidth()
+	severity, text := d.verdict()
+	sign, st := view.SeveritySignOf(pg, severity)
+	lines := []string{"check of " + term.Clean(d.Dir)}
+	for _, p := range term.Wrap(text, w-2) {
+		lines = append(lines, pg.Row(w).Add(st, sign+" ").Add(term.Strong, p).String())
+		sign = " "
+	}
+	list, needCluster := d.shown()
+	if len(list) > 0 {
+		lines = append(lines, "", pg.Rule(w, "Findings", ""))
+	}
+	for i := range list {
+		f := &list[i]
+		sign, st := view.SeveritySignOf(pg, f.Severity)
+		for k, p := range term.Wrap(term.Clean(f.Title+" ["+f.ID+"]"+status(f)), max(20, w-view.AreaWidth-5)) {
+			row := pg.Row(w).Pad(view.AreaWidth + 5)
+			if k == 0 {
+				row = pg.Row(w).Pad(2).Add(st, sign+" ").Col(term.Faint, term.Clean(f.Source), view.AreaWidth)
+			}
+			lines = append(lines, row.Add(term.Plain, p).String())
+		}
+		lines = append(lines, view.FindingDetail(pg, w, view.AreaWidth+5, f.Finding)...)
+	}
+	if len(d.Skipped) > 0 {
+		lines = append(lines, "", pg.Rule(w, "Skipped", fmt.Sprint(len(d.Skipped))))
+		for i, x := range d.Skipped {
+			if i == maxSkipped {
+				lines = append(lines, fmt.Sprintf("  and %d more: -o json lists all", len(d.Skipped)-i))
+				break
+			}
+			for k, p := range term.Wrap(term.Clean(skippedText(d, x)), max(20, w-4)) {
+				lines = append(lines, strings.Repeat(" ", 2+2*min(k, 1))+p)
+			}
+		}
+	}
+	if len(needCluster) > 0 {
+		lines = append(lines, "")
+		lines = append(lines, term.Wrap(needClusterText(needCluster), w)...)
+	}
+	for _, n := range d.Notes {
+		lines = append(lines, term.Wrap(term.Clean(n), w)...)
+	}
+	return lines
+}
+
+// maxSkipped is the number of skipped files in text.
+const maxSkipped = 20
+
+func skippedText(d *offlineDocument, x findings.Skipped) string {
+	x.File = path.Join(filepath.ToSlash(d.Dir), x.File)
+	return view.LocationsText([]plan.Location{x.Location}) + ": " + x.Reason
+}
+
+func needClusterText(ids []string) string {
+	return fmt.Sprintf("Not checked, because only a live cluster shows it: %s.", strings.Join(ids, ", "))
+}
+
+func (s *session) offlineMarkdown(d *offlineDocument) string {
+	var b strings.Builder
+	_, text := d.verdict()
+	fmt.Fprintf(&b, "## Check of %s\n\n%s\n", view.CodeOf(d.Dir), view.CellOf(text))
+	list, needCluster := d.shown()
+	for i := range list {
+		f := list[i].Finding
+		f.Title += status(&list[i])
+		b.WriteString(view.FindingItem(s.formatter(), &f))
+	}
+	if len(d.Skipped) > 0 {
+		b.WriteString("\n### Skipped\n\n")
+		for i, x := range d.Skipped {
+			if i == maxSkipped {
+				fmt.Fprintf(&b, "- %d more\n", len(d.Skipped)-i)
+				break
+			}
+			fmt.Fprintf(&b, "- %s\n", view.CellOf(skippedText(d, x)))
+		}
+	}
+	if len(needCluster) > 0 {
+		fmt.Fprintf(&b, "\n%s\n", view.CellOf(needClusterText(needCluster)))
+	}
+	for _, n := range d.Notes {
+		fmt.Fprintf(&b, "\n%s\n", view.CellOf(n))
+	}
+	return b.String()
 }

@@ -520,6 +520,9 @@ func (p *plainPrinter) printResult(at time.Time) {
 		}
 		p.line(at, "file", term.Clean(f.Mode), strings.TrimSpace(term.Clean(f.Path)+"  "+note))
 	}
+	for _, m := range o.Etcd {
+		p.line(at, "etcd", "ok", term.Clean(m))
+	}
 	if o.Resume != "" {
 		p.line(at, "resume", "", p.sp.Line(term.Clean(o.Resume)))
 	}

@@ -35,7 +35,7 @@ func TestPrintedOutputIsNotTruncated(t *testing.T) {
 	st := enginefake.WordyStatus()
 	st.Nodes[2].Name = "worker-in-a-group-with-a-name-that-is-longer-than-any-column-1"
 	out, _, code := printed(t, &enginefake.Engine{StatusData: st}, "", "status")
-	for _, want := range []string{st.Nodes[1].Message, st.Nodes[2].Name, st.Services[1].Message, "join-service is not ready: 0 of 1 pods: " + st.Health[0].Detail, "crictl logs tell more there"} {
+	for _, want := range []string{st.Nodes[1].Message, st.Nodes[2].Name, st.Services[1].Message, "join-service is not ready: 0 of 1 pods: " + st.Health[0].Detail, "show more there"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is truncated in\n%s", want, out)
 		}

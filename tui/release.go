@@ -269,6 +269,9 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 		row := []string{p.Version.String(), p.Etcd, p.CoreDNS, cmp.Or(p.Autoscaler, "-"), p.Pause, p.Crictl, p.CNIPlugins}
 		if p.Faulty != "" {
 			row = append(row, "FAULTY: "+p.Faulty)
+		} else if p.Unpinned != "" {
+			row[len(row)-2], row[len(row)-1] = "-", "-"
+			row = append(row, "no components: "+term.Clean(p.Unpinned))
 		}
 		rows = append(rows, row)
 		for _, list := range p.Components {

@@ -109,8 +109,14 @@ func startWith(t *testing.T, typed string, w, h uint16, env []string, answer fun
 // sees waits until the program has written text.
 func (p *onTerminal) sees(text string) {
 	p.t.Helper()
+	p.seesTimes(text, 1)
+}
+
+// seesTimes waits until the program has written the text n times.
+func (p *onTerminal) seesTimes(text string, n int) {
+	p.t.Helper()
 	for end := time.Now().Add(stepTimeout); ; time.Sleep(5 * time.Millisecond) {
-		if strings.Contains(p.output(), text) {
+		if strings.Count(p.output(), text) >= n {
 			return
 		}
 		if time.Now().After(end) {

@@ -1028,9 +1028,11 @@ type EtcdMember struct {
 	Version string `protobuf:"bytes,9,opt,name=version,proto3" json:"version,omitempty"`
 	DbSize  int64  `protobuf:"varint,10,opt,name=db_size,json=dbSize,proto3" json:"db_size,omitempty"`
 	// How far it has come in what all members agree on.
-	AppliedIndex  uint64 `protobuf:"varint,11,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	AppliedIndex uint64 `protobuf:"varint,11,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	// Version of the data's format, such as 3.6.0. Agents of old images do not report it.
+	StorageVersion string `protobuf:"bytes,12,opt,name=storage_version,json=storageVersion,proto3" json:"storage_version,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *EtcdMember) Reset() {
@@ -1138,6 +1140,13 @@ func (x *EtcdMember) GetAppliedIndex() uint64 {
 		return x.AppliedIndex
 	}
 	return 0
+}
+
+func (x *EtcdMember) GetStorageVersion() string {
+	if x != nil {
+		return x.StorageVersion
+	}
+	return ""
 }
 
 type RemoveEtcdMemberRequest struct {
@@ -1749,7 +1758,7 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\x13EtcdMembersResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\x04R\tclusterId\x120\n" +
-	"\amembers\x18\x02 \x03(\v2\x16.upgrade.v1.EtcdMemberR\amembers\"\xac\x02\n" +
+	"\amembers\x18\x02 \x03(\v2\x16.upgrade.v1.EtcdMemberR\amembers\"\xd5\x02\n" +
 	"\n" +
 	"EtcdMember\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
@@ -1764,7 +1773,8 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\aversion\x18\t \x01(\tR\aversion\x12\x17\n" +
 	"\adb_size\x18\n" +
 	" \x01(\x03R\x06dbSize\x12#\n" +
-	"\rapplied_index\x18\v \x01(\x04R\fappliedIndex\"=\n" +
+	"\rapplied_index\x18\v \x01(\x04R\fappliedIndex\x12'\n" +
+	"\x0fstorage_version\x18\f \x01(\tR\x0estorageVersion\"=\n" +
 	"\x17RemoveEtcdMemberRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"4\n" +

@@ -661,7 +661,7 @@ func (c *Run) Foresee(ctx context.Context, emit func(plan.Event)) error {
 	}
 	to := c.Hop.Planned()
 	r := PreflightRequest{
-		From: c.Now.Kubernetes.Oldest, To: to.Kubernetes, Release: to.Services, Etcd: c.etcd(to), Surge: surge, DryRun: !c.Request.NoDryRun,
+		From: c.Now.Kubernetes.Oldest, To: to.Kubernetes, Release: to.Services, Etcd: c.etcd(to), EtcdTag: c.Now.Target.Etcd, EtcdHop: to.Etcd, Surge: surge, DryRun: !c.Request.NoDryRun,
 		ReplaceControlPlanes: c.Hop.ReplaceControlPlanes, ReplaceWorkers: c.Hop.ReplaceWorkers,
 	}
 	hops := append([]PreflightRequest{r}, c.later(r)...)
@@ -724,7 +724,12 @@ func (c *Run) later(r PreflightRequest) []PreflightRequest {
 		return nil
 	}
 	end := c.Path[len(c.Path)-1].Planned()
-	r.To, r.Release, r.Etcd = end.Kubernetes, end.Services, c.etcd(end)
+	r.To, r.Release, r.Etcd, r.EtcdHop = end.Kubernetes, end.Services, c.etcd(end), ""
+	for i, h := range c.Path {
+		if i < len(c.Path)-1 && h.To.Etcd != "" {
+			r.EtcdBefore, r.EtcdTag = h.To.Etcd, h.To.Etcd
+		}
+	}
 	for _, h := range c.Path[1:] {
 		r.ReplaceControlPlanes = r.ReplaceControlPlanes || h.ReplaceControlPlanes
 		r.ReplaceWorkers = r.ReplaceWorkers || h.ReplaceWorkers
@@ -753,6 +758,9 @@ func onlyLater(next, later []plan.Finding) (out []plan.Finding) {
 
 // etcd returns the tag of etcd after a hop; empty if it is unknown.
 func (c *Run) etcd(to compat.Planned) string {
+	if to.Etcd != "" {
+		return to.Etcd
+	}
 	if s := c.summary(to.Services); s != nil {
 		for _, k := range s.Kubernetes {
 			if k.Version.Equal(to.Kubernetes) {
@@ -761,6 +769,33 @@ func (c *Run) etcd(to compat.Planned) string {
 		}
 	}
 	return ""
+}
+
+// EtcdTag returns the tag that the target of the next hop names: that of a hop of etcd, or the one
+// that an earlier such hop has set, until Kubernetes brings a newer minor of etcd itself.
+func (c *Run) EtcdTag() string {
+	to, set := c.Hop.Planned(), c.Now.Target.Etcd
+	if to.Etcd != "" || set == "" {
+		return to.Etcd
+	}
+	if brings := cluster.EtcdVersion(c.etcd(to)); cluster.EtcdVersion(set).SameMinor(brings) && !brings.IsZero() {
+		return set
+	}
+	return ""
+}
+
+// Etcd returns the version of etcd after the next hop; zero if it is unknown.
+func (c *Run) Etcd() version.Version {
+	return cluster.EtcdVersion(cmp.Or(c.EtcdTag(), c.etcd(c.Hop.Planned())))
+}
+
+// EtcdOf returns the version of etcd that members run at a target; zero if it is unknown.
+func (c *Run) EtcdOf(t cluster.NodeTarget) version.Version {
+	kubernetes, err := version.Parse(t.Kubernetes)
+	if t.Etcd != "" || err != nil {
+		return cluster.EtcdVersion(t.Etcd)
+	}
+	return cluster.EtcdVersion(c.etcd(compat.Planned{Services: c.Now.Services.Newest, Kubernetes: kubernetes}))
 }
 
 // outdated lists, by a server-side dry run, the definitions of the next hop's release that the
@@ -860,7 +895,7 @@ func (c *Run) Finish() {
 // know. It is stable.
 func (c *Run) Sort() { SortFindings(c.Out.Findings) }
 
-// SortFindings moves the worst findings to the front, after FindingData. It is stable.
+// SortFindings is [Run.Sort] for other lists.
 func SortFindings(found []plan.Finding) {
 	order := []plan.Severity{plan.Block, plan.Warn, plan.NotChecked, plan.Info}
 	rank := func(f plan.Finding) int {

@@ -3,6 +3,7 @@ package check
 import (
 	"context"
 	"errors"
+	"time"
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/providers"
@@ -19,6 +20,11 @@ func CloudError(op string, a providers.Advice, err error) error {
 		e.Remedy = a.Unreachable
 	case errors.Is(err, cloud.ErrDenied):
 		e.Remedy = a.Denied
+	case errors.Is(err, cloud.ErrThrottled):
+		e.Remedy = "wait a minute, and run the same command again"
+		if until := cloud.ThrottledUntil(err); !until.IsZero() {
+			e.Remedy = "run the same command again after " + until.UTC().Format(time.RFC3339)
+		}
 	}
 	return e
 }

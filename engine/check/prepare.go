@@ -39,11 +39,15 @@ func (c *Run) Set() bool {
 		return false
 	}
 	reached := func(images, kubelets compat.Span) bool { return images.Is(image) && kubelets.Is(kubernetes) }
-	if reached(n.ControlPlaneImage, n.ControlPlaneKubelet) && (t.KeepWorkers || n.WorkerKubelet.IsZero() || reached(n.WorkerImage, n.WorkerKubelet)) {
+	etcd := !slices.ContainsFunc(n.Nodes, func(o cluster.Node) bool { return !t.HasEtcd(&o) })
+	if etcd && reached(n.ControlPlaneImage, n.ControlPlaneKubelet) && (t.KeepWorkers || n.WorkerKubelet.IsZero() || reached(n.WorkerImage, n.WorkerKubelet)) {
 		return false
 	}
 	if c.asked() {
 		r := c.Request
+		if !etcd && kubernetes.Less(r.Kubernetes) { // the hop of etcd that comes before the requested version
+			return r.Release.IsZero() || n.NoImages || r.Release.Equal(image)
+		}
 		return (r.Release.IsZero() || n.NoImages || r.Release.Equal(image)) && (r.Kubernetes.IsZero() || r.Kubernetes.Equal(kubernetes))
 	}
 	f := c.Config
@@ -158,6 +162,10 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 		block("services-first", "release", fmt.Sprintf("services %s run, and the hop needs those of release %s", c.Now.Services, to.Services),
 			"the operator and the join service in the cluster do the work, and those of another release may not support the hop",
 			fmt.Sprintf("write microserviceVersion: %s into %s, with image and kubernetesVersion as they run, and bring the services with `constellation init`; then prepare again", to.Services, workspace.ConfigFile))
+	}
+	if to.Etcd != "" && slices.ContainsFunc(c.Now.Nodes, func(n cluster.Node) bool { return n.Role == cluster.ControlPlaneRole && n.InPlace }) {
+		block("etcd-in-place", "versions", "etcd "+to.Etcd+" comes by replacement of control planes, and theirs are upgraded in place", "the agents of machines that stay do not upgrade etcd without Kubernetes",
+			"set the strategy of the control planes' ScalingGroup to Replace for this hop")
 	}
 	if c.Now.Target.Components == "" {
 		block("node-version", "versions", "the cluster has no NodeVersion constellation-version", "without it no target can be set", "`constellation init` makes it")

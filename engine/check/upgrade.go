@@ -35,6 +35,11 @@ type PreflightRequest struct {
 	// Release is the release after the hop, Etcd the tag of etcd's image after it.
 	Release version.Version
 	Etcd    string
+	// EtcdBefore is the tag that a hop before this one brings; empty if none does. EtcdTag is the
+	// etcd.local.imageTag that this program has set, and changes with the hop; empty: none.
+	EtcdBefore, EtcdTag string
+	// EtcdHop is the tag that the hop brings without another Kubernetes; empty: none.
+	EtcdHop string
 	// ReplaceControlPlanes and ReplaceWorkers select the nodes that are replaced, and so drained.
 	ReplaceControlPlanes, ReplaceWorkers bool
 	// Surge is the number of machines allowed beyond the desired count.

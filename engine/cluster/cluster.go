@@ -13,6 +13,7 @@ import (
 	"constellation/assets"
 	"constellation/engine/attestation"
 	"constellation/engine/component"
+	"constellation/engine/version"
 )
 
 // ChartKey names the installation of a chart in a cluster.
@@ -124,6 +125,9 @@ type NodeTarget struct {
 	ImageVersion string
 	Components   string
 	Kubernetes   string
+	// Etcd is the tag of etcd's image that control planes run at least, such as 3.6.11-0. Empty:
+	// that of Kubernetes.
+	Etcd string
 	// KeepWorkers says that workers stay as they are. SetNodeTarget takes back only what it
 	// has set itself.
 	KeepWorkers bool
@@ -132,13 +136,35 @@ type NodeTarget struct {
 	MaxSurge string
 	// Paused and Cancelled say that the rollout does not go on. SetNodeTarget ignores them.
 	Paused, Cancelled bool
-	// Conditions are reported by the operator. SetNodeTarget ignores them.
+	// Conditions and Members are reported by the operator. SetNodeTarget ignores them.
 	Conditions []Condition
+	// Members are those of etcd as they last answered, by the names of their nodes. Operators
+	// before v1.1.0 report none.
+	Members []EtcdMember
+}
+
+// EtcdMember is a member of etcd.
+type EtcdMember struct {
+	Node    string
+	Version string // such as 3.6.11
+	// Storage is the version of the format of its data; empty if it is not known.
+	Storage string
+}
+
+// EtcdVersion parses the tag of etcd's image, such as 3.6.11-0, or what a member reports. It is
+// zero if that is invalid.
+func EtcdVersion(tag string) version.Version {
+	core, _, _ := strings.Cut(tag, "-")
+	v, err := version.Parse(core)
+	if err != nil {
+		return version.Version{}
+	}
+	return v
 }
 
 // Same reports whether nodes are brought to the same, whichever of them are.
 func (t NodeTarget) Same(o NodeTarget) bool {
-	return t.Image == o.Image && t.ImageVersion == o.ImageVersion && t.Components == o.Components && t.Kubernetes == o.Kubernetes
+	return t.Image == o.Image && t.ImageVersion == o.ImageVersion && t.Components == o.Components && t.Kubernetes == o.Kubernetes && t.Etcd == o.Etcd
 }
 
 // LogLine is one line of a pod.
@@ -168,15 +194,30 @@ func (d Demand) WeakenedBy(then Demand) (lost []uint32) {
 
 // Has reports whether a node is at the target.
 func (t NodeTarget) Has(n *Node) bool {
-	return t.Components != "" && n.Components == t.Components && (n.InPlace || t.HasImage(n))
+	return t.Components != "" && n.Components == t.Components && (n.InPlace || t.HasImage(n)) && t.HasEtcd(n)
+}
+
+// HasEtcd reports whether a node runs the etcd of the target, as far as the target names one.
+func (t NodeTarget) HasEtcd(n *Node) bool {
+	if t.Etcd == "" || n.Role != ControlPlaneRole {
+		return true
+	}
+	want := EtcdVersion(t.Etcd)
+	return slices.ContainsFunc(t.Members, func(m EtcdMember) bool {
+		return m.Node == n.Name && !EtcdVersion(m.Version).Less(want)
+	})
 }
 
 // String names the versions: "image v1.1.0 and Kubernetes v1.36.3".
 func (t NodeTarget) String() string {
-	if t.ImageVersion == "" {
-		return "Kubernetes " + t.Kubernetes
+	kubernetes := "Kubernetes " + t.Kubernetes
+	if t.Etcd != "" {
+		kubernetes += " with etcd " + t.Etcd
 	}
-	return "image " + t.ImageVersion + " and Kubernetes " + t.Kubernetes
+	if t.ImageVersion == "" {
+		return kubernetes
+	}
+	return "image " + t.ImageVersion + " and " + kubernetes
 }
 
 // HasImage reports whether a node has the image of the target. A target without an image is met

@@ -79,6 +79,9 @@ type patch struct {
 // version. Planned values can be compared with ==.
 type Planned struct {
 	Services, Image, Kubernetes version.Version
+	// Etcd is the tag of the image that etcd gets without another Kubernetes, such as 3.6.11-0;
+	// empty if that does not change.
+	Etcd string
 	// KeepWorkers does not replace the workers; a later hop replaces them.
 	KeepWorkers bool
 	// Attestation is the attestation policy for joining machines after the hop, in the
@@ -810,11 +813,19 @@ func etcdFloors() string {
 }
 
 func judgeEtcdStep(s *step) (plan.Severity, string, string) {
-	if !s.kubernetesChange {
+	if !s.kubernetesChange && s.to.Etcd == "" {
 		return plan.Info, "", ""
 	}
+	if s.now.ExternalEtcd {
+		return plan.NotChecked, "etcd runs outside of the cluster: its version is not checked", "upgrade it as its manual says: " + etcdFloors()
+	}
 	from, to := s.m.etcdOf(s.now), version.Version{}
-	if s.patch != nil {
+	switch {
+	case s.to.Etcd != "" && s.kubernetesChange:
+		return plan.Block, "etcd gets " + s.to.Etcd + " in a hop of its own, without another Kubernetes", "upgrade Kubernetes in the hop after it"
+	case s.to.Etcd != "":
+		to = parseEtcd(s.to.Etcd)
+	case s.patch != nil:
 		to = s.patch.etcd
 	}
 	d := minorsUp(from, to)
@@ -833,7 +844,7 @@ func judgeEtcdStep(s *step) (plan.Severity, string, string) {
 	if floor, below := lifecycle.BelowFloor(from, to); below {
 		remedy := "choose a patch of Kubernetes " + s.runsKubernetes.Oldest.MinorString() + " that has etcd " + floor.From.String() + " or newer"
 		if floor.Tag != "" {
-			remedy = "set etcd.local.imageTag: " + floor.Tag + " in the ConfigMap kubeadm-config and upgrade the control planes to it first"
+			remedy = "`constellation upgrade apply` brings etcd " + floor.Tag + " in a hop of its own: `constellation upgrade check` shows the path"
 		}
 		return plan.Block, "etcd " + from.String() + " cannot be upgraded to " + to.String() + " directly: " + floor.From.String() + " must come first", remedy
 	}

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 
+	"constellation/engine/lifecycle"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
@@ -109,7 +110,8 @@ type vertex struct {
 // move is the target of a hop.
 type move struct {
 	services, image, kubernetes version.Version
-	keep                        bool // keep workers of older versions
+	keep                        bool   // keep workers of older versions
+	etcd                        string // tag that etcd gets without another Kubernetes; empty: none
 }
 
 // planner searches the path for one request.
@@ -260,7 +262,7 @@ func (s *state) running() Running {
 
 // replaces reports which nodes a move replaces.
 func (s *state) replaces(mv move) (controlPlanes, workers bool) {
-	controlPlanes = !s.image.Is(mv.image) || !s.kubernetes.Is(mv.kubernetes) || !s.kubelet.IsZero() && !s.kubelet.Is(mv.kubernetes)
+	controlPlanes = mv.etcd != "" || !s.image.Is(mv.image) || !s.kubernetes.Is(mv.kubernetes) || !s.kubelet.IsZero() && !s.kubelet.Is(mv.kubernetes)
 	behind := !s.workerImage.IsZero() && !s.workerImage.Is(mv.image) || !s.workerKubelet.IsZero() && !s.workerKubelet.Is(mv.kubernetes)
 	return controlPlanes, behind && !mv.keep
 }
@@ -279,6 +281,9 @@ func (p *planner) after(s *state, mv move) state {
 		if !s.workerKubelet.IsZero() {
 			out.workerKubelet = At(mv.kubernetes)
 		}
+	}
+	if mv.etcd != "" {
+		out.etcd = mv.etcd
 	}
 	if !s.kubernetes.Is(mv.kubernetes) {
 		out.etcd = "" // set from the new patch
@@ -314,12 +319,15 @@ func (s *state) changes(mv move) int {
 			n++
 		}
 	}
+	if mv.etcd != "" {
+		n++
+	}
 	return n
 }
 
 // newer orders moves: newest versions first, then moves that keep workers.
 func (mv move) newer(other move) int {
-	return cmp.Or(other.services.Compare(mv.services), other.kubernetes.Compare(mv.kubernetes), other.image.Compare(mv.image), keepFirst(mv.keep, other.keep))
+	return cmp.Or(other.services.Compare(mv.services), other.kubernetes.Compare(mv.kubernetes), other.image.Compare(mv.image), keepFirst(mv.keep, other.keep), cmp.Compare(mv.etcd, other.etcd))
 }
 
 func keepFirst(a, b bool) int {
@@ -395,7 +403,7 @@ func (n *vertex) better(o *vertex) int {
 // forbids.
 func (p *planner) expand(from *vertex, keep bool, yield func(move)) {
 	now := from.running()
-	now.NoImages = p.now.NoImages
+	now.NoImages, now.ExternalEtcd = p.now.NoImages, p.now.ExternalEtcd
 	keeps := []bool{false}
 	if keep && !from.workerKubelet.IsZero() {
 		keeps = []bool{false, true}
@@ -405,25 +413,64 @@ func (p *planner) expand(from *vertex, keep bool, yield func(move)) {
 		for _, image := range p.imagesOf(r, from.image.Newest) {
 			for _, k := range p.patchesOf(r, from.kubernetes.Newest) {
 				for _, keep := range keeps {
-					mv := move{services, image, k, keep}
+					mv := move{services, image, k, keep, ""}
 					cps, workers := from.replaces(mv)
 					if !cps && !workers && from.services.Is(services) {
 						continue // no change
 					}
 					if keep {
-						if _, behind := from.replaces(move{services, image, k, false}); !behind {
+						if _, behind := from.replaces(move{services, image, k, false, ""}); !behind {
 							continue // no older workers to keep
 						}
 					}
-					s := step{m: p.m, cli: services, now: &now, o: &p.o, to: Planned{Services: mv.services, Image: mv.image, Kubernetes: mv.kubernetes, KeepWorkers: mv.keep}}
-					s.prepare()
-					if s.allowed() {
+					if p.allows(&now, mv) {
 						yield(mv)
 					}
 				}
 			}
 		}
 	}
+	if mv, ok := p.etcdMove(from); ok && p.allows(&now, mv) {
+		yield(mv)
+	}
+}
+
+// allows reports whether no rule forbids a move.
+func (p *planner) allows(now *Running, mv move) bool {
+	s := step{m: p.m, cli: mv.services, now: now, o: &p.o, to: mv.planned()}
+	s.prepare()
+	return s.allowed()
+}
+
+func (mv move) planned() Planned {
+	return Planned{Services: mv.services, Image: mv.image, Kubernetes: mv.kubernetes, Etcd: mv.etcd, KeepWorkers: mv.keep}
+}
+
+// etcdMove returns the hop that brings the oldest etcd from which the next minor of Kubernetes can
+// start. It changes nothing else, and workers stay. It needs a release that has that minor, because
+// older programs cannot make it, and a known version of etcd: outside of the cluster, etcd is not
+// ours to upgrade.
+func (p *planner) etcdMove(from *vertex) (mv move, ok bool) {
+	if p.start.etcd == "" || from.services.Mixed() || from.image.Mixed() || from.kubernetes.Mixed() || !from.kubelet.IsZero() && !from.kubelet.Is(from.kubernetes.Newest) {
+		return move{}, false
+	}
+	k := p.m.find(from.services.Newest)
+	if k == nil {
+		return move{}, false
+	}
+	runs := parseEtcd(from.etcd)
+	for i := range k.patches {
+		q := &k.patches[i]
+		if minorsUp(from.kubernetes.Newest, q.version) != 1 || q.faulty != "" || p.beyond(q.version, p.goal.Kubernetes) || !p.offersKubernetes(q) {
+			continue
+		}
+		if floor, below := lifecycle.BelowFloor(runs, q.etcd); below && floor.Tag != "" {
+			mv = move{services: from.services.Newest, image: from.image.Newest, kubernetes: from.kubernetes.Newest, etcd: floor.Tag}
+			_, mv.keep = from.replaces(move{services: mv.services, image: mv.image, kubernetes: mv.kubernetes})
+			return mv, true
+		}
+	}
+	return move{}, false
 }
 
 // releases returns the candidates for the next release: the running one, and newer ones of
@@ -562,6 +609,7 @@ func (p *planner) blockers(goal Planned) []*RuleResult {
 	}
 	best, bestFar := direct, math.MaxInt
 	now := nearest.running()
+	now.ExternalEtcd = p.now.ExternalEtcd
 	if nearest == p.start {
 		now = p.now
 	}
@@ -623,7 +671,7 @@ func (p *planner) hopsTowards(from *vertex, goal Planned) (hops []move) {
 		}
 		for _, image := range images {
 			for _, k := range versions {
-				hops = append(hops, move{r.Version, image, k, false})
+				hops = append(hops, move{r.Version, image, k, false, ""})
 			}
 		}
 	}
@@ -663,6 +711,9 @@ func (p *planner) hops(end *vertex) []Hop {
 			h.From = plan.Target{Release: p.now.Services.String(), Image: p.now.ControlPlaneImage.String(), Kubernetes: p.now.Kubernetes.String()}
 		}
 		h.ReplaceControlPlanes, h.ReplaceWorkers = n.from.replaces(n.hop)
+		if n.hop.etcd != "" {
+			h.From.Etcd, h.To.Etcd = n.from.etcd, n.hop.etcd
+		}
 		h.Why = p.explain(path, i)
 		out = append(out, h)
 	}
@@ -710,6 +761,7 @@ func (p *planner) explain(path []*vertex, i int) []string {
 // earlier hop in the texts; number is its number.
 func (p *planner) separate(a, b *vertex, number int, first string) []string {
 	now := a.from.running()
+	now.ExternalEtcd = p.now.ExternalEtcd
 	if a.from == p.start {
 		now = p.now
 	}
@@ -732,7 +784,7 @@ func (p *planner) separate(a, b *vertex, number int, first string) []string {
 		case "kubelet-skew":
 			out = append(out, "Kubernetes "+b.hop.kubernetes.MinorString()+" needs kubelets that are newer than "+a.from.oldestKubelet().String()+" first"+brings)
 		case "etcd-step":
-			out = append(out, r.Title+brings)
+			out = append(out, cmp.Or(p.etcdReason(a, b), r.Title)+brings)
 		case "rollout-running":
 			out = append(out, r.Title+fmt.Sprintf(", and ends with hop %d", number))
 		case "cli-services", "cli-image":
@@ -745,6 +797,14 @@ func (p *planner) separate(a, b *vertex, number int, first string) []string {
 		}
 	}
 	return out
+}
+
+// etcdReason explains why hop a brings another etcd before b; empty if it does not.
+func (p *planner) etcdReason(a, b *vertex) string {
+	if a.hop.etcd == "" {
+		return ""
+	}
+	return "etcd " + parseEtcd(b.etcd).MinorString() + " of Kubernetes " + b.hop.kubernetes.MinorString() + " can be started on data of etcd " + parseEtcd(a.etcd).String() + " or newer, and " + parseEtcd(a.from.etcd).String() + " runs"
 }
 
 // oldestKubelet returns the oldest kubelet of all nodes.

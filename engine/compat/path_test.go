@@ -230,6 +230,77 @@ func TestHopReasons(t *testing.T) {
 	}
 }
 
+// The hop of etcd comes where it is needed, changes nothing else and keeps workers.
+func TestEtcdHop(t *testing.T) {
+	floor := NewMatrix([]release.Summary{invented("v1.0.0", "", "v1.35.8=3.6.6-0", "v1.36.3=3.6.8-0", "v1.36.4=3.6.8-0", "v1.37.2=3.7.0-0")})
+	runs := func(r Running, etcd string) Running { r.Etcd = etcd; return r }
+	now := runs(at("v1.0.0", "v1.0.0", "v1.36.3"), "3.6.8-0")
+	same := plan.Target{Release: "v1.0.0", Image: "v1.0.0", Kubernetes: "v1.36.3"}
+	from, to, end := same, same, same
+	from.Etcd, to.Etcd, end.Kubernetes = "3.6.8-0", "3.6.11-0", "v1.37.2"
+	why := "etcd v3.7 of Kubernetes v1.37 can be started on data of etcd v3.6.11 or newer, and v3.6.8 runs, provided by "
+	want := []Hop{
+		{Number: 1, CLI: ver("v1.0.0"), From: from, To: to, ReplaceControlPlanes: true, Why: []string{"precedes hop 2: " + why + "this hop"}, Get: "get constellation v1.0.0 from the publisher of this program"},
+		{Number: 2, CLI: ver("v1.0.0"), From: same, To: end, ReplaceControlPlanes: true, ReplaceWorkers: true, Why: []string{why + "hop 1"}, Get: "get constellation v1.0.0 from the publisher of this program"},
+	}
+	hops, blocked := floor.Path(now, floor.Goal(now, Planned{}, Offer{}), Offer{})
+	if diff := gocmp.Diff(want, hops); diff != "" || len(blocked) > 0 {
+		t.Error(diff, blocked)
+	}
+	for name, tt := range map[string]struct {
+		now  Running
+		goal string
+		want []string // Kubernetes and etcd after each hop
+	}{
+		"from an older minor":         {runs(at("v1.0.0", "v1.0.0", "v1.35.8"), "3.6.6-0"), "v1.37.2", []string{"v1.36.4 ", "v1.36.4 3.6.11-0", "v1.37.2 "}},
+		"not for a patch":             {now, "v1.36.4", []string{"v1.36.4 "}},
+		"not for an etcd above it":    {runs(now, "3.6.12-0"), "v1.37.2", []string{"v1.37.2 "}},
+		"not for an etcd at it":       {runs(now, "3.6.11-0"), "v1.37.2", []string{"v1.37.2 "}},
+		"not for an etcd outside":     {runs(now, ""), "v1.37.2", nil},
+		"not for a known one outside": {func() Running { r := now; r.Etcd, r.ExternalEtcd = "", true; return r }(), "v1.37.2", []string{"v1.37.2 "}},
+		"before workers catch up":     {workers(runs(now, "3.6.8-0"), "v1.0.0", "v1.35.8"), "v1.37.2", []string{"v1.36.3 3.6.11-0", "v1.37.2 "}},
+		"workers that are left stay":  {workers(now, "v1.0.0", "v1.36.3"), "v1.37.2", []string{"v1.36.3 3.6.11-0", "v1.37.2 "}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			hops, blocked := floor.Path(tt.now, Planned{Kubernetes: ver(tt.goal)}, Offer{})
+			for _, h := range hops {
+				got = append(got, h.To.Kubernetes+" "+h.To.Etcd)
+				if h.To.Etcd != "" && h.ReplaceWorkers {
+					t.Errorf("%+v replaces workers", h)
+				}
+			}
+			if !slices.Equal(got, tt.want) || (len(hops) == 0) != slices.ContainsFunc(blocked, func(r *RuleResult) bool { return r.Rule == "etcd-step" }) {
+				t.Errorf("got %q, want %q; blocked %v", got, tt.want, blocked)
+			}
+		})
+	}
+	both := Planned{Services: ver("v1.0.0"), Image: ver("v1.0.0"), Kubernetes: ver("v1.37.2"), Etcd: "3.6.11-0"}
+	if got := ids(floor.Check(ver("v1.0.0"), now, both, Offer{}), plan.Block); !slices.Contains(got, "etcd-step") {
+		t.Errorf("etcd and Kubernetes in one hop: %v", got)
+	}
+}
+
+// A patch without digests in its release can be installed by a provider with components of its own
+// only.
+func TestUnpinnedPatchesNeedAProvider(t *testing.T) {
+	r := invented("v1.0.0", "", "v1.35.4", "v1.36.3=3.6.8-0")
+	r.Kubernetes[1].Unpinned = "its digests are not verified"
+	m := NewMatrix([]release.Summary{r})
+	now := at("v1.0.0", "v1.0.0", "v1.35.4")
+	if goal := m.Goal(now, Planned{}, Offer{}); !goal.Kubernetes.Equal(ver("v1.35.4")) {
+		t.Errorf("the goal is %v", goal)
+	}
+	hops, blocked := m.Path(now, Planned{Kubernetes: ver("v1.36.3")}, Offer{})
+	if len(hops) > 0 || len(blocked) != 1 || blocked[0].Rule != "offered-kubernetes" || !strings.Contains(blocked[0].Title, "its digests are not verified") || blocked[0].Remedy == "" {
+		t.Errorf("%v, %v", hops, blocked)
+	}
+	own := Offer{Kubernetes: func(version.Version) (bool, string, string) { return true, "", "" }}
+	if hops, blocked := m.Path(now, m.Goal(now, Planned{}, own), own); len(hops) != 1 || len(blocked) > 0 {
+		t.Errorf("with a provider of components: %v, %v", hops, blocked)
+	}
+}
+
 func TestGetCLI(t *testing.T) {
 	here := release.Download{OS: runtime.GOOS, Arch: runtime.GOARCH, URL: "https://example.com/constellation-v1.5.0"}
 	signed := here

@@ -22,7 +22,7 @@ func (h Hop) Planned() Planned {
 		}
 		return v
 	}
-	return Planned{Services: parse(h.To.Release), Image: parse(h.To.Image), Kubernetes: parse(h.To.Kubernetes), KeepWorkers: !h.ReplaceWorkers}
+	return Planned{Services: parse(h.To.Release), Image: parse(h.To.Image), Kubernetes: parse(h.To.Kubernetes), KeepWorkers: !h.ReplaceWorkers, Etcd: h.To.Etcd}
 }
 
 // Span is the versions of one component that run side by side: the oldest and the
@@ -78,6 +78,8 @@ type Running struct {
 	ControlPlaneKubelet, WorkerKubelet Span
 	// Etcd is the tag of the image of its pods, such as 3.6.6-0; empty if unknown.
 	Etcd string
+	// ExternalEtcd is whether etcd does not run on the control planes: no hop changes it.
+	ExternalEtcd bool
 	// Parts are the services one by one, sorted by name.
 	Parts []cluster.Service
 	// Nodes are all nodes, sorted by name.

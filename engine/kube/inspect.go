@@ -169,6 +169,10 @@ func (s *seen) running() compat.Running {
 	servers := map[string]bool{} // by node
 	var silent []string          // nodes of API servers that are not ready
 	for i := range s.pods {
+		// The pods of a machine outlive its Node until they are collected.
+		if len(s.nodes) > 0 && !slices.ContainsFunc(s.nodes, func(n cluster.Node) bool { return n.Name == s.pods[i].Spec.NodeName }) {
+			continue
+		}
 		switch p := &s.pods[i]; p.Labels[componentLabel] {
 		case "kube-apiserver":
 			servers[p.Spec.NodeName] = true
@@ -183,6 +187,7 @@ func (s *seen) running() compat.Running {
 			}
 		}
 	}
+	out.ExternalEtcd = len(servers) > 0 && out.Etcd == ""
 	for _, node := range silent {
 		if len(servers) > 1 { // the only API server has just answered, even if the kubelet has not reported it ready
 			missing("API server on %s: not ready", node)

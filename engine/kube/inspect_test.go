@@ -401,7 +401,7 @@ func putKinds(b *testing.B, c *Client, n int) {
 func settle(b *testing.B, c *Client) {
 	b.Helper()
 	const (
-		limit  = 2 * time.Minute
+		limit  = 10 * time.Minute
 		window = 3 * time.Second
 		rest   = 0.15 // of a processor; with thousands of kinds it takes a twentieth
 	)

@@ -45,11 +45,14 @@ func targetOf(nv *v1alpha1.NodeVersion) cluster.NodeTarget {
 	how := nv.Spec.Rollout
 	t := cluster.NodeTarget{
 		Image: nv.Spec.Image, ImageVersion: nv.Spec.ImageVersion,
-		Components: nv.Spec.KubernetesComponentsReference, Kubernetes: nv.Spec.KubernetesClusterVersion,
+		Components: nv.Spec.KubernetesComponentsReference, Kubernetes: nv.Spec.KubernetesClusterVersion, Etcd: nv.Spec.EtcdImageTag,
 		KeepWorkers: how.KeepWorkers, Paused: how.Paused, Cancelled: how.Cancel,
 	}
 	if how.MaxSurge != nil {
 		t.MaxSurge = how.MaxSurge.String()
+	}
+	for _, m := range nv.Status.EtcdMembers {
+		t.Members = append(t.Members, cluster.EtcdMember{Node: m.Node, Version: m.Version, Storage: m.StorageVersion})
 	}
 	for _, x := range nv.Status.Conditions {
 		t.Conditions = append(t.Conditions, cluster.Condition{Type: x.Type, Status: string(x.Status), Reason: x.Reason, Message: x.Message, Since: x.LastTransitionTime.Time})
@@ -82,8 +85,13 @@ func (c *Client) setNodeTarget(ctx context.Context, t cluster.NodeTarget, dryRun
 	if t.MaxSurge != "" {
 		how["maxSurge"] = surgeOf(t.MaxSurge)
 	}
-	if have, err := c.nodeVersion(ctx); err == nil && have.Spec.Rollout.Cancel {
+	have, err := c.nodeVersion(ctx)
+	if err == nil && have.Spec.Rollout.Cancel {
 		how["cancel"] = false
+	}
+	// Older releases do not have the field. An empty one overwrites what another manager set.
+	if t.Etcd != "" || err == nil && have.Spec.EtcdImageTag != "" {
+		spec["etcdImageTag"] = t.Etcd
 	}
 	if len(how) > 0 {
 		spec["rollout"] = how

@@ -112,6 +112,8 @@ type Result struct {
 	Next []string `json:"next,omitempty"`
 	// Patch is the merge patch of NodeVersion that sets what was prepared.
 	Patch json.RawMessage `json:"patch,omitempty"`
+	// Etcd has a line for each member of etcd that was verified.
+	Etcd []string `json:"etcd,omitempty"`
 	// Nodes is how many nodes are Ready.
 	Nodes  int   `json:"nodes,omitempty"`
 	TookMS int64 `json:"took_ms"`

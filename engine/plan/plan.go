@@ -85,6 +85,8 @@ type Target struct {
 	Release    string `json:"release,omitempty"`
 	Image      string `json:"image,omitempty"`
 	Kubernetes string `json:"kubernetes,omitempty"`
+	// Etcd is the tag of etcd's image, if a hop changes that alone.
+	Etcd string `json:"etcd,omitempty"`
 }
 
 // Plan is what will be done, as a value: shown, exported, executed and resumed.
@@ -150,6 +152,8 @@ type Ending struct {
 	Nothing string   // the same if there was nothing to do
 	Next    []string // commands that make sense then
 	Patch   json.RawMessage
+	// Etcd has a line for each verified member of etcd; a step sets it.
+	Etcd    []string
 	Cleanup func() // is called when the run is over, before its result is sent
 }
 
@@ -228,6 +232,9 @@ func (t Target) String() string {
 	}
 	if t.Kubernetes != "" {
 		parts = append(parts, "Kubernetes "+t.Kubernetes)
+	}
+	if t.Etcd != "" {
+		parts = append(parts, "etcd "+t.Etcd)
 	}
 	return strings.Join(parts, ", ")
 }

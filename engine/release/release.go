@@ -134,8 +134,8 @@ var (
 // ones.
 var ErrNotOffered = errors.New("not offered")
 
-// ErrUnpinned means that a release has no digests of a Kubernetes version's components. Whoever
-// installs it needs digests from elsewhere, because nothing is trusted on first use.
+// ErrUnpinned means that a release has no digests of a Kubernetes version's components. A provider
+// that installs it must have digests of its own, because nothing is trusted on first use.
 var ErrUnpinned = errors.New("not pinned")
 
 // Release is what one release contains.

@@ -188,7 +188,7 @@ func (l *NodeDiff) look(ro cluster.Rollout, plans []cluster.NodePlan, nodes []*c
 	if ro.Agent != l.agent {
 		o.touch(cluster.Move{Node: ro.Agent.Node, Donor: l.agent.Node})
 	}
-	if l.states == nil || !l.target.Same(ro.Target) || l.target.KeepWorkers != ro.Target.KeepWorkers {
+	if l.states == nil || !l.target.Same(ro.Target) || l.target.KeepWorkers != ro.Target.KeepWorkers || ro.Target.Etcd != "" && !slices.Equal(l.target.Members, ro.Target.Members) {
 		*l = NodeDiff{states: map[string]int64{}, late: map[*Entry]*cluster.Node{}, kubelet: map[string]int64{}} // start over
 		same = false
 	}

@@ -35,9 +35,9 @@ func classify(spec v1alpha1.NodeVersionSpec, n *Node, inPlace, hasReplacement, r
 		return invalid
 	case n.Obsolete:
 		return obsolete
-	case n.Image == "" && spec.Image != "" || n.Components == "":
+	case n.Image == "" && spec.Image != "" || n.Components == "" || !etcdKnown(spec, n):
 		return awaiting
-	case !inPlace && !sameImage(n.Image, spec.Image) || n.Components != spec.KubernetesComponentsReference:
+	case !inPlace && !sameImage(n.Image, spec.Image) || n.Components != spec.KubernetesComponentsReference || !hasEtcd(spec, n):
 		if hasReplacement {
 			return oldNode
 		}
@@ -89,6 +89,10 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 		ObservedGeneration: generation,
 		JoinComponents:     joinComponents(spec, before.JoinComponents, w),
 		Conditions:         slices.Clone(before.Conditions),
+		EtcdMembers:        etcdMembers(w.LastEtcd),
+	}
+	if w.LastEtcd == nil { // a new leader has not listed them yet
+		s.EtcdMembers = before.EtcdMembers
 	}
 	mints, exists := map[string]bool{}, map[string]bool{}
 	for _, p := range w.Pending {

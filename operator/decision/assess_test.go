@@ -40,6 +40,29 @@ func machine(name string, edit ...func(*Node)) Node {
 	return n
 }
 
+// A target that names an etcd concerns the members of control planes only.
+func TestClassifyByEtcd(t *testing.T) {
+	for _, tt := range []struct {
+		node, etcd, tag string
+		want            class
+	}{
+		{"control-plane-0", "3.6.8", "", upToDate},
+		{"control-plane-0", "", "", upToDate},
+		{"control-plane-0", "3.6.8", "3.6.11-0", outdated},
+		{"control-plane-0", "3.6.11", "3.6.11-0", upToDate},
+		{"control-plane-0", "3.7.0", "3.6.11-0", upToDate},
+		{"control-plane-0", "", "3.6.11-0", awaiting},
+		{"worker-0", "", "3.6.11-0", upToDate},
+	} {
+		s := spec()
+		s.EtcdImageTag = tt.tag
+		n := machine(tt.node, func(n *Node) { n.Etcd = tt.etcd })
+		if got := classify(s, &n, false, false, false, nil); got != tt.want {
+			t.Errorf("%s with etcd %q at target %q: class %d, want %d", tt.node, tt.etcd, tt.tag, got, tt.want)
+		}
+	}
+}
+
 func TestClassify(t *testing.T) {
 	for _, tt := range []struct {
 		name string

@@ -328,20 +328,20 @@ func surge(max *intstr.IntOrString, nodes int) int {
 // Gone reports whether the cloud has confirmed that the machine does not exist any more.
 func Gone(m *Instance) bool { return m != nil && m.State == "Terminated" }
 
-// known reports whether image, components and machine of n are known. A target without an image
-// needs none.
+// known reports whether image, components and machine of n are known, and the version of its etcd
+// if the target names one. A target without an image needs none.
 func (d *Decision) known(n *Node) bool {
-	return n.Confirmed && (n.Image != "" || d.spec.Image == "") && n.Components != "" && n.ProviderID != ""
+	return n.Confirmed && (n.Image != "" || d.spec.Image == "") && n.Components != "" && n.ProviderID != "" && etcdKnown(d.spec, n)
 }
 
 // sameImage reports whether an image is the one of the target. A target without an image is met by
 // every image: the cloud selects none.
 func sameImage(have, want string) bool { return want == "" || strings.EqualFold(have, want) }
 
-// atTarget reports whether n has the target's components and image. The image of a node that is
+// atTarget reports whether n has the target's components, image and etcd. The image of a node that is
 // upgraded in place does not count.
 func (d *Decision) atTarget(n *Node) bool {
-	return n.Confirmed && n.Components == d.spec.KubernetesComponentsReference && (sameImage(n.Image, d.spec.Image) || d.inPlace(n))
+	return n.Confirmed && n.Components == d.spec.KubernetesComponentsReference && (sameImage(n.Image, d.spec.Image) || d.inPlace(n)) && hasEtcd(d.spec, n)
 }
 
 // inPlace reports whether n is upgraded in place.

@@ -86,6 +86,18 @@ func TestDecide(t *testing.T) {
 			surge := intstr.FromString("40%")
 			s.Rollout.MaxSurge = &surge
 		}, []string{"record intent replace-0 Join donor=worker-0", "record intent replace-1 Join donor=worker-1"}, "", "False RollingOut"},
+		{"a control plane with an older etcd than the target's is replaced", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.EtcdImageTag, s.Rollout.KeepWorkers = "3.6.11-0", true
+			for i, v := range []string{"3.6.11", "3.6.8", "3.6.8"} {
+				w.Nodes[i].Etcd = v
+			}
+		}, []string{"record intent replace-0 Join donor=control-plane-1"}, "", "False RollingOut"},
+		{"a control plane whose etcd is not known stays, and workers wait", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.EtcdImageTag = "3.6.11-0"
+			for i, v := range []string{"3.6.11", "", "3.7.0"} {
+				w.Nodes[i].Etcd = v
+			}
+		}, []string{"resume autoscaler"}, "", "False RollingOut"},
 		{"the autoscaler is stopped first", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Autoscaler = Autoscaler{Enabled: true, Running: true}
 		}, []string{"pause autoscaler"}, "", "False RollingOut"},

@@ -18,7 +18,8 @@ import (
 //     those of the machine.
 //   - A Node whose machine has another name is an impostor. Nothing is decided from it.
 //   - A Node that does not name the incarnation of its machine is unknown, in a cloud that
-//     reuses IDs: its machine may be that of the ID now, or an earlier one.
+//     reuses IDs: its machine may be that of the ID now, or an earlier one. A Node that joined
+//     before the cloud reported incarnations is confirmed, if its machine is older than the Node.
 //   - A Node whose machine the cloud has not described is unknown. It is not replaced
 //     and not deleted, and if it is a control plane, workers wait.
 //
@@ -61,7 +62,7 @@ func (x *Lookup) judge(w *World, off rule) {
 		m := x.Instance(n.ProviderID)
 		n.Confirmed = m != nil && m.Name == n.Name
 		switch {
-		case n.Confirmed && off != ruleBareUnknown && isBare(n.ProviderID, m):
+		case n.Confirmed && off != ruleBareUnknown && isBare(n.ProviderID, m) && !joinedBefore(w, n, m):
 			n.Confirmed, m = false, nil
 		case n.Confirmed:
 		case m == nil || m.Name == "":
@@ -108,6 +109,13 @@ func isBare(id string, m *Instance) bool {
 	_, named := cloud.SplitKey(id)
 	_, has := cloud.SplitKey(m.ID)
 	return named == "" && has != ""
+}
+
+// joinedBefore reports whether a Node without an incarnation joined before its cloud reported
+// incarnations. The operator has annotated it then, and does not repeat that. A later machine of the
+// ID is younger than the Node. A Node of a later machine is annotated with its incarnation.
+func joinedBefore(w *World, n *Node, m *Instance) bool {
+	return n.Components != "" && !w.Joining[n.Name] && !m.Created.IsZero() && m.Created.Before(n.Created)
 }
 
 // addRecorded finds the Nodes of machines that the cloud does not describe now, by the names that

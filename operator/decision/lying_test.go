@@ -264,3 +264,33 @@ func TestRevokedNodeWithAFalseIncarnationLosesItsMachine(t *testing.T) {
 		}
 	}
 }
+
+// When a provider begins to report incarnations, the Nodes of a running cluster do not name them, and
+// their JoiningNodes are gone. The operator must still be able to replace them.
+func TestNodesThatJoinedBeforeIncarnationsWereReported(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		edit func(n *Node, m *Instance, w *World)
+		want bool
+	}{
+		{"the machine is older than the Node", func(*Node, *Instance, *World) {}, true},
+		{"a later machine has the ID", func(n *Node, m *Instance, _ *World) { m.Created = n.Created.Add(time.Hour) }, false},
+		{"the creation of the machine is unknown", func(_ *Node, m *Instance, _ *World) { m.Created = time.Time{} }, false},
+		{"the machine has a ticket, so its Node will be annotated", func(n *Node, _ *Instance, w *World) { w.Joining = map[string]bool{n.Name: true} }, false},
+		{"no operator has annotated the Node", func(n *Node, _ *Instance, _ *World) { n.Components = "" }, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, w := rollout()
+			n, m := &w.Nodes[3], &w.Instances[3]
+			m.ID, n.Created = m.ID+"#7", w.Now.Add(-48*time.Hour)
+			m.Created = n.Created.Add(-time.Minute)
+			tt.edit(n, m, &w)
+			name := n.Name
+			NewLookup(&w)
+			i := slices.IndexFunc(w.Nodes, func(n Node) bool { return n.Name == name })
+			if is := w.Nodes[i]; is.Confirmed != tt.want || tt.want && is.ProviderID != m.ID {
+				t.Errorf("confirmed %t as %s, want %t as %s", is.Confirmed, is.ProviderID, tt.want, m.ID)
+			}
+		})
+	}
+}

@@ -27,7 +27,8 @@ type World struct {
 	Complete   bool // the cloud listed the instances of every group
 	Intents    []Intent
 	Etcd       []Member
-	LeaderNode string // node of the operator's leader; empty: the operator runs outside of the cluster
+	LastEtcd   []Member // as last listed, however long ago: for versions
+	LeaderNode string   // node of the operator's leader; empty: the operator runs outside of the cluster
 	Run        UpgradeRun
 	NodeRuns   map[string]UpgradeRun // latest run of each agent of an in-place upgrade, by machine ID; absent: the agent has not answered
 	Autoscaler Autoscaler
@@ -55,9 +56,11 @@ type Node struct {
 	ProviderID           string
 	Kubelet              string // version
 	Image, Components    string // empty: not known yet
+	Etcd                 string // version of its member; empty: none, or not known
 	Group                string // ID
 	OldNode, Replacement string
 	Obsolete             bool
+	Created              time.Time // by the API server's clock
 
 	Cordon         Cordon
 	CordonedSince  time.Time // when we cordoned it
@@ -111,6 +114,7 @@ type Instance struct {
 	State           v1alpha1.InstanceState
 	Since           time.Time // first-seen time by the operator's clock
 	Address         string    // in the cluster's network; empty: not known
+	Created         time.Time // by the cloud's clock; zero: not known
 }
 
 // Intent is a PendingNode: the operator's record of what it does with a machine. It is written
@@ -145,6 +149,8 @@ type Member struct {
 	Voter, Healthy, Leader bool // a voter that has not started is no voter
 	// Address is the host of its peer URL; empty: not known.
 	Address string
+	// Version is that of its etcd, Storage that of the format of its data; empty: not known.
+	Version, Storage string
 	// The member has not started, so Node is its peer URL and not a name. Since is its first-seen
 	// time by the operator's clock.
 	NotStarted bool

@@ -74,7 +74,7 @@ var backupScenes = []scene{
 	{"backup-help", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage { return backupsOf(s, nil).press("?") }},
 	{"home-backup", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		h, st := enginefake.DemoHome(engine.StageCluster), enginefake.DemoStatus()
-		h.Next = []engine.Suggestion{{Title: "Make a backup", Command: "constellation -C .demo backup create", Why: "the last one is 26h old"}}
+		h.Next = []engine.Suggestion{{Title: "Create a backup", Command: "constellation -C .demo backup create", Why: "the last one is 26h old"}}
 		st.Backup = &plan.LastBackup{ID: "backup-20261120050000-0a1b2c3d", Created: enginefake.Start.Add(-26 * time.Hour), Objects: 12345, Bytes: 18 << 20, Etcd: true}
 		st.Health = []plan.Finding{{ID: plan.BackupAge, Severity: plan.Warn, Source: "backup", Title: "the last backup is 26h old", Remedy: "create one: `constellation -C .demo backup create`"}}
 		return s(&enginefake.Engine{HomeData: h, StatusData: st}).begin()

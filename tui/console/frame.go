@@ -20,7 +20,7 @@ func (c *console) View() string {
 	var body []string
 	switch {
 	case c.pal.open:
-		body = c.paletteView(c.w, room)
+		body = c.pal.view(c.page(), c.screen.title(), c.actions(), c.w, room)
 	case c.help:
 		body = c.helpView(c.w, room)
 	default:

@@ -56,13 +56,16 @@ func (c *console) bindings() []binding {
 	case c.help:
 		return c.helpKeys()
 	case c.pal.open:
-		return c.paletteKeys()
+		return c.pal.keys(c)
 	}
 	if keys := c.screen.promptKeys(); keys != nil {
 		return keys
 	}
-	return slices.Concat(c.screen.keys(), c.globalKeys())
+	return c.actions()
 }
+
+// actions are the bindings of the screen, then those that every screen has.
+func (c *console) actions() []binding { return slices.Concat(c.screen.keys(), c.globalKeys()) }
 
 func (c *console) globalKeys() []binding {
 	return []binding{
@@ -242,7 +245,7 @@ func (c *console) typed(k tea.KeyMsg) bool {
 	case k.Type == tea.KeyCtrlC:
 		return false
 	case c.pal.open:
-		return c.typedPalette(k)
+		return c.pal.typed(k)
 	}
 	c.screen.typed(k)
 	return true

@@ -127,6 +127,9 @@ func (scr *resultScreen) successView(w, h int) []string {
 			lines = append(lines, l)
 		}
 	}
+	for _, m := range res.Etcd {
+		lines = append(lines, scr.c.th.Below(w, 4, 3, term.Faint, term.Clean(m))...)
+	}
 	if scr.c.plan != nil && scr.c.plan.Rehearsal {
 		lines = append(append(lines, ""), view.Rehearsed(scr.c.page(), w, scr.c.t.Steps)...)
 	}

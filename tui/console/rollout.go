@@ -21,7 +21,7 @@ func (c *console) rolloutKeys() []binding {
 		on("P", "P", "pause: start no more replacements", "changes the cluster", act(func() {
 			yes := true
 			c.rolloutPrompt = &rolloutPrompt{
-				"Pause the rollout?", "Replacements in progress finish, no new ones start. The autoscaler resumes after 10 minutes.", "pause",
+				"Pause the rollout?", "Replacements in progress finish, no new ones start. After 10 minutes the cluster autoscaler runs again.", "pause",
 				c.changeRollout("paused", cluster.RolloutChange{Paused: &yes}),
 			}
 		})).footed("pause").unless(c.targetNotSet),

@@ -754,6 +754,9 @@ func targetSummary(h compat.Hop) string {
 	if h.To.Kubernetes != h.From.Kubernetes {
 		parts = append(parts, "Kubernetes "+h.To.Kubernetes)
 	}
+	if h.To.Etcd != h.From.Etcd {
+		parts = append(parts, "etcd "+h.To.Etcd)
+	}
 	if len(parts) == 0 && h.To.Image != h.From.Image {
 		parts = append(parts, "image "+h.To.Image)
 	}

@@ -119,8 +119,10 @@ type Provider struct {
 	MetadataAddress, ControlAddress string
 	// TPMAddress is the address of a machine's TPM in pods; see attestation.OpenTPM.
 	TPMAddress string
-	// TPMDir is the directory of a machine that pods see as /run/tpm.
-	TPMDir string
+	// TPMDir is the directory of a machine that pods see as /run/tpm, with the socket of its
+	// TPM. TPMDevice is the device of its TPM instead, in machines without a socket. The join
+	// service is privileged then: other containers get no device of the host.
+	TPMDir, TPMDevice string
 	// AutoscalerStandIn is whether the operator's chart installs a Deployment in the place
 	// of the cluster autoscaler, which knows no groups of this cloud.
 	AutoscalerStandIn bool
@@ -151,6 +153,9 @@ type Advice struct {
 	// Measurements states how the measurements of an image become known, Roots the same
 	// of the trust roots.
 	Measurements, Roots string
+	// Catalogue is the command that lists the images with their measurements; empty: there is
+	// none.
+	Catalogue string
 	// Offer is how the cloud gets the components of a Kubernetes version, Image how its
 	// machines get an OS image. {version} stands for the version.
 	Offer, Image string
@@ -167,7 +172,7 @@ func (a Advice) or(b Advice) Advice {
 	return Advice{
 		Cloud: cmp.Or(a.Cloud, b.Cloud), Unreachable: cmp.Or(a.Unreachable, b.Unreachable), Denied: cmp.Or(a.Denied, b.Denied),
 		Look: cmp.Or(a.Look, b.Look), Failed: cmp.Or(a.Failed, b.Failed), Up: a.Up, UpTitle: a.UpTitle, UpReason: a.UpReason, Create: cmp.Or(a.Create, b.Create), Renew: cmp.Or(a.Renew, b.Renew),
-		Measurements: cmp.Or(a.Measurements, b.Measurements), Roots: cmp.Or(a.Roots, b.Roots), Offer: cmp.Or(a.Offer, b.Offer), Image: cmp.Or(a.Image, b.Image),
+		Measurements: cmp.Or(a.Measurements, b.Measurements), Catalogue: a.Catalogue, Roots: cmp.Or(a.Roots, b.Roots), Offer: cmp.Or(a.Offer, b.Offer), Image: cmp.Or(a.Image, b.Image),
 	}
 }
 
@@ -197,7 +202,7 @@ func AdviceFor(name string, values section.Values) Advice {
 	return Advice{
 		Cloud: values.Expand(a.Cloud), Unreachable: values.Expand(a.Unreachable), Denied: values.Expand(a.Denied),
 		Look: values.Expand(a.Look), Failed: values.Expand(a.Failed), Up: a.Up, UpTitle: a.UpTitle, UpReason: a.UpReason, Create: values.Expand(a.Create), Renew: values.Expand(a.Renew),
-		Measurements: values.Expand(a.Measurements), Roots: values.Expand(a.Roots), Offer: values.Expand(a.Offer), Image: values.Expand(a.Image),
+		Measurements: values.Expand(a.Measurements), Catalogue: values.Expand(a.Catalogue), Roots: values.Expand(a.Roots), Offer: values.Expand(a.Offer), Image: values.Expand(a.Image),
 	}
 }
 
@@ -222,6 +227,7 @@ func (p Provider) ChartValues() map[string]any {
 		"cloudURL":                    p.ControlAddress,
 		"joinservice.tpm":             p.TPMAddress,
 		"joinservice.tpmDir":          p.TPMDir,
+		"joinservice.tpmDevice":       p.TPMDevice,
 		"operator.autoscaler.standIn": p.AutoscalerStandIn,
 	}
 }

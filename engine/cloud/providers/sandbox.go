@@ -45,6 +45,7 @@ func sandbox() Provider {
 			Create:       "run `constellation sandbox up`",
 			Renew:        "run `constellation sandbox down`, then `up`",
 			Measurements: "run `constellation sandbox up`, which fills in the measurements of the sandbox's image",
+			Catalogue:    "`constellation sandbox status -o json`",
 			Roots:        "run `constellation sandbox up`, which fills in those of the sandbox",
 			Offer:        "run `constellation sandbox fetch {version}`",
 			Image:        "start the sandbox with --image {version}",

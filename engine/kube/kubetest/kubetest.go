@@ -39,6 +39,7 @@ type Cluster struct {
 	// joinRevision counts its changes.
 	joinRevision int
 	signing      string // lifetime of node certificates; empty: the default of Kubernetes
+	etcdTag      string
 	kinds        map[string][32]byte
 	charts       map[string][]revision
 	chartSet     map[string]int
@@ -329,6 +330,28 @@ func (c *Cluster) BoundSigning(ctx context.Context, duration string) (bool, erro
 	}
 	c.signing = duration
 	return true, nil
+}
+
+// EtcdTag implements [engine.Cluster].
+func (c *Cluster) EtcdTag(ctx context.Context) (string, error) {
+	if err := c.enter(ctx, "EtcdTag", false); err != nil {
+		return "", err
+	}
+	defer c.mu.Unlock()
+	return c.etcdTag, nil
+}
+
+// SetEtcdTag implements [engine.Cluster].
+func (c *Cluster) SetEtcdTag(ctx context.Context, from, to string) error {
+	if err := c.enter(ctx, "SetEtcdTag", true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	if c.etcdTag != from && c.etcdTag != to {
+		return fmt.Errorf("etcd.local.imageTag is %q, want %q: %w", c.etcdTag, from, cluster.ErrConflict)
+	}
+	c.etcdTag = to
+	return nil
 }
 
 // OutdatedKinds implements [engine.Cluster].

@@ -364,7 +364,11 @@ func etcdMembers(w *world, _ *probe) (out []plan.Finding) {
 		return out
 	}
 	for _, node := range slices.Sorted(maps.Keys(versions)) {
-		if f, bad := etcdHop(node, versions[node], to); bad {
+		v := versions[node]
+		if before, ok := etcdOf(w.request.EtcdBefore); ok && v.Less(before) {
+			v = before
+		}
+		if f, bad := etcdHop(node, v, to); bad {
 			out = append(out, f)
 		}
 	}
@@ -413,10 +417,22 @@ func etcdConfiguration(w *world) (out []plan.Finding) {
 		if oldest := lifecycle.ExternalEtcd(w.request.To); !oldest.IsZero() {
 			f.Remedy += fmt.Sprintf(": kubeadm %s needs %s or newer", w.request.To.MinorString(), oldest)
 		}
+		if to, ok := w.etcdTarget(); ok {
+			if s, ok := lifecycle.Etcd(to); ok {
+				f.Remedy, f.Reference = f.Remedy+fmt.Sprintf("; %s starts on data of %s or newer only", s.Version, s.From), s.Source
+			}
+		}
 		out = append(out, f)
 	}
 	to, known := w.etcdTarget()
-	if tag, ok := etcdOf(c.Etcd.Local.ImageTag); known && ok && ahead(to, tag) > 0 {
+	has := c.Etcd.Local.ImageTag
+	if to := w.request.EtcdHop; to != "" && has != "" && has != to && has != w.request.EtcdTag {
+		out = append(out, plan.Finding{
+			Severity: plan.Block, Title: fmt.Sprintf("etcd.local.imageTag is %s, and the hop sets %s", printable(has), to), Detail: "this program has not set it, and overwrites no tag of others",
+			Objects: []string{object("ConfigMap", "kube-system", kubeadmConfig)}, Remedy: "set it to " + to + ", or remove it", Command: "kubectl -n kube-system edit configmap " + kubeadmConfig,
+		})
+	}
+	if tag, ok := etcdOf(has); known && ok && ahead(to, tag) > 0 && has != w.request.EtcdTag { // else the hop removes it
 		out = append(out, plan.Finding{
 			Title: fmt.Sprintf("etcd.local.imageTag keeps etcd at %s: the hop does not bring %s", tag, to), Objects: []string{object("ConfigMap", "kube-system", kubeadmConfig)},
 			Remedy: "remove imageTag from ClusterConfiguration when all members run it", Command: "kubectl -n kube-system edit configmap " + kubeadmConfig,

@@ -11,6 +11,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"constellation/engine/lifecycle"
@@ -76,7 +79,14 @@ func readKubelets(ctx context.Context, p *probe, nodes []corev1.Node, into map[s
 			defer func() { <-free }()
 			ctx, cancel := context.WithTimeout(ctx, serverLimit)
 			defer cancel()
-			r := readKubelet(ctx, p, nodes[i].Name)
+			r := readKubelet(ctx, throughAPIServer(p, nodes[i].Name))
+			if r.config == nil {
+				if get := directly(p, &nodes[i]); get != nil {
+					if direct := readKubelet(ctx, get); direct.config != nil {
+						r = direct
+					}
+				}
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			into[nodes[i].Name] = r
@@ -88,15 +98,57 @@ func readKubelets(ctx context.Context, p *probe, nodes []corev1.Node, into map[s
 // flagz is the format of flags that is asked for, with the version that older kubelets have.
 const flagz = "application/json;g=config.k8s.io;v=v1beta1;as=Flagz,application/json;g=config.k8s.io;v=v1alpha1;as=Flagz"
 
-// readKubelet reads the configuration and the flags of a kubelet through the API server.
-func readKubelet(ctx context.Context, p *probe, node string) (out kubeletReport) {
-	get := func(path, accept string) ([]byte, error) {
-		return p.core.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix(path).SetHeader("Accept", accept).DoRaw(ctx)
+// getter reads a path of a kubelet.
+type getter func(ctx context.Context, path, accept string) ([]byte, error)
+
+// throughAPIServer reads from a kubelet through the API server, which needs the permission
+// nodes/proxy.
+func throughAPIServer(p *probe, node string) getter {
+	return func(ctx context.Context, path, accept string) ([]byte, error) {
+		return raw(p.core.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix(path).SetHeader("Accept", accept).Do(ctx))
 	}
+}
+
+// directly reads from a kubelet with the user's client certificate. The permission nodes/configz
+// is enough for that. It is nil without a certificate: a kubelet must not get a token, because its
+// machine may be compromised.
+func directly(p *probe, n *corev1.Node) getter {
+	address := kubeletAddress(n)
+	if address == "" || len(p.config.CertData) == 0 && p.config.CertFile == "" || p.config.Transport != nil {
+		return nil
+	}
+	config := &rest.Config{Host: "https://" + address, TLSClientConfig: p.config.TLSClientConfig, Dial: p.config.Dial}
+	config.ServerName, config.NextProtos = "", nil
+	client, err := rest.UnversionedRESTClientFor(rest.AddUserAgent(withCodec(config), "preflight"))
+	if err != nil {
+		return nil
+	}
+	return func(ctx context.Context, path, accept string) ([]byte, error) {
+		return raw(client.Get().AbsPath("/", path).SetHeader("Accept", accept).Do(ctx))
+	}
+}
+
+// withCodec returns config with what a client needs that reads raw bytes.
+func withCodec(config *rest.Config) *rest.Config {
+	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
+	config.GroupVersion = &schema.GroupVersion{}
+	return config
+}
+
+// raw is the body of a response, or the error with the reason that the server gives.
+func raw(r rest.Result) ([]byte, error) {
+	if err := r.Error(); err != nil {
+		return nil, err
+	}
+	return r.Raw()
+}
+
+// readKubelet reads the configuration and the flags of a kubelet.
+func readKubelet(ctx context.Context, get getter) (out kubeletReport) {
 	var configz struct {
 		Config map[string]any `json:"kubeletconfig"`
 	}
-	b, err := get("configz", "application/json")
+	b, err := get(ctx, "configz", "application/json")
 	switch {
 	case err != nil:
 		out.configError = reason(ctx, err)
@@ -109,7 +161,7 @@ func readKubelet(ctx context.Context, p *probe, node string) (out kubeletReport)
 	var z struct {
 		Flags map[string]string `json:"flags"`
 	}
-	b, err = get("flagz", flagz)
+	b, err = get(ctx, "flagz", flagz)
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && (json.Unmarshal(b, &z) != nil || z.Flags == nil):
 		out.flagsError = "the kubelet does not report its flags: the feature gate ComponentFlagz is off"

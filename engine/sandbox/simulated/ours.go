@@ -469,8 +469,9 @@ func (k *kubelet) serveAPI(ctx context.Context) error {
 	mux.HandleFunc("GET /configz", k.configz)
 	mux.HandleFunc("GET /flagz", k.flagz)
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// Callers authenticate as the API server with a client certificate of the cluster.
-		if len(r.TLS.PeerCertificates) == 0 || r.TLS.PeerCertificates[0].Subject.CommonName != "kube-apiserver-kubelet-client" {
+		// Callers authenticate with a client certificate of the cluster: as the API server or, for
+		// the kubelet's report about itself, as an administrator.
+		if len(r.TLS.PeerCertificates) == 0 || !mayCall(r.TLS.PeerCertificates[0].Subject, r.URL.Path) {
 			http.Error(w, "Unauthorized", http.StatusUnauthorized)
 			return
 		}

@@ -1,9 +1,11 @@
 package simulated
 
 import (
+	"crypto/x509/pkix"
 	"encoding/json"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -40,6 +42,15 @@ func (k *kubelet) answer(w http.ResponseWriter, v any, err error) {
 	if err := json.NewEncoder(w).Encode(v); err != nil {
 		k.log.Debug("kubelet report not sent", "err", err)
 	}
+}
+
+// mayCall reports whether the owner of a client certificate may call a path of the kubelet.
+func mayCall(who pkix.Name, path string) bool {
+	if who.CommonName == "kube-apiserver-kubelet-client" {
+		return true
+	}
+	admin := slices.Contains(who.Organization, "system:masters") || slices.Contains(who.Organization, "kubeadm:cluster-admins")
+	return admin && (path == "/configz" || path == "/flagz")
 }
 
 // flagsOf reads KUBELET_KUBEADM_ARGS of kubeadm's file.

@@ -1,6 +1,7 @@
 package simulated
 
 import (
+	"crypto/x509/pkix"
 	"maps"
 	"testing"
 )
@@ -10,5 +11,23 @@ func TestFlagsOfKubeadm(t *testing.T) {
 	want := map[string]string{"node-ip": "10.42.0.2", "provider-id": "sandbox://demo/a", "fail-swap-on": ""}
 	if !maps.Equal(got, want) {
 		t.Errorf("flags %v, want %v", got, want)
+	}
+}
+
+func TestCallersOfKubelets(t *testing.T) {
+	for _, tt := range []struct {
+		who  pkix.Name
+		path string
+		want bool
+	}{
+		{pkix.Name{CommonName: "kube-apiserver-kubelet-client"}, "/containerLogs/a/b/c", true},
+		{pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}}, "/configz", true},
+		{pkix.Name{CommonName: "kubernetes-super-admin", Organization: []string{"system:masters"}}, "/flagz", true},
+		{pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}}, "/containerLogs/a/b/c", false},
+		{pkix.Name{CommonName: "system:node:worker-0", Organization: []string{"system:nodes"}}, "/configz", false},
+	} {
+		if got := mayCall(tt.who, tt.path); got != tt.want {
+			t.Errorf("%s may call %s: %t, want %t", tt.who, tt.path, got, tt.want)
+		}
 	}
 }

@@ -61,6 +61,14 @@ type NodeVersionSpec struct {
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:XValidation:rule="self.matches('^v(0|[1-9][0-9]*)[.](0|[1-9][0-9]*)[.](0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?$')",message="kubernetesClusterVersion is not a full version such as v1.35.4"
 	KubernetesClusterVersion string `json:"kubernetesClusterVersion"`
+	// etcdImageTag is the tag of etcd's image that control planes must run, or a newer one, for
+	// example 3.6.11-0. It is set while the next minor of Kubernetes cannot start from the etcd of
+	// this one. kubeadm reads the same tag from etcd.local.imageTag of ConfigMap kubeadm-config.
+	// Empty: that of kubernetesClusterVersion.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="size(self) == 0 || self.matches('^[0-9]{1,4}[.][0-9]{1,4}[.][0-9]{1,4}(-[0-9A-Za-z.-]+)?$')",message="etcdImageTag is not a tag such as 3.6.11-0"
+	EtcdImageTag string `json:"etcdImageTag,omitempty"`
 	// rollout controls how nodes are brought to the target.
 	// +optional
 	// +kubebuilder:default={}
@@ -168,6 +176,11 @@ type NodeVersionStatus struct {
 	// upgrade is the run of the agent that upgrades Kubernetes on a control plane.
 	// +optional
 	Upgrade *UpgradeProgress `json:"upgrade,omitempty"`
+	// etcdMembers are the members of etcd and their versions, as they last answered.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=9
+	EtcdMembers []EtcdMember `json:"etcdMembers,omitempty"`
 	// waiting is why the rollout makes no progress; absent while it does, and when it is
 	// complete.
 	// +optional
@@ -178,6 +191,18 @@ type NodeVersionStatus struct {
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=8
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// EtcdMember is a member of etcd.
+type EtcdMember struct {
+	// node that the member runs on.
+	Node string `json:"node"`
+	// version of its etcd, for example 3.6.11.
+	Version string `json:"version"`
+	// storageVersion is the version of the format of its data, for example 3.6.0; absent if it
+	// is not known.
+	// +optional
+	StorageVersion string `json:"storageVersion,omitempty"`
 }
 
 // NodeCounts counts nodes by class; see the lists of the same names.

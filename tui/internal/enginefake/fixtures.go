@@ -131,7 +131,7 @@ func WordyStatus() engine.Status {
 	st.Services[1].Message = "pod join-service-7d4b9c6f5-x2x8p: image registry.k8s.io/constellation/join-service:v1.1.0 cannot be pulled: connection refused"
 	st.Health = []plan.Finding{{
 		ID: "service-join-service", Severity: plan.Warn, Title: "join-service is not ready: 0 of 1 pods", Detail: st.Services[1].Message,
-		Remedy: "`constellation sandbox shell control-plane-0` opens a shell on the machine; crictl ps -a and crictl logs tell more there",
+		Remedy: "`constellation sandbox shell control-plane-0` opens a shell on the machine; `crictl ps -a` and `crictl logs` show more there",
 	}}
 	return st
 }
@@ -174,7 +174,7 @@ func CheckIn(t testing.TB, name string) check.Check {
 // UpgradeHome is a workspace whose cluster can be upgraded.
 func UpgradeHome() engine.Home {
 	h := DemoHome(engine.StageCluster)
-	h.Next = []engine.Suggestion{{Title: "Look at the cluster", Command: "constellation -C .demo status"}, {Title: "Check for upgrades", Command: "constellation -C .demo upgrade check", Why: "release v1.1.0 and Kubernetes v1.36.4 are known"}}
+	h.Next = []engine.Suggestion{{Title: "Show the status", Command: "constellation -C .demo status"}, {Title: "Check for upgrades", Command: "constellation -C .demo upgrade check", Why: "release v1.1.0 and Kubernetes v1.36.4 are known"}}
 	return h
 }
 
@@ -236,9 +236,11 @@ func DemoHome(stage engine.Stage) engine.Home {
 			panic(err)
 		}
 	}
-	return engine.Home{Dir: "/home/ops/demo", Stage: stage, Cluster: "demo", Config: c, Next: []engine.Suggestion{
-		{Title: "Create the cluster", Command: "constellation -C .demo init", Why: "3 machines run"},
-	}}
+	next := []engine.Suggestion{{Title: "Create the cluster", Command: "constellation -C .demo init", Why: "machines exist and belong to no cluster yet"}}
+	if stage == engine.StageCluster {
+		next = []engine.Suggestion{{Title: "Show the status", Command: "constellation -C .demo status"}, {Title: "Check for upgrades", Command: "constellation -C .demo upgrade check"}}
+	}
+	return engine.Home{Dir: "/home/ops/demo", Stage: stage, Cluster: "demo", Config: c, Next: next}
 }
 
 // BackupPlan is the plan of a backup with its three steps.

@@ -3,7 +3,10 @@
 //
 // It reuses names and provider IDs of deleted machines: a new machine gets the lowest
 // free number. Its list lags. It has no images. It throttles every third call, and
-// names the time of the next one. Machines can be made whose creation never ends.
+// names the time of the next one. Machines can be made whose creation never ends, and
+// deletions that never end.
+//
+// Provider returns its entry in the registry of providers.
 //
 // Its machines are those of package hollow, so that they join a real control plane.
 package oddcloud
@@ -18,6 +21,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/component"
 	"constellation/engine/sandbox/hollow"
 )
 
@@ -31,6 +35,10 @@ type Options struct {
 	Lag time.Duration
 	// Throttle is how long a throttled caller has to wait; zero: calls are not throttled.
 	Throttle time.Duration
+	// Now is the clock of Lag and Throttle; nil: the real one.
+	Now func() time.Time
+	// Components are what the cloud offers for every version of Kubernetes.
+	Components component.Signed
 }
 
 // Cloud implements providers.Control. It is safe for concurrent use.
@@ -38,9 +46,13 @@ type Cloud struct {
 	Machines *hollow.Cloud
 
 	lag, throttle time.Duration
+	now           func() time.Time
+	components    component.Signed
 
 	mu     sync.Mutex
-	serial int // of the last incarnation
+	stuck  bool            // deletions do not end
+	going  map[string]bool // keys of machines whose deletion does not end
+	serial int             // of the last incarnation
 	calls  int
 	open   time.Time // no call before it is answered
 	lists  []snapshot
@@ -60,7 +72,10 @@ func Group(name string) string { return scheme + "demo/groups/" + name }
 
 // Start starts the cloud. It serves until ctx ends. wait returns after its end.
 func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
-	c = &Cloud{lag: o.Lag, throttle: o.Throttle}
+	c = &Cloud{lag: o.Lag, throttle: o.Throttle, now: o.Now, components: o.Components, going: map[string]bool{}}
+	if c.now == nil {
+		c.now = time.Now
+	}
 	o.Hollow.Images, o.Hollow.Identify = []string{"none"}, c.identify
 	if c.Machines, wait, err = hollow.Start(ctx, o.Hollow); err != nil {
 		return nil, nil, fmt.Errorf("start odd cloud: %w", err)
@@ -87,7 +102,7 @@ func (c *Cloud) enter(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
+	now := c.now()
 	if c.calls++; c.throttle > 0 && c.calls%3 == 0 {
 		c.open = now.Add(c.throttle)
 	}
@@ -97,8 +112,20 @@ func (c *Cloud) enter(ctx context.Context) error {
 	return nil
 }
 
+// SetStuck sets whether deletions that start from now on end. The others stay in the state Terminating.
+func (c *Cloud) SetStuck(stuck bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stuck = stuck
+}
+
 // odd describes a machine as this cloud does.
-func odd(i cloud.Instance) cloud.Instance {
+func (c *Cloud) odd(i cloud.Instance) cloud.Instance {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.going[i.Key()] {
+		i.State = cloud.Terminating
+	}
 	_, group, _ := sandboxapi.ParseGroupID(i.Group)
 	i.Group, i.Image = Group(group), ""
 	return i
@@ -121,10 +148,10 @@ func (c *Cloud) Instances(ctx context.Context) ([]cloud.Instance, error) {
 	if err := c.enter(ctx); err != nil {
 		return nil, err
 	}
-	now := time.Now()
+	now := c.now()
 	var all []cloud.Instance
 	for _, i := range c.Machines.Instances() {
-		all = append(all, odd(i))
+		all = append(all, c.odd(i))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -141,7 +168,7 @@ func (c *Cloud) Instance(ctx context.Context, key string) (cloud.Instance, error
 		return cloud.Instance{}, err
 	}
 	if i, ok := c.find(key); ok {
-		return odd(i), nil
+		return c.odd(i), nil
 	}
 	return cloud.Instance{}, fmt.Errorf("machine %s: %w", key, cloud.ErrNotFound)
 }
@@ -171,9 +198,19 @@ func (c *Cloud) CreateInstances(ctx context.Context, groupID string, tokens []st
 		return nil, err
 	}
 	for n := range made {
-		made[n] = odd(made[n])
+		made[n] = c.odd(made[n])
 	}
 	return made, nil
+}
+
+// stick reports whether the deletion of a machine does not end.
+func (c *Cloud) stick(key string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stuck {
+		c.going[key] = true
+	}
+	return c.going[key]
 }
 
 // DeleteInstances implements providers.Control.
@@ -182,7 +219,7 @@ func (c *Cloud) DeleteInstances(ctx context.Context, keys []string) error {
 		return err
 	}
 	for _, key := range keys {
-		if i, ok := c.find(key); ok {
+		if i, ok := c.find(key); ok && !c.stick(i.Key()) {
 			if err := c.Machines.Remove(i.Name); err != nil {
 				return err
 			}

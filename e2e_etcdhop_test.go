@@ -1,0 +1,128 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine/plan"
+	"constellation/engine/sandbox/recorder"
+	"constellation/internal/testneeds"
+)
+
+// TestApplyThroughAHopOfEtcd upgrades three control planes and two workers to a minor of Kubernetes
+// whose etcd does not start on the data of the running one. `upgrade apply` first brings the etcd in
+// between, by replacement of the control planes alone, and then Kubernetes. The console is killed
+// once in each hop, and clients send requests all the time. Each member of etcd is verified.
+//
+//	bin/constellation sandbox fetch v1.36.3
+//	bin/constellation sandbox fetch v1.37.2
+//	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 60m -run TestApplyThroughAHopOfEtcd .
+func TestApplyThroughAHopOfEtcd(t *testing.T) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "20 minutes")
+	const from, to, between = "v1.36.3", "v1.37.2", "3.6.11"
+	testneeds.Kubernetes(t, from)
+	testneeds.Kubernetes(t, to)
+	c := newCloud(t, 3, 2, "--kubernetes", from)
+	c.run(10*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
+	c.wantNodes("control-plane-0", "control-plane-1", "control-plane-2", "worker-0", "worker-1")
+	l := c.startLoad()
+	r := c.record()
+
+	var check struct {
+		Path []struct{ To plan.Target }
+	}
+	if err := json.Unmarshal([]byte(c.run(2*time.Minute, "upgrade", "check", "--kubernetes", to, "-o", "json").stdout), &check); err != nil {
+		t.Fatal(err)
+	}
+	if len(check.Path) != 2 || check.Path[0].To.Kubernetes != from || check.Path[0].To.Etcd != between+"-0" || check.Path[1].To.Kubernetes != to {
+		t.Fatalf("the path is %+v", check.Path)
+	}
+	verb := []string{"upgrade", "apply", "--yes", "--kubernetes", to, "-o", "json"}
+	// hop applies one hop, with a console that is killed in it and one that ends it, and returns what
+	// the result reports about etcd.
+	hop := func() []string {
+		t.Helper()
+		cmd, _, _ := c.until(plan.StepRollout, verb...)
+		time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
+		_ = cmd.Wait() // killed
+		out := c.run(25*time.Minute, verb...).want(plan.ExitDone)
+		var res plan.Result
+		for line := range strings.Lines(out.stdout) {
+			var ev plan.Event
+			if err := json.Unmarshal([]byte(line), &ev); err != nil {
+				t.Fatalf("%q: %v", line, err)
+			}
+			if ev.Kind == plan.KindResult {
+				if err := json.Unmarshal(ev.Data, &res); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		return res.Etcd
+	}
+	// wantEtcd compares what the result reports with the pods of the members.
+	wantEtcd := func(told []string, version, storage string) {
+		t.Helper()
+		pods := strings.Fields(c.kubectl("-n", "kube-system", "get", "pods", "-l", "component=etcd", "-o", `jsonpath={range .items[*]}{.spec.nodeName}={.spec.containers[0].image}{"\n"}{end}`))
+		nodes := strings.Fields(c.kubectl("get", "nodes", "-l", "node-role.kubernetes.io/control-plane", "-o", "jsonpath={.items[*].metadata.name}"))
+		var want []string
+		for _, n := range nodes {
+			if image := n + "=registry.k8s.io/etcd:" + version + "-0"; !slices.Contains(pods, image) {
+				t.Errorf("pods of etcd are %q, want %s", pods, image)
+			}
+			want = append(want, fmt.Sprintf("%s: etcd %s, storage version %s", n, version, storage))
+		}
+		if len(nodes) != 3 || !slices.Equal(told, want) {
+			t.Errorf("the result has %q, want %q", told, want)
+		}
+	}
+	tag := func() string {
+		for line := range strings.Lines(c.kubectl("-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "jsonpath={.data.ClusterConfiguration}")) {
+			if v, ok := strings.CutPrefix(strings.TrimSpace(line), "imageTag: "); ok {
+				return v
+			}
+		}
+		return ""
+	}
+	workers := func() string {
+		return c.kubectl("get", "nodes", "-l", "!node-role.kubernetes.io/control-plane", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
+	}
+	stay := workers()
+	r.Begin()
+	wantEtcd(hop(), between, "3.6.0")
+	if is := tag(); is != between+"-0" {
+		t.Errorf("after the hop of etcd the tag is %q", is)
+	}
+	if is := workers(); is != stay {
+		t.Errorf("workers are %s, were %s", is, stay)
+	}
+	wantEtcd(hop(), "3.7.0", "3.7.0")
+	if is := tag(); is != "" {
+		t.Errorf("after the upgrade etcd is held back by the tag %q", is)
+	}
+	r.End()
+	asked := l.end()
+	journal := r.Journal()
+	t.Logf("%d entries\n%s", len(journal), recorder.Summarize(journal))
+	for _, b := range recorder.Check(journal, recorder.Limits{Join: 5 * time.Minute}) {
+		t.Error(b)
+	}
+	kept, lost := judge(asked, journal)
+	t.Logf("%d requests succeeded, %d failed unavoidably at machines that came or went, %d failed avoidably", kept, len(asked)-kept-len(lost), len(lost))
+	for _, x := range lost[:min(len(lost), 10)] {
+		t.Logf("lost: %s", x)
+	}
+	if len(lost)*500 > kept || kept < 5000 {
+		t.Errorf("%d requests failed avoidably, %d succeeded", len(lost), kept)
+	}
+	for _, n := range c.status().Nodes {
+		if n.State != plan.NodeReady || n.Kubernetes != to {
+			t.Errorf("%s is %s with Kubernetes %s", n.Name, n.State, n.Kubernetes)
+		}
+	}
+	c.run(2*time.Minute, verb...).want(plan.ExitNothing)
+}

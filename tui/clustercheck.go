@@ -1,0 +1,262 @@
+package tui
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/findings"
+	"constellation/engine/plan"
+	"constellation/engine/version"
+	"constellation/engine/workspace"
+	"constellation/tui/view"
+)
+
+// clusterCheckOptions are the flags of `check`.
+type clusterCheckOptions struct {
+	cluster.Access
+	pipelineOptions
+	offline           findings.OfflineRequest
+	kubernetes        string
+	dryRun, printRBAC bool
+}
+
+func (s *session) checkCommand() *cobra.Command {
+	var o clusterCheckOptions
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Check any cluster for what stands against an upgrade",
+		Long: `Check a cluster for what would stop or break an upgrade of Kubernetes. It needs a kubeconfig
+and no workspace, and the cluster needs nothing of constellation. Check recognises the
+distribution, and lists findings per minor up to --kubernetes (default: the next minor).
+
+The flags that select a cluster and a user are those of kubectl, and so are the rules: the
+variable KUBECONFIG may list several files. In a workspace without these flags, check is
+upgrade check.
+
+--manifests and --from-backup check files instead, without a cluster. Manifests are the YAML
+and JSON files of a folder; each finding names file and line. Templates and other files that
+cannot be read are listed as skipped. Secrets are never parsed.
+
+Check changes nothing and sends read requests alone. Evictions are computed. With
+--dry-run-requests, dry-run evictions test them, which calls admission webhooks, and
+kubelets are queried. Reads that the user may not make are listed with the missing RBAC
+rules; --print-rbac prints the least ClusterRole for a complete check.
+
+Findings have stable IDs. --baseline, --ignore and --ignore-file exclude findings from
+--fail-on; they are still printed. A rule needs a reason and an end.
+
+Exit code: 0 with any findings; 1 if the cluster or folder cannot be read; 2 for a bad flag
+or kubeconfig. With --fail-on: 4 if a finding counts that is at least that severe.`,
+		Example: `  constellation check                                     # current context, next minor
+  constellation check --context prod-eu --kubernetes v1.37
+  constellation check --fail-on blocking -o json | jq '.hops[].findings[].id'
+  constellation check -o markdown > ticket.md
+  constellation check --print-rbac | kubectl apply -f -
+  constellation check --manifests deploy --kubernetes v1.37 --fail-on blocking -o sarif
+  constellation check --from-backup backup-20261123T070000Z
+  constellation check --baseline old.json --fail-on warning
+  constellation check --ignore 'single-replica/deployment/shop/web,until=2027-03-31,reason=a cache'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.offline.Manifests == "" && o.offline.Backup == "" {
+				return s.checkAny(cmd.Context(), o)
+			}
+			if o.kubernetes != "" {
+				if err := (*minorFlag)(&o.offline.To).Set(o.kubernetes); err != nil {
+					return &plan.Error{Op: "read --kubernetes", Err: err, Exit: plan.ExitUsage, Remedy: "name a minor or a patch"}
+				}
+			}
+			return s.checkOffline(cmd.Context(), o.offline, o.pipelineOptions)
+		},
+	}
+	s.accessFlags(cmd, &o.Access)
+	fl := cmd.Flags()
+	fl.StringVar(&o.kubernetes, "kubernetes", "", "target `version` or minor, such as v1.37 (default: the next minor)")
+	fl.BoolVar(&o.dryRun, "dry-run-requests", false, "also send dry-run evictions and query kubelets; others can notice it")
+	fl.BoolVar(&o.printRBAC, "print-rbac", false, "print the least ClusterRole for a complete check and exit")
+	fl.StringVar(&o.offline.Manifests, "manifests", "", "check the manifests in this `folder`")
+	fl.StringVar(&o.offline.Backup, "from-backup", "", "check the backup in this `folder`")
+	o.pipelineOptions.flags(cmd)
+	for _, source := range []string{"manifests", "from-backup"} {
+		_ = cmd.MarkFlagDirname(source)
+		for _, live := range []string{"kubeconfig", "context", "cluster", "user", "as", "dry-run-requests", "print-rbac"} {
+			cmd.MarkFlagsMutuallyExclusive(source, live)
+		}
+	}
+	cmd.MarkFlagsMutuallyExclusive("manifests", "from-backup")
+	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
+	return cmd
+}
+
+// accessFlags adds the flags of kubectl that select a cluster and a user.
+func (s *session) accessFlags(cmd *cobra.Command, a *cluster.Access) {
+	fl := cmd.Flags()
+	fl.StringVar(&a.Kubeconfig, "kubeconfig", "", "kubeconfig `file` (default: KUBECONFIG, or ~/.kube/config)")
+	fl.StringVar(&a.Context, "context", "", "`context` of the kubeconfig (default: the current one)")
+	fl.StringVar(&a.ClusterName, "cluster", "", "`cluster` of the kubeconfig, instead of the context's")
+	fl.StringVar(&a.User, "user", "", "`user` of the kubeconfig, instead of the context's")
+	fl.StringVar(&a.As, "as", "", "`user` to impersonate")
+	fl.StringVar(&a.AsUID, "as-uid", "", "`UID` to impersonate")
+	fl.StringArrayVar(&a.AsGroups, "as-group", nil, "`group` to impersonate; may be repeated")
+	fl.DurationVar(&a.RequestTimeout, "request-timeout", 0, "limit of one request, such as 10s (0: the program's limits)")
+	_ = cmd.MarkFlagFilename("kubeconfig")
+	_ = cmd.RegisterFlagCompletionFunc("context", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		if s.Clusters == nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		names, err := s.Clusters.Contexts(*a)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	})
+}
+
+// checkAny runs `check`.
+func (s *session) checkAny(ctx context.Context, o clusterCheckOptions) error {
+	if o.printRBAC {
+		fmt.Fprint(s.out, s.Clusters.CheckRole(o.dryRun))
+		return nil
+	}
+	if o.As == "" && (o.AsUID != "" || len(o.AsGroups) > 0) {
+		return &plan.Error{Op: "read flags", Err: errors.New("--as-group and --as-uid need --as"), Exit: plan.ExitUsage, Remedy: "name the user to impersonate with --as"}
+	}
+	rules, err := o.rules(s.Now())
+	if err != nil {
+		return err
+	}
+	ws, _, err := s.workspace()
+	if err != nil {
+		return err
+	}
+	if ws.Has(workspace.ConfigFile) {
+		if done, err := s.checkWorkspace(ctx, ws, o, rules); done || err != nil {
+			return err
+		}
+	}
+	sel, err := s.Clusters.Select(o.Access)
+	if err != nil {
+		return err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	progress := s.checkProgress()
+	k, err := s.Clusters.Check(ctx, sel, o.RequestTimeout, check.ForeignRequest{Kubernetes: o.kubernetes, DryRun: o.dryRun}, progress.event)
+	progress.live.Clear()
+	if err != nil {
+		return err
+	}
+	return s.writeClusterCheck(&k, o, rules)
+}
+
+// checkWorkspace runs `upgrade check` for the cluster of a workspace. It refuses a kubeconfig of
+// another cluster.
+func (s *session) checkWorkspace(ctx context.Context, ws *workspace.Workspace, o clusterCheckOptions, rules *findings.Rules) (bool, error) {
+	if o.Given() {
+		sel, err := s.Clusters.Select(o.Access)
+		if err != nil {
+			return false, err
+		}
+		own, err := ws.Kubeconfig()
+		if err != nil {
+			return false, err
+		}
+		_, server, err := workspace.KubeconfigServer(own)
+		if err != nil {
+			return false, err
+		}
+		if server.Value != sel.Server {
+			return false, &plan.Error{
+				Op: fmt.Sprintf("check context %q", sel.Context), Exit: plan.ExitUsage,
+				Err:    fmt.Errorf("it leads to %s, and the workspace %s to %s", sel.Server, filepath.Base(ws.Path(".")), server.Value),
+				Remedy: "leave out the flags to check the workspace's cluster, or run the command in another directory",
+			}
+		}
+	}
+	r := check.Request{NoDryRun: !o.dryRun}
+	if o.kubernetes != "" {
+		v, err := version.Parse(o.kubernetes)
+		if err != nil {
+			return false, &plan.Error{Op: "read --kubernetes", Err: err, Exit: plan.ExitUsage, Remedy: "in a workspace, name a version with its patch, such as v1.36.3"}
+		}
+		r.Kubernetes = v
+	}
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return false, err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	progress := s.checkProgress()
+	k, err := eng.Check(ctx, r, progress.event)
+	progress.live.Clear()
+	judged, notes := rules.Judge(k.Findings)
+	k.Notes = append(k.Notes, notes...)
+	if k.Schema != "" && ctx.Err() == nil {
+		write := func() error { return s.writeCheck(&k, r, checkFormat(o.format)) }
+		if o.format == asSARIF {
+			write = func() error { return s.writeSARIF(k.CLI, rules, judged) }
+		}
+		if perr := write(); perr != nil {
+			return true, perr
+		}
+	}
+	if err == nil && len(findings.Threshold(o.failOn).Failing(judged)) > 0 {
+		err = exitStatus(plan.ExitBlocked)
+	}
+	return true, err
+}
+
+func (s *session) writeSARIF(cli string, rules *findings.Rules, judged []findings.Judged) error {
+	return findings.WriteSARIF(s.out, findings.Report{Tool: cli, Compared: rules.Baseline != nil, Findings: judged})
+}
+
+// clusterDocument is the JSON output of a check of a cluster without a workspace.
+type clusterDocument struct {
+	*check.ClusterCheck
+	// Findings are those of all hops; a baseline is read from here.
+	Findings []findings.Judged `json:"findings"`
+	// Failing is the number of findings that --fail-on counts, Exit the exit code.
+	Failing int `json:"failing"`
+	Exit    int `json:"exit"`
+}
+
+// writeClusterCheck prints the result of a check without a workspace.
+func (s *session) writeClusterCheck(k *check.ClusterCheck, o clusterCheckOptions, rules *findings.Rules) error {
+	sp := view.CommandFormatter{Program: s.Program, Context: o.Context}
+	if o.Kubeconfig != "" {
+		sp.Kubeconfig = o.Kubeconfig
+		if path, err := filepath.Abs(o.Kubeconfig); err == nil {
+			sp.Kubeconfig = path
+		}
+	}
+	judged, notes := rules.Judge(k.Findings())
+	k.Notes = append(k.Notes, notes...)
+	d := clusterDocument{ClusterCheck: k, Findings: judged, Failing: len(findings.Threshold(o.failOn).Failing(judged))}
+	if d.Failing > 0 {
+		d.Exit = plan.ExitBlocked
+	}
+	var err error
+	switch o.format {
+	case pipelineFormat(asJSON):
+		err = document(s.out, d)
+	case asSARIF:
+		err = s.writeSARIF(k.CLI, rules, judged)
+	case pipelineFormat(asMarkdown):
+		_, err = fmt.Fprint(s.out, view.ClusterCheckMarkdown(k, sp))
+	default:
+		pg := s.page()
+		pg.Commands = sp
+		s.print(view.ClusterCheck(pg, s.answerWidth(), k))
+	}
+	if err == nil && d.Exit != plan.ExitDone {
+		err = exitStatus(d.Exit)
+	}
+	return err
+}
