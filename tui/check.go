@@ -157,9 +157,6 @@ type offlineDocument struct {
 
 // checkOffline runs `check` without a cluster.
 func (s *session) checkOffline(ctx context.Context, r findings.OfflineRequest, o pipelineOptions) error {
-	if r.Manifests != "" && r.Backup != "" {
-		return &plan.Error{Op: "check", Err: errors.New("--manifests and --from-backup are both given"), Exit: plan.ExitUsage, Remedy: "pass one of them"}
-	}
 	rules, err := o.rules(s.Now())
 	if err != nil {
 		return err

@@ -88,6 +88,7 @@ or kubeconfig. With --fail-on: 4 if a finding counts that is at least that sever
 			cmd.MarkFlagsMutuallyExclusive(source, live)
 		}
 	}
+	cmd.MarkFlagsMutuallyExclusive("manifests", "from-backup")
 	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
 	return cmd
 }

@@ -273,14 +273,14 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 		Example: `  constellation                       # open the console on this folder
   constellation -C demo               # open it on another folder
   constellation init --non-interactive --yes -o json | jq .kind`,
-		Args:          noVerb,
+		Args:          cobra.NoArgs,
 		Version:       s.Release,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			s.began = true
 			_, s.runs = cmd.Annotations[resumable]
-			s.runs = s.runs || slices.Contains(longVerbs, strings.TrimPrefix(cmd.CommandPath(), cmd.Root().DisplayName()+" "))
+			s.runs = s.runs || slices.Contains(longVerbs, strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" "))
 			if s.debug {
 				s.level.Set(slog.LevelDebug)
 			}
@@ -295,9 +295,6 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 			}
 			return s.console(cmd.Context(), consoleOptions{})
 		},
-	}
-	if s.Program == view.PluginName {
-		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: s.Program}
 	}
 	f := root.PersistentFlags()
 	f.StringVarP(&s.dir, "workspace", "C", ".", "`folder` with the files of the cluster")
@@ -330,11 +327,7 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 }
 
 // flagError returns which values a flag accepts. pflag would return the parser's error.
-func flagError(cmd *cobra.Command, err error) error {
-	var absent *pflag.NotExistError
-	if errors.As(err, &absent) {
-		return suggestFlag(cmd, absent)
-	}
+func flagError(_ *cobra.Command, err error) error {
 	var bad *pflag.InvalidValueError
 	if !errors.As(err, &bad) {
 		return err
@@ -375,7 +368,12 @@ func (s *session) completionExamples(root *cobra.Command) {
 func group(use, short, long, example string) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short, Long: long, Example: example,
-		Args: noVerb,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 }

@@ -82,9 +82,19 @@ func ReadBaseline(r io.Reader) (*Baseline, error) {
 	}
 	var doc struct {
 		Findings *[]plan.Finding `json:"findings"`
+		// Hops are those of a cluster.
+		Hops []struct {
+			Findings []plan.Finding `json:"findings"`
+		} `json:"hops"`
 	}
 	if err := json.Unmarshal(text, &doc); err != nil {
 		return nil, fmt.Errorf("read baseline: %w", err)
+	}
+	for _, h := range doc.Hops {
+		if doc.Findings == nil {
+			doc.Findings = &[]plan.Finding{}
+		}
+		*doc.Findings = append(*doc.Findings, h.Findings...)
 	}
 	if doc.Findings == nil {
 		return nil, errors.New("read baseline: it has no field findings: want the output of check -o json")

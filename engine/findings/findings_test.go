@@ -141,6 +141,9 @@ func TestInvalidBaselines(t *testing.T) {
 			t.Errorf("%q: the error is %v", text, err)
 		}
 	}
+	if b, err := ReadBaseline(strings.NewReader(`{"hops":[{"findings":[{"id":"a"}]},{"findings":[{"id":"b"}]}]}`)); err != nil || len(b.known) != 2 {
+		t.Errorf("the baseline of a cluster is %+v, %v", b, err)
+	}
 	if _, err := ReadBaseline(strings.NewReader(`{"findings":[]}`)); err != nil {
 		t.Error(err)
 	}

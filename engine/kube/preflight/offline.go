@@ -308,7 +308,7 @@ func (o *Objects) note(stored schema.GroupVersionKind, m metav1.Object) {
 }
 
 // sendsRequests are checks that send requests of their own.
-var sendsRequests = []string{"permissions", "kubelet-certificates", "cgroups", "pod-admission", "running-kubelets"}
+var sendsRequests = []string{"permissions", "kubelet-certificates", "running-kubelets", "cgroups", "pod-admission"}
 
 // Check runs the checks on the objects. Checks that need more than a snapshot has are
 // NotChecked. No request is sent.
