@@ -2,10 +2,8 @@ package oddcloud_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,17 +22,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/assets"
-	"constellation/engine"
-	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/cloudtest/oddcloud"
-	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/sandboxapi"
-	"constellation/engine/kube"
-	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
-	"constellation/engine/workspace"
 	"constellation/internal/testneeds"
 	"constellation/operator"
 	"constellation/operator/api/v1alpha1"
@@ -159,59 +151,7 @@ func TestOddCloudRollsOut(t *testing.T) {
 			t.Errorf("Node %s: annotations %v, unschedulable %t, its machine is %+v", n.Name, a, n.Spec.Unschedulable, i)
 		}
 	}
-	consoleShows(t, c, cp, controlPlanes, workers)
 	if n := len(c.Machines.Tokens()); n != workers {
 		t.Errorf("%d tokens made machines, want one for each of %d workers", n, workers)
-	}
-}
-
-// consoleShows compares status and check of the console with the cluster.
-func consoleShows(t *testing.T, c *oddcloud.Cloud, cp *controlplane.ControlPlane, controlPlanes, workers int) {
-	t.Helper()
-	t.Cleanup(providers.Register(c.Provider()))
-	w := configure(t, controlPlanes, workers)
-	kubeconfig, err := cp.Kubeconfig()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Write(workspace.KubeconfigFile, kubeconfig, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	log := slog.New(slog.DiscardHandler)
-	e := engine.New(w, engine.Deps{
-		Connect: func(_ context.Context, kubeconfig []byte) (engine.Cluster, error) {
-			return kube.Connect(kubeconfig, log)
-		},
-		Inspect: func(_ context.Context, kubeconfig []byte) (check.Inspector, error) {
-			return kube.Connect(kubeconfig, log)
-		},
-	})
-	st, err := e.Status(t.Context())
-	if err != nil {
-		t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
-	}
-	b, err := json.Marshal(st)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !st.Reachable || st.Provider != oddcloud.Name || st.Target.Image != "" || len(st.Nodes) != controlPlanes+workers || strings.Contains(strings.ToLower(string(b)), "sandbox") {
-		t.Errorf("status %s", b)
-	}
-	for _, n := range st.Nodes {
-		if !n.Current || n.State != plan.NodeReady {
-			t.Errorf("node %s is %+v", n.Name, n)
-		}
-	}
-	checked, err := e.Check(t.Context(), check.Request{}, func(plan.Event) {})
-	if err != nil {
-		t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
-	}
-	if b, err = json.Marshal(checked); err != nil || strings.Contains(strings.ToLower(string(b)), "sandbox") {
-		t.Errorf("check %s, %v", b, err)
-	}
-	for _, f := range checked.Findings {
-		if strings.Contains(f.ID, "image") && f.Severity != plan.Info {
-			t.Errorf("the check has a finding about an image: %+v", f)
-		}
 	}
 }
