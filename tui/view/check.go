@@ -17,7 +17,7 @@ import (
 
 // CellOf escapes a text for a cell of a Markdown table; an empty one becomes a dash.
 func CellOf(s string) string {
-	s = strings.NewReplacer("|", `\|`, "\n", " ", "<", "&lt;", "`", "'").Replace(term.Clean(s))
+	s = strings.NewReplacer("|", `\|`, "\n", " ", "<", "&lt;", "`", "'", "[", `\[`, "]", `\]`).Replace(term.Clean(s))
 	return cmp.Or(s, "-")
 }
 
