@@ -83,7 +83,7 @@ func (a *applyRun) membersSteps() []plan.Step {
 	}}
 }
 
-// members is the result of one look at the members of etcd.
+// members is one observation of the members of etcd.
 type members struct {
 	each    []cluster.EtcdMember
 	wait    string // description of missing members or versions; empty: the check passed

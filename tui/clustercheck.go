@@ -81,7 +81,7 @@ or kubeconfig. With --fail-on: 4 if a finding counts that is at least that sever
 	fl.BoolVar(&o.printRBAC, "print-rbac", false, "print the least ClusterRole for a complete check and exit")
 	fl.StringVar(&o.offline.Manifests, "manifests", "", "check the manifests in this `folder`")
 	fl.StringVar(&o.offline.Backup, "from-backup", "", "check the backup in this `folder`")
-	o.pipelineOptions.flags(cmd)
+	o.flags(cmd)
 	for _, source := range []string{"manifests", "from-backup"} {
 		_ = cmd.MarkFlagDirname(source)
 		for _, live := range []string{"kubeconfig", "context", "cluster", "user", "as", "dry-run-requests", "print-rbac"} {

@@ -35,7 +35,7 @@ type PreflightRequest struct {
 	// Release is the release after the hop, Etcd the tag of etcd's image after it.
 	Release version.Version
 	Etcd    string
-	// EtcdBefore is the tag that a hop before this one brings; empty if none does. EtcdTag is the
+	// EtcdBefore is the tag that the previous hop brings; empty if none does. EtcdTag is the
 	// etcd.local.imageTag that this program has set, and changes with the hop; empty: none.
 	EtcdBefore, EtcdTag string
 	// EtcdHop is the tag that the hop brings without another Kubernetes; empty: none.

@@ -64,8 +64,16 @@ func TestNotApplicable(t *testing.T) {
 		name, id string
 		want     bool
 	}{
-		{EKS, "etcd-members", true}, {K3s, "proxy-mode", true}, {Kubeadm, "etcd-members", false}, {Unknown, "permissions", true}, {Kubeadm, "pdb-room", false},
-		{Talos, "etcd-members", true}, {Kind, "kubeadm-config", false}, {OpenShift, "kubeadm-config", true}, {RKE2, "kubeadm-config", true}, {RKE2, "etcd-members", false},
+		{EKS, "etcd-members", true},
+		{K3s, "proxy-mode", true},
+		{Kubeadm, "etcd-members", false},
+		{Unknown, "permissions", true},
+		{Kubeadm, "pdb-room", false},
+		{Talos, "etcd-members", true},
+		{Kind, "kubeadm-config", false},
+		{OpenShift, "kubeadm-config", true},
+		{RKE2, "kubeadm-config", true},
+		{RKE2, "etcd-members", false},
 	} {
 		d := Distribution{Name: tt.name, Title: tt.name}
 		if why := d.NotApplicable()[tt.id]; (why != "") != tt.want {

@@ -66,11 +66,17 @@ func TestJudge(t *testing.T) {
 		{"ignored by object", Rules{Ignore: []Ignore{rule(t, "single-replica/deployment/shop/web,until=2026-11-23,reason=a cache, warm soon")}}, []plan.Finding{single, other}, []int{1}, nil},
 		{"ignored by ID", Rules{Ignore: []Ignore{rule(t, "single-replica,until=2027-01-01,reason=x")}}, []plan.Finding{single, other}, nil, nil},
 		{
-			"the rule has ended", Rules{Ignore: []Ignore{rule(t, "single-replica,until=2026-11-22,reason=x")}}, []plan.Finding{single}, []int{0},
+			"the rule has ended",
+			Rules{Ignore: []Ignore{rule(t, "single-replica,until=2026-11-22,reason=x")}},
+			[]plan.Finding{single},
+			[]int{0},
 			[]string{"The rule that ignores single-replica ended on 2026-11-22: resolve the finding, or extend the rule."},
 		},
 		{
-			"the rule matches nothing", Rules{Ignore: []Ignore{rule(t, "pdb-room/poddisruptionbudget/a/b,until=2027-01-01,reason=x")}}, []plan.Finding{single}, []int{0},
+			"the rule matches nothing",
+			Rules{Ignore: []Ignore{rule(t, "pdb-room/poddisruptionbudget/a/b,until=2027-01-01,reason=x")}},
+			[]plan.Finding{single},
+			[]int{0},
 			[]string{"The rule that ignores pdb-room/poddisruptionbudget/a/b matches no finding: delete it."},
 		},
 	} {

@@ -133,10 +133,7 @@ func Select(a cluster.Access, self string) (cluster.Selected, error) {
 		e.Command = self
 	}
 	c.CurrentContext = name
-	if err := clientcmdapi.MinifyConfig(c); err == nil {
-		err = clientcmdapi.FlattenConfig(c)
-	}
-	if err != nil {
+	if err := minify(c); err != nil {
 		return cluster.Selected{}, &plan.Error{Op: "read files of context " + strconv.Quote(name), Err: err, Exit: plan.ExitUsage, Remedy: "restore the file or name another context"}
 	}
 	b, err := clientcmd.Write(*c)
@@ -144,6 +141,14 @@ func Select(a cluster.Access, self string) (cluster.Selected, error) {
 		return cluster.Selected{}, errors.New("write kubeconfig: it is not valid") // the error could quote secrets
 	}
 	return cluster.Selected{Context: name, Server: server.Server, Kubeconfig: b}, nil
+}
+
+// minify reduces c to its current context and reads the files that this names.
+func minify(c *clientcmdapi.Config) error {
+	if err := clientcmdapi.MinifyConfig(c); err != nil {
+		return err
+	}
+	return clientcmdapi.FlattenConfig(c)
 }
 
 // Foreign is a cluster without a workspace. It implements [check.Foreign].
@@ -206,7 +211,7 @@ func (f *Foreign) Version(ctx context.Context) (string, error) {
 // factsLimit bounds the reading of what a distribution is recognised by.
 const factsLimit = 10 * time.Second
 
-// Facts implements [check.Foreign]. What cannot be read is absent.
+// Facts implements [check.Foreign]. Facts that cannot be read are absent.
 func (f *Foreign) Facts(ctx context.Context) distribution.Facts {
 	ctx, cancel := context.WithTimeout(ctx, factsLimit)
 	defer cancel()

@@ -87,7 +87,8 @@ func (scr *resultScreen) view(w, h int) []string {
 	return scr.failureView(w, h)
 }
 
-func (scr *resultScreen) successView(w, h int) []string {
+// successTitle returns the heading of a successful run and its remark.
+func (scr *resultScreen) successTitle() (title, remark string) {
 	name := scr.c.t.Cluster
 	if name == "" && scr.c.home != nil {
 		name = term.Clean(scr.c.home.Cluster)
@@ -95,15 +96,13 @@ func (scr *resultScreen) successView(w, h int) []string {
 	if name == "" {
 		name = "the cluster"
 	}
-	remark, title := "", name+" is up"
+	title = name + " is up"
 	if scr.c.upgrading() {
 		title = name + " is upgraded"
 	}
-	var res plan.Result
 	if scr.c.t.Result != nil {
-		res = scr.c.t.Result.Result
-		if res.Nodes > 0 {
-			remark = words.Count(res.Nodes, "node") + " ready in " + term.Duration(scr.c.t.Elapsed(scr.c.now))
+		if nodes := scr.c.t.Result.Nodes; nodes > 0 {
+			remark = words.Count(nodes, "node") + " ready in " + term.Duration(scr.c.t.Elapsed(scr.c.now))
 		}
 		switch scr.c.t.Result.Ended {
 		case plan.StateNothing:
@@ -117,6 +116,15 @@ func (scr *resultScreen) successView(w, h int) []string {
 		title = name + ": nothing to do"
 	case scr.c.plan != nil && scr.c.plan.Rehearsal:
 		title = name + ": rehearsed"
+	}
+	return title, remark
+}
+
+func (scr *resultScreen) successView(w, h int) []string {
+	title, remark := scr.successTitle()
+	var res plan.Result
+	if scr.c.t.Result != nil {
+		res = scr.c.t.Result.Result
 	}
 	lines := []string{scr.c.th.Rule(w, title, remark)}
 	if scr.c.t.Result != nil && scr.c.t.Result.Text != "" {

@@ -462,21 +462,7 @@ func slimPod(p *corev1.Pod) pod {
 			out.pending = strings.Trim(x.Reason+": "+x.Message, ": ")
 		}
 	}
-	mounted := writable(p)
-	for _, v := range p.Spec.Volumes {
-		switch {
-		case v.EmptyDir != nil:
-			out.emptyDir = append(out.emptyDir, describeEmptyDir(&v))
-		case v.HostPath != nil && mounted[v.Name]:
-			out.hostPath = append(out.hostPath, fmt.Sprintf("%s (%s)", v.Name, v.HostPath.Path))
-		case v.PersistentVolumeClaim != nil:
-			out.claims = append(out.claims, v.PersistentVolumeClaim.ClaimName)
-		case v.GitRepo != nil:
-			out.gitRepo = append(out.gitRepo, v.Name)
-		case v.Ephemeral != nil:
-			out.claims = append(out.claims, p.Name+"-"+v.Name)
-		}
-	}
+	out.addVolumes(p)
 	for i := range p.Spec.Containers {
 		c := &p.Spec.Containers[i]
 		out.images = append(out.images, c.Image)
@@ -495,6 +481,25 @@ func slimPod(p *corev1.Pod) pod {
 		}
 	}
 	return out
+}
+
+// addVolumes copies the volumes that checks look for.
+func (out *pod) addVolumes(p *corev1.Pod) {
+	mounted := writable(p)
+	for _, v := range p.Spec.Volumes {
+		switch {
+		case v.EmptyDir != nil:
+			out.emptyDir = append(out.emptyDir, describeEmptyDir(&v))
+		case v.HostPath != nil && mounted[v.Name]:
+			out.hostPath = append(out.hostPath, fmt.Sprintf("%s (%s)", v.Name, v.HostPath.Path))
+		case v.PersistentVolumeClaim != nil:
+			out.claims = append(out.claims, v.PersistentVolumeClaim.ClaimName)
+		case v.GitRepo != nil:
+			out.gitRepo = append(out.gitRepo, v.Name)
+		case v.Ephemeral != nil:
+			out.claims = append(out.claims, p.Name+"-"+v.Name)
+		}
+	}
 }
 
 // describeEmptyDir is "cache", "cache (Memory)", "cache (1Gi)" or "cache (Memory, 1Gi)".

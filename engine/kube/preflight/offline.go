@@ -163,6 +163,9 @@ func (o *Objects) Add(obj runtime.Object, stored schema.GroupVersionKind) {
 		return
 	}
 	slim(m)
+	if w.addSimple(obj) {
+		return
+	}
 	switch x := obj.(type) {
 	case *coordinationv1.Lease:
 		if x.Namespace == corev1.NamespaceNodeLease && x.Spec.RenewTime != nil {
@@ -171,8 +174,6 @@ func (o *Objects) Add(obj runtime.Object, stored schema.GroupVersionKind) {
 		if x.Namespace == metav1.NamespaceSystem {
 			w.leaders[x.Name] = x.Spec
 		}
-	case *policyv1.PodDisruptionBudget:
-		w.pdbs = append(w.pdbs, *x)
 	case *corev1.Namespace:
 		w.namespaces[x.Name] = x.ObjectMeta
 		if x.Status.Phase == corev1.NamespaceTerminating {
@@ -182,6 +183,27 @@ func (o *Objects) Add(obj runtime.Object, stored schema.GroupVersionKind) {
 		if slices.Contains(systemNamespaces, x.Namespace) {
 			w.quotas = append(w.quotas, *x)
 		}
+	case *admissionv1.ValidatingWebhookConfiguration:
+		w.validating = append(w.validating, *x)
+	case *admissionv1.MutatingWebhookConfiguration:
+		w.mutating = append(w.mutating, *x)
+	case *corev1.ConfigMap:
+		if x.Namespace == metav1.NamespaceSystem && slices.Contains([]string{kubeadmConfig, kubeletConfig, proxyConfig}, x.Name) {
+			w.configs[x.Name] = x.Data
+		}
+	case *certificatesv1.CertificateSigningRequest:
+		if len(x.Status.Conditions) == 0 {
+			x.Spec.Request = nil
+			w.signings = append(w.signings, *x)
+		}
+	}
+}
+
+// addSimple adds an object of a kind of which checks use everything. It reports whether obj is one.
+func (w *world) addSimple(obj runtime.Object) bool {
+	switch x := obj.(type) {
+	case *policyv1.PodDisruptionBudget:
+		w.pdbs = append(w.pdbs, *x)
 	case *appsv1.Deployment:
 		w.deployments = append(w.deployments, *x)
 	case *appsv1.StatefulSet:
@@ -196,10 +218,6 @@ func (o *Objects) Add(obj runtime.Object, stored schema.GroupVersionKind) {
 		w.services[nameOf(x)] = *x
 	case *discoveryv1.EndpointSlice:
 		w.slices = append(w.slices, *x)
-	case *admissionv1.ValidatingWebhookConfiguration:
-		w.validating = append(w.validating, *x)
-	case *admissionv1.MutatingWebhookConfiguration:
-		w.mutating = append(w.mutating, *x)
 	case *corev1.PersistentVolume:
 		w.volumes[x.Name] = *x
 	case *corev1.PersistentVolumeClaim:
@@ -213,16 +231,10 @@ func (o *Objects) Add(obj runtime.Object, stored schema.GroupVersionKind) {
 		w.jobs = append(w.jobs, *x)
 	case *autoscalingv2.HorizontalPodAutoscaler:
 		w.autoscalers = append(w.autoscalers, *x)
-	case *corev1.ConfigMap:
-		if x.Namespace == metav1.NamespaceSystem && slices.Contains([]string{kubeadmConfig, kubeletConfig, proxyConfig}, x.Name) {
-			w.configs[x.Name] = x.Data
-		}
-	case *certificatesv1.CertificateSigningRequest:
-		if len(x.Status.Conditions) == 0 {
-			x.Spec.Request = nil
-			w.signings = append(w.signings, *x)
-		}
+	default:
+		return false
 	}
+	return true
 }
 
 // helmRecords is the type of Secrets that hold Helm's records.
