@@ -273,14 +273,18 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 		Example: `  constellation                       # open the console on this folder
   constellation -C demo               # open it on another folder
   constellation init --non-interactive --yes -o json | jq .kind`,
-		Args:          cobra.NoArgs,
+		Args:          noVerb,
 		Version:       s.Release,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			// Cobra checks groups of flags after this hook, when a wrong use would no longer end with 2.
+			if err := cmd.ValidateFlagGroups(); err != nil {
+				return err
+			}
 			s.began = true
 			_, s.runs = cmd.Annotations[resumable]
-			s.runs = s.runs || slices.Contains(longVerbs, strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" "))
+			s.runs = s.runs || slices.Contains(longVerbs, strings.TrimPrefix(cmd.CommandPath(), cmd.Root().DisplayName()+" "))
 			if s.debug {
 				s.level.Set(slog.LevelDebug)
 			}
@@ -295,6 +299,9 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 			}
 			return s.console(cmd.Context(), consoleOptions{})
 		},
+	}
+	if s.Program == view.PluginName {
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: s.Program}
 	}
 	f := root.PersistentFlags()
 	f.StringVarP(&s.dir, "workspace", "C", ".", "`folder` with the files of the cluster")
@@ -327,7 +334,11 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 }
 
 // flagError returns which values a flag accepts. pflag would return the parser's error.
-func flagError(_ *cobra.Command, err error) error {
+func flagError(cmd *cobra.Command, err error) error {
+	var absent *pflag.NotExistError
+	if errors.As(err, &absent) {
+		return suggestFlag(cmd, absent)
+	}
 	var bad *pflag.InvalidValueError
 	if !errors.As(err, &bad) {
 		return err
@@ -368,12 +379,7 @@ func (s *session) completionExamples(root *cobra.Command) {
 func group(use, short, long, example string) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short, Long: long, Example: example,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
-			}
-			return nil
-		},
+		Args: noVerb,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 }

@@ -94,6 +94,8 @@ func TestCheckCountsNewFindings(t *testing.T) {
 		{"no rules", []string{"--ignore-file", "deploy/web.yaml"}, 2},
 		{"unknown threshold", []string{"--fail-on", "all"}, 2},
 		{"unknown version", []string{"--kubernetes", "2.0"}, 2},
+		{"two sources", []string{"--from-backup", "x"}, 2},
+		{"files and a cluster", []string{"--context", "prod"}, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			out, errs, code := checked(t, append([]string{"--manifests", "deploy", "--kubernetes", "v1.37.0", "-o", "json"}, tt.args...)...)

@@ -11,6 +11,9 @@ import (
 // programName is the name of this program in the engine's texts.
 const programName = "constellation"
 
+// PluginName is the name of this program when kubectl starts it as a plugin.
+const PluginName = "kubectl " + programName
+
 // CommandFormatter writes commands so that the user can copy and run them from the current
 // directory. The zero value leaves commands as the engine writes them.
 type CommandFormatter struct {
@@ -27,6 +30,9 @@ type CommandFormatter struct {
 func (sp CommandFormatter) name() string {
 	if sp.Program == "" {
 		return programName
+	}
+	if sp.Program == PluginName {
+		return PluginName
 	}
 	return QuoteArg(sp.Program)
 }
@@ -119,6 +125,9 @@ func CalledAs(arg0, wd string) string {
 	base := filepath.Base(arg0)
 	if arg0 == "" || base == "." {
 		return programName
+	}
+	if base == "kubectl-"+programName {
+		return PluginName
 	}
 	if !strings.ContainsRune(arg0, filepath.Separator) {
 		return base
