@@ -177,6 +177,9 @@ func reach(now Running, h Hop) Running {
 	if !now.Kubernetes.Is(p.Kubernetes) && etcd != raisedEtcd {
 		etcd = ""
 	}
+	if p.Etcd != "" {
+		etcd = p.Etcd
+	}
 	next := Running{Services: At(p.Services), ControlPlaneImage: At(p.Image), Kubernetes: At(p.Kubernetes), ControlPlaneKubelet: At(p.Kubernetes), WorkerImage: now.WorkerImage, WorkerKubelet: now.WorkerKubelet, Etcd: etcd}
 	if h.ReplaceWorkers {
 		next.WorkerImage, next.WorkerKubelet = At(p.Image), At(p.Kubernetes)
@@ -414,7 +417,31 @@ func (y *toy) offer() Offer {
 }
 
 // toyState is a cluster without a rollout in progress.
-type toyState struct{ services, image, kubernetes, workerImage, kubelet num }
+type toyState struct {
+	services, image, kubernetes, workerImage, kubelet num
+	// etcd runs; zero: that of kubernetes.
+	etcd num
+}
+
+// etcdOf is the etcd that runs in a state.
+func (y *toy) etcdOf(s toyState) num {
+	if s.etcd != (num{}) {
+		return s.etcd
+	}
+	return y.etcd[s.kubernetes]
+}
+
+// etcdHop reports whether etcd may get v3.6.11 in a hop of its own: the release has a patch of the
+// next minor that needs it, and the other rules permit a hop that changes nothing else.
+func (y *toy) etcdHop(s toyState, most num) bool {
+	e := y.etcdOf(s)
+	if e[0] != 3 || e[1] != 6 || e[2] >= 11 || !y.may(s, s.services, s.image, s.kubernetes) {
+		return false
+	}
+	return slices.ContainsFunc(y.find(s.services).patches, func(k num) bool {
+		return k[1] == s.kubernetes[1]+1 && y.etcd[k][1] == 7 && !y.badPatches[k] && !y.noPatch[k] && (most == num{} || k.cmp(most) <= 0)
+	})
+}
 
 func (y *toy) find(v num) *toyRelease {
 	for i := range y.releases {
@@ -456,7 +483,7 @@ func (y *toy) may(s toyState, services, image, kubernetes num) bool {
 		}
 	}
 	if kubernetes != s.kubernetes {
-		from, to := y.etcd[s.kubernetes], y.etcd[kubernetes]
+		from, to := y.etcdOf(s), y.etcd[kubernetes]
 		if !slices.Contains(r.patches, kubernetes) || y.badPatches[kubernetes] || y.noPatch[kubernetes] {
 			return false
 		}
@@ -477,7 +504,10 @@ type toyCost [3]int
 
 // explore returns the least cost of each state, by relaxing all edges until no shorter path
 // to a reached state is possible.
-func (y *toy) explore(start toyState, reached func(toyState) bool) map[toyState]toyCost {
+//
+// most is the Kubernetes version of the goal; zero: any. hopsOfEtcd is whether etcd's version is
+// known, so that it may get a hop of its own.
+func (y *toy) explore(start toyState, most num, hopsOfEtcd bool, reached func(toyState) bool) map[toyState]toyCost {
 	shortest := 1 << 30
 	var patches []num
 	for _, r := range y.releases {
@@ -494,6 +524,17 @@ func (y *toy) explore(start toyState, reached func(toyState) bool) map[toyState]
 		if least[s][0] >= shortest {
 			continue
 		}
+		relax := func(next toyState, c toyCost) {
+			if old, ok := least[next]; !ok || slices.Compare(c[:], old[:]) < 0 {
+				least[next] = c
+				queue = append(queue, next)
+			}
+		}
+		if hopsOfEtcd && y.etcdHop(s, most) {
+			next, c := s, least[s]
+			next.etcd = num{3, 6, 11}
+			relax(next, toyCost{c[0] + 1, c[1], c[2] + 1})
+		}
 		images, kubes := []num{s.image}, append([]num{s.kubernetes}, patches...)
 		for _, r := range y.releases {
 			images = append(images, r.v)
@@ -508,7 +549,10 @@ func (y *toy) explore(start toyState, reached func(toyState) bool) map[toyState]
 						continue
 					}
 					for _, keep := range []bool{false, true} {
-						next := toyState{r.v, i, k, i, k}
+						next := toyState{r.v, i, k, i, k, num{}}
+						if k == s.kubernetes {
+							next.etcd = s.etcd
+						}
 						c := least[s]
 						c[0]++
 						if keep {
@@ -521,10 +565,7 @@ func (y *toy) explore(start toyState, reached func(toyState) bool) map[toyState]
 								c[2]++
 							}
 						}
-						if old, ok := least[next]; !ok || slices.Compare(c[:], old[:]) < 0 {
-							least[next] = c
-							queue = append(queue, next)
-						}
+						relax(next, c)
 					}
 				}
 			}
@@ -538,7 +579,7 @@ func (y *toy) best(start toyState, services, image, kubernetes num) (best toyCos
 	reached := func(s toyState) bool {
 		return (services == num{} || s.services == services) && (image == num{} || s.image == image) && (kubernetes == num{} || s.kubernetes == kubernetes) && s.workerImage == s.image && s.kubelet == s.kubernetes
 	}
-	for s, c := range y.explore(start, reached) {
+	for s, c := range y.explore(start, kubernetes, true, reached) {
 		if reached(s) && (!found || slices.Compare(c[:], best[:]) < 0) {
 			best, found = c, true
 		}
@@ -697,7 +738,7 @@ func costOf(now Running, hops []Hop) toyCost {
 			c[1]++
 		}
 		p := h.Planned()
-		for _, changed := range []bool{!now.Services.Is(p.Services), !now.ControlPlaneImage.Is(p.Image), !now.Kubernetes.Is(p.Kubernetes)} {
+		for _, changed := range []bool{!now.Services.Is(p.Services), !now.ControlPlaneImage.Is(p.Image), !now.Kubernetes.Is(p.Kubernetes), p.Etcd != ""} {
 			if changed {
 				c[2]++
 			}
@@ -721,8 +762,8 @@ func TestGoalIsTheNewestReachable(t *testing.T) {
 		if _, why := m.Path(now, goal, offer); len(why) > 0 {
 			t.Fatalf("%v is not reachable: %+v", goal, why)
 		}
-		start := toyState{first.v, first.v, first.patches[0], first.v, first.patches[0]}
-		for s := range y.explore(start, func(toyState) bool { return false }) {
+		start := toyState{first.v, first.v, first.patches[0], first.v, first.patches[0], num{}}
+		for s := range y.explore(start, num{}, false, func(toyState) bool { return false }) {
 			if s.workerImage != s.image || s.kubelet != s.kubernetes {
 				continue
 			}
@@ -743,9 +784,9 @@ func TestGoalMeetsGivenVersions(t *testing.T) {
 			t.Skip("a release without Kubernetes")
 		}
 		now := at(first.v.v().String(), first.v.v().String(), first.patches[0].v().String())
-		start := toyState{first.v, first.v, first.patches[0], first.v, first.patches[0]}
+		start := toyState{first.v, first.v, first.patches[0], first.v, first.patches[0], num{}}
 		var ends []toyState
-		for s := range y.explore(start, func(toyState) bool { return false }) {
+		for s := range y.explore(start, num{}, false, func(toyState) bool { return false }) {
 			if s.workerImage == s.image && s.kubelet == s.kubernetes {
 				ends = append(ends, s)
 			}
