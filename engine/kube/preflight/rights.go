@@ -8,6 +8,10 @@ import (
 	"strings"
 	"sync"
 
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"constellation/engine/lifecycle"
 	"constellation/engine/plan"
 	"constellation/engine/version"
@@ -81,6 +85,9 @@ func Rights(dryRun bool) []Right {
 			add(Right{Verb: "list", Group: through.Group, Resource: through.Resource})
 		}
 	}
+	for _, r := range actionRights() {
+		add(r)
+	}
 	for _, name := range []string{kubeadmConfig, kubeletConfig, proxyConfig} {
 		add(Right{Verb: "get", Resource: "configmaps", Name: name})
 	}
@@ -93,6 +100,24 @@ func Rights(dryRun bool) []Right {
 		add(Right{Verb: "get", Resource: "nodes/proxy"})
 	}
 	slices.SortFunc(out, Right.compare)
+	return out
+}
+
+// actionRights are the permissions to find what the changelogs of all minors require an action for.
+func actionRights() (out []Right) {
+	for _, m := range lifecycle.Minors() {
+		for _, a := range m.Actions {
+			switch {
+			case a.Permission != "":
+				out = append(out, Right{Verb: "list", Group: rbacv1.GroupName, Resource: "clusterroles"}, Right{Verb: "list", Group: rbacv1.GroupName, Resource: "clusterrolebindings"})
+			case a.SharedSELinux:
+				out = append(out, Right{Verb: "list", Group: storagev1.GroupName, Resource: "csidrivers"})
+			case a.Objects != "":
+				of := schema.ParseGroupResource(a.Objects)
+				out = append(out, Right{Verb: "get", URL: "/apis/" + of.Group}, Right{Verb: "list", Group: of.Group, Resource: of.Resource})
+			}
+		}
+	}
 	return out
 }
 
