@@ -369,6 +369,13 @@ func TestHostChangesEtcd(t *testing.T) {
 		want = append(want, decision.Member{Node: name, Voter: true, Healthy: true, Leader: name == first, Address: "127.0.0.1"})
 	}
 	slices.SortFunc(members, func(a, b decision.Member) int { return cmp.Compare(a.Node, b.Node) })
+	for i := range members {
+		m := &members[i]
+		if !strings.HasPrefix(m.Version, "3.") || !strings.HasPrefix(m.Storage, "3.") {
+			t.Errorf("member %s has version %q and storage version %q", m.Node, m.Version, m.Storage)
+		}
+		m.Version, m.Storage = "", "" // those of the etcd that the tests found
+	}
 	if !reflect.DeepEqual(members, want) {
 		t.Fatalf("members %+v, want %+v", members, want)
 	}
