@@ -100,6 +100,9 @@ func TestCredentialPlugin(t *testing.T) {
 	if code, out, errs := run("", "--", "/bin/sh", "-c", `echo '{"a":1}'; printf '\033]0;evil\007warn\n' >&2`); code != 0 || out != "{\"a\":1}\n" || errs != `\x1b]0;evil\awarn`+"\n" {
 		t.Errorf("exit %d, stdout %q, stderr %q", code, out, errs)
 	}
+	if code, _, errs := run("", "--", "/bin/sh", "-c", "printf 'caf\303\251: Password: ' >&2"); code != 0 || errs != "café: Password: " {
+		t.Errorf("a prompt: exit %d, stderr %q", code, errs)
+	}
 	if code, _, _ := run("", "--", "/bin/sh", "-c", "exit 3"); code != 3 {
 		t.Errorf("exit %d, want the plugin's 3", code)
 	}

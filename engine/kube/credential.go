@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"constellation/engine"
 )
@@ -45,12 +45,23 @@ func RunCredentialPlugin(args []string, limit string, stdin io.Reader, stdout, s
 	copied := make(chan struct{})
 	go func() {
 		defer close(copied)
-		lines := bufio.NewReader(r)
+		// A prompt has no line break: it is passed on as soon as it comes.
+		buf, kept := make([]byte, 4096), 0
 		for {
-			line, err := lines.ReadString('\n')
-			if text := printable(strings.TrimRight(line, "\r\n")); text != "" {
-				fmt.Fprintln(stderr, text)
+			n, err := r.Read(buf[kept:])
+			n += kept
+			kept = 0
+			if err == nil {
+				kept = incompleteRune(buf[:n])
 			}
+			text := strings.ReplaceAll(string(buf[:n-kept]), "\r\n", "\n")
+			for i, line := range strings.Split(text, "\n") {
+				if i > 0 {
+					fmt.Fprintln(stderr)
+				}
+				fmt.Fprint(stderr, printable(line))
+			}
+			copy(buf, buf[n-kept:n])
 			if err != nil {
 				return
 			}
@@ -69,6 +80,19 @@ func RunCredentialPlugin(args []string, limit string, stdin io.Reader, stdout, s
 	case err != nil:
 		fmt.Fprintf(stderr, "run credential plugin %s: %s\n", printable(args[0]), printable(err.Error()))
 		return 1
+	}
+	return 0
+}
+
+// incompleteRune returns the length of the start of a character at the end of b.
+func incompleteRune(b []byte) int {
+	for i := 1; i <= min(len(b), utf8.UTFMax-1); i++ {
+		if utf8.RuneStart(b[len(b)-i]) {
+			if !utf8.FullRune(b[len(b)-i:]) {
+				return i
+			}
+			break
+		}
 	}
 	return 0
 }

@@ -114,6 +114,10 @@ func throughAPIServer(p *probe, node string) getter {
 // machine may be compromised.
 func directly(p *probe, n *corev1.Node) getter {
 	address := kubeletAddress(n)
+	// The kubelet would see the user's own rights, not those of the user that is impersonated.
+	if p.config.Impersonate.UserName != "" {
+		return nil
+	}
 	if address == "" || len(p.config.CertData) == 0 && p.config.CertFile == "" || p.config.Transport != nil {
 		return nil
 	}
@@ -188,6 +192,12 @@ func runningKubelets(w *world, p *probe) []plan.Finding {
 	}
 	if !flags && !others {
 		return nil
+	}
+	if w.request.Quiet && len(w.nodes) > 0 {
+		return []plan.Finding{{
+			Severity: plan.NotChecked, Title: "not checked which flags, feature gates and settings kubelets run with", Detail: silentKubelets,
+			Remedy: "allow such requests with --dry-run-requests",
+		}}
 	}
 	var shared map[string]any
 	if yaml.Unmarshal([]byte(w.configs[kubeletConfig]["kubelet"]), &shared) != nil {

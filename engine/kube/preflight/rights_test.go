@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -47,6 +48,9 @@ func TestRoleSufficesOnARealAPIServer(t *testing.T) {
 		return found[0], requests
 	}
 
+	if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-0"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	found, requests := run("nobody")
 	f, ok := NotAllowed(requests.Denied())
 	if !ok || f.Severity != plan.NotChecked {
