@@ -369,11 +369,12 @@ func (w *boltWalk) branch(p boltPage, from, to []byte, depth int) error {
 
 // leaf passes on the keys and values of a leaf.
 func (w *boltWalk) leaf(p boltPage, from, to []byte) error {
+	var used uint64 // elements that overlap would make more of a file than it has
 	for i := range p.count {
 		e := p.element(i)
 		pos, ksize, vsize := uint64(binary.LittleEndian.Uint32(e[4:])), uint64(binary.LittleEndian.Uint32(e[8:])), uint64(binary.LittleEndian.Uint32(e[12:]))
 		kv, ok := p.part(i, pos, ksize+vsize)
-		if !ok {
+		if used += ksize + vsize; !ok || used > uint64(len(p.b)) {
 			return errBoltPage
 		}
 		key := kv[:ksize:ksize]

@@ -90,11 +90,11 @@ func ReadBaseline(r io.Reader) (*Baseline, error) {
 	if err := json.Unmarshal(text, &doc); err != nil {
 		return nil, fmt.Errorf("read baseline: %w", err)
 	}
-	for _, h := range doc.Hops {
-		if doc.Findings == nil {
-			doc.Findings = &[]plan.Finding{}
+	if doc.Findings == nil && doc.Hops != nil {
+		doc.Findings = &[]plan.Finding{}
+		for _, h := range doc.Hops {
+			*doc.Findings = append(*doc.Findings, h.Findings...)
 		}
-		*doc.Findings = append(*doc.Findings, h.Findings...)
 	}
 	if doc.Findings == nil {
 		return nil, errors.New("read baseline: it has no field findings: want the output of check -o json")

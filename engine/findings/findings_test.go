@@ -150,6 +150,16 @@ func TestInvalidBaselines(t *testing.T) {
 	if b, err := ReadBaseline(strings.NewReader(`{"hops":[{"findings":[{"id":"a"}]},{"findings":[{"id":"b"}]}]}`)); err != nil || len(b.known) != 2 {
 		t.Errorf("the baseline of a cluster is %+v, %v", b, err)
 	}
+	// The output for a cluster lists each finding once more, by hop.
+	if b, err := ReadBaseline(strings.NewReader(`{"findings":[{"id":"a"}],"hops":[{"findings":[{"id":"a"}]}]}`)); err != nil || len(b.known) != 1 {
+		t.Errorf("the baseline of a cluster is %+v, %v", b, err)
+	} else {
+		for _, known := range b.known {
+			if len(known) != 1 {
+				t.Errorf("one finding is known %d times", len(known))
+			}
+		}
+	}
 	if _, err := ReadBaseline(strings.NewReader(`{"findings":[]}`)); err != nil {
 		t.Error(err)
 	}

@@ -211,6 +211,26 @@ func TestFindings(t *testing.T) {
 	}
 }
 
+// Aliases that multiply are refused before they are followed.
+func TestAliasesThatMultiply(t *testing.T) {
+	bomb := "apiVersion: v1\nkind: List\nx0: &x0 {replicas: 1}\n"
+	for i := range 10 {
+		bomb += fmt.Sprintf("x%d: &x%d {<<: [%s]}\n", i+1, i+1, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*x%d, ", i), 9), ", "))
+	}
+	lists := "apiVersion: v1\nkind: List\nl0: &l0 {apiVersion: v1, kind: Service}\n"
+	for i := range 3 {
+		lists += fmt.Sprintf("l%d: &l%d {apiVersion: v1, kind: List, items: [%s]}\n", i+1, i+1, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*l%d, ", i), 1000), ", "))
+	}
+	for name, text := range map[string]string{"merges": bomb + "items: [*x10]\n", "lists": lists + "items: [*l3]\n", "within itself": "apiVersion: v1\nkind: List\nitems: &a [*a]\n"} {
+		t.Run(name, func(t *testing.T) {
+			r := check(t, map[string]string{"m.yaml": text}, Request{})
+			if got := skipped(r); len(got) != 1 || len(r.Findings) > 0 && slices.ContainsFunc(r.Findings, func(f plan.Finding) bool { return len(f.Locations) > 0 }) {
+				t.Errorf("skipped %q, findings %q", got, lines(r))
+			}
+		})
+	}
+}
+
 // Lines of JSON count like those of YAML, and tabs are allowed.
 func TestLinesOfJSON(t *testing.T) {
 	r := check(t, map[string]string{"a/b.json": "{\n\t\"kind\": \"Service\",\n\t\"apiVersion\": \"v1\",\n\t\"spec\": {\n\t\t\"externalIPs\": [\"192.0.2.1\"]}}\n", "package.json": `{"name": "x"}`}, Request{})
@@ -307,7 +327,7 @@ func TestHostileFiles(t *testing.T) {
 	want := []string{
 		"branch.yml:1: it is a template", "broken.json:1: it is not JSON: see line 3", "broken.yaml:1: it is not YAML: see line", "chart/templates:0: templates of a Helm chart",
 		"deep.json:1: it is not JSON", "deep.yaml:1: it is not YAML", "huge.yaml:0: it has 1099511627776 bytes", "nowhere.yaml:0: it is a symbolic link", "out.yaml:0: it is a symbolic link", "pipe.yaml:0: it is not a regular file",
-		"template.yaml:1: it is a template", "unknown-anchor.yaml:1: it is not YAML", "utf16.yaml:0: it is UTF-16", "values.yaml:1: the document has more than",
+		"self.yaml:1: the document has more than", "template.yaml:1: it is a template", "unknown-anchor.yaml:1: it is not YAML", "utf16.yaml:0: it is UTF-16", "values.yaml:1: the document has more than",
 	}
 	got := skipped(r)
 	if !slices.EqualFunc(got, want, strings.HasPrefix) {

@@ -246,8 +246,38 @@ func (p *parser) root(name string, line int, b []byte, n *yaml.Node) bool {
 		p.facts.skip(name, line, "it is a template, not YAML: check what it is rendered to")
 		return false
 	}
+	if bytes.IndexByte(b, '*') >= 0 && expanded(n.Content[0], map[*yaml.Node]int{}) > maxValues {
+		p.facts.skip(name, line, fmt.Sprintf("the document has more than %d values", maxValues))
+		return true
+	}
 	p.object(name, line-1, n.Content[0], 0)
 	return true
+}
+
+// expanded counts the values of a document whose aliases are replaced by what they stand for. It
+// stops above maxValues. sizes has the nodes that were counted; zero: being counted, so that an
+// alias of a node within itself is too large.
+func expanded(n *yaml.Node, sizes map[*yaml.Node]int) int {
+	if size, ok := sizes[n]; ok {
+		if size == 0 {
+			return maxValues + 1
+		}
+		return size
+	}
+	sizes[n] = 0
+	size := 1
+	if n.Alias != nil {
+		size += expanded(n.Alias, sizes)
+	}
+	for _, c := range n.Content {
+		if size > maxValues {
+			break
+		}
+		size += expanded(c, sizes)
+	}
+	size = min(size, maxValues+1)
+	sizes[n] = size
+	return size
 }
 
 var lineRE = regexp.MustCompile(`line (\d+)`)
