@@ -58,7 +58,7 @@ or kubeconfig. With --fail-on: 4 if a finding counts that is at least that sever
   constellation check -o markdown > ticket.md
   constellation check --print-rbac | kubectl apply -f -
   constellation check --manifests deploy --kubernetes v1.37 --fail-on blocking -o sarif
-  constellation check --from-backup backup-20261123T070000Z
+  constellation check --from-backup backup-20261121070501-1a2b3c4d
   constellation check --baseline old.json --fail-on warning
   constellation check --ignore 'single-replica/deployment/shop/web,until=2027-03-31,reason=a cache'`,
 		Args: cobra.NoArgs,
@@ -157,6 +157,12 @@ func (s *session) checkAny(ctx context.Context, o clusterCheckOptions) error {
 // checkWorkspace runs `upgrade check` for the cluster of a workspace. It refuses a kubeconfig of
 // another cluster.
 func (s *session) checkWorkspace(ctx context.Context, ws *workspace.Workspace, o clusterCheckOptions, rules *findings.Rules) (bool, error) {
+	if o.User != "" || o.As != "" || o.RequestTimeout != 0 {
+		return false, &plan.Error{
+			Op: "read flags", Err: errors.New("--user, --as and --request-timeout do not apply in a workspace: its own kubeconfig is used"), Exit: plan.ExitUsage,
+			Remedy: "run the command in another directory, with --kubeconfig",
+		}
+	}
 	if o.Given() {
 		sel, err := s.Clusters.Select(o.Access)
 		if err != nil {
