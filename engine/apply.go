@@ -387,7 +387,9 @@ func (e *Engine) goOn(ctx context.Context, c *check.Run, p *plan.Plan, r ApplyRe
 	}
 	least, basis := c.Past.Estimate(left-inPlace, inPlace-first, !n.Kubernetes.Is(kubernetes))
 	rollout.Details = []string{fmt.Sprintf("takes about %s: %s", least, basis)}
-	a.etcd = c.EtcdOf(t)
+	if c.Now.Etcd != "" { // else etcd runs outside of the cluster
+		a.etcd = c.EtcdOf(t)
+	}
 	steps := append([]plan.Step{a.targetStep(nil, nil), rollout}, a.membersSteps()...)
 	a.request.Skip = nil // what could be skipped is done
 	if err := a.skip(ctx, steps); err != nil {

@@ -265,7 +265,8 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		n := &w.Nodes[i]
 		n.Etcd = ""
 		for _, m := range w.LastEtcd {
-			if m.Node == n.Name {
+			// A dead member of an earlier machine of the name may stand beside the living one.
+			if m.Node == n.Name && (n.Etcd == "" || m.Healthy) {
 				n.Etcd = m.Version
 			}
 		}

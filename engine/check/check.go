@@ -772,13 +772,13 @@ func (c *Run) etcd(to compat.Planned) string {
 }
 
 // EtcdTag returns the tag that the target of the next hop names: that of a hop of etcd, or the one
-// that an earlier such hop has set, until Kubernetes brings a newer minor of etcd itself.
+// that an earlier such hop has set, until Kubernetes brings that etcd or a newer one itself.
 func (c *Run) EtcdTag() string {
 	to, set := c.Hop.Planned(), c.Now.Target.Etcd
 	if to.Etcd != "" || set == "" {
 		return to.Etcd
 	}
-	if brings := cluster.EtcdVersion(c.etcd(to)); cluster.EtcdVersion(set).SameMinor(brings) && !brings.IsZero() {
+	if brings := cluster.EtcdVersion(c.etcd(to)); brings.Less(cluster.EtcdVersion(set)) { // zero: the release does not name it
 		return set
 	}
 	return ""

@@ -94,7 +94,7 @@ func TestUpgradeOptionsOfAHostAreChecked(t *testing.T) {
 	}
 	for _, tt := range []struct{ what, doc, want string }{
 		{"not YAML", "\t", "parse it"},
-		{"nothing", "", "parse it"},
+		{"nothing", "", "it is empty"},
 		{"another kind", "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\n", `kind "JoinConfiguration"`},
 		{"another version", "apiVersion: kubeadm.k8s.io/v1beta3\nkind: UpgradeConfiguration\n", `apiVersion "kubeadm.k8s.io/v1beta3"`},
 		{"a version of Kubernetes", head + "apply: {kubernetesVersion: v1.37.2}\n", "kubernetesVersion"},

@@ -160,7 +160,9 @@ func parseHostUpgrade(doc []byte) (h hostUpgrade, err error) {
 	}
 	d := yaml.NewDecoder(bytes.NewReader(doc))
 	d.KnownFields(true)
-	if err := d.Decode(&h); err != nil {
+	if err := d.Decode(&h); errors.Is(err, io.EOF) {
+		return h, errors.New("it is empty: delete it")
+	} else if err != nil {
 		return h, fmt.Errorf("parse it: %w", err)
 	}
 	if want := (TypeMeta{apiVersion, "UpgradeConfiguration"}); h.TypeMeta != want {

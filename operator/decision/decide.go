@@ -788,7 +788,7 @@ func (d *Decision) replacementFits(r *replacement, begun, overdue bool) bool {
 			d.postpone(r, "")
 			return false
 		}
-		d.Wait("HeirUnknown", fmt.Sprintf("the image and components of %s are not known yet", h.Name), NodeReference(h.Name), time.Time{})
+		d.Wait("HeirUnknown", fmt.Sprintf("the image, components or etcd of %s are not known yet", h.Name), NodeReference(h.Name), time.Time{})
 	case !d.must(ruleReplacementVersion, d.atTarget(h)):
 		d.giveUp(r)
 	case h.Role != v1alpha1.ControlPlaneRole && !d.controlPlanesDone:

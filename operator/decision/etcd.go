@@ -26,9 +26,11 @@ func hasEtcd(spec v1alpha1.NodeVersionSpec, n *Node) bool {
 	return err == nil && !is.Less(want)
 }
 
-// etcdKnown reports whether the version of a node's member is known, if the target needs it.
+// etcdKnown reports whether the version of a node's member is known, if it decides whether the node
+// is outdated. A node with other components is outdated in any case: it must not wait for a member
+// that may be broken.
 func etcdKnown(spec v1alpha1.NodeVersionSpec, n *Node) bool {
-	return spec.EtcdImageTag == "" || n.Role != v1alpha1.ControlPlaneRole || n.Etcd != ""
+	return spec.EtcdImageTag == "" || n.Role != v1alpha1.ControlPlaneRole || n.Etcd != "" || n.Components != spec.KubernetesComponentsReference
 }
 
 // etcdVersion parses the tag of an image, such as 3.6.11-0, or what a member reports, such as 3.6.11.
