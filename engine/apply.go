@@ -205,7 +205,9 @@ func (a *applyRun) fill(ctx context.Context, c *check.Run) error {
 	if len(expired) > 0 {
 		steps = append(steps, a.revocationsStep(expired))
 	}
-	steps = append(steps, a.prepared.etcdSteps()...)
+	if !a.prepared.removesEtcdTag() || !a.request.skips(check.StepTarget) {
+		steps = append(steps, a.prepared.etcdSteps()...)
+	}
 	steps = append(steps, a.targetStep(groups, keptGroups), a.rolloutStep())
 	wait := &steps[len(steps)-1]
 	wait.Effect = "all nodes are at the target"

@@ -60,6 +60,13 @@ func (p *prepareRun) etcdSteps() []plan.Step {
 	return []plan.Step{s}
 }
 
+// removesEtcdTag reports whether the target ends a hop of etcd. The tag may be removed only together
+// with setting the target: a control plane that joined in between would get an older etcd than the
+// old target names, and the operator would replace it again and again.
+func (p *prepareRun) removesEtcdTag() bool {
+	return p.now.Target.Etcd != "" && p.target.Etcd == ""
+}
+
 // membersSteps returns the step that verifies the version of each member of etcd after the rollout.
 func (a *applyRun) membersSteps() []plan.Step {
 	if a.etcd.IsZero() {

@@ -21,13 +21,15 @@ func TestApplySetsAndRemovesTheTagOfEtcd(t *testing.T) {
 		wantTarget, want  string
 		step              bool
 		exit              int
+		skip              []string
 	}{
-		"the hop of etcd":                   {"3.6.8-0", "", "", "v1.36.3", between, between, true, plan.ExitDone},
-		"the hop after it":                  {between, between, between, "v1.37.2", "", "", true, plan.ExitDone},
-		"the hop after a user's tag":        {between, "", between, "v1.37.2", "", between, false, plan.ExitDone},
-		"a user's tag in its place":         {between, between, "3.6.12-0", "v1.37.2", "", "3.6.12-0", true, plan.ExitDone},
-		"a user's tag before the hop":       {"3.6.8-0", "", "3.6.9-0", "", "", "3.6.9-0", true, plan.ExitBlocked},
-		"the hop was interrupted before it": {"3.6.8-0", "", between, "v1.36.3", between, between, true, plan.ExitDone},
+		"the hop of etcd":                   {"3.6.8-0", "", "", "v1.36.3", between, between, true, plan.ExitDone, nil},
+		"the hop after it":                  {between, between, between, "v1.37.2", "", "", true, plan.ExitDone, nil},
+		"the hop after a user's tag":        {between, "", between, "v1.37.2", "", between, false, plan.ExitDone, nil},
+		"a user's tag in its place":         {between, between, "3.6.12-0", "v1.37.2", "", "3.6.12-0", true, plan.ExitDone, nil},
+		"a user's tag before the hop":       {"3.6.8-0", "", "3.6.9-0", "", "", "3.6.9-0", true, plan.ExitBlocked, nil},
+		"the hop after it, without target":  {between, between, between, "v1.36.3", between, between, false, plan.ExitDone, []string{check.StepTarget}},
+		"the hop was interrupted before it": {"3.6.8-0", "", between, "v1.36.3", between, between, true, plan.ExitDone, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newApplyStage(t)
@@ -48,7 +50,7 @@ func TestApplySetsAndRemovesTheTagOfEtcd(t *testing.T) {
 			if err := s.cluster.SetEtcdTag(t.Context(), "", tt.tag); err != nil {
 				t.Fatal(err)
 			}
-			_, events, err := s.apply(t.Context(), engine.ApplyRequest{PrepareRequest: engine.PrepareRequest{Request: check.Request{Kubernetes: v("v1.37.2")}}, Detach: true}, nil)
+			_, events, err := s.apply(t.Context(), engine.ApplyRequest{PrepareRequest: engine.PrepareRequest{Request: check.Request{Kubernetes: v("v1.37.2")}}, Detach: true, Skip: tt.skip}, nil)
 			if plan.ExitCode(err) != tt.exit {
 				t.Fatalf("%v (exit %d), want exit %d; steps %q", err, plan.ExitCode(err), tt.exit, steps(events))
 			}
@@ -58,7 +60,7 @@ func TestApplySetsAndRemovesTheTagOfEtcd(t *testing.T) {
 			if has := slices.ContainsFunc(steps(events), func(s string) bool { return strings.HasPrefix(s, engine.StepEtcdTag) }); has != tt.step {
 				t.Errorf("steps %q", steps(events))
 			}
-			if err != nil {
+			if err != nil || tt.skip != nil {
 				return
 			}
 			target, err := s.cluster.NodeTarget(t.Context())

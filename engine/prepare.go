@@ -230,7 +230,13 @@ func (p *prepareRun) plan(ctx context.Context, out *plan.Plan) error {
 	if err != nil {
 		return err
 	}
-	out.Steps = append(append(p.componentsSteps(), join), p.etcdSteps()...)
+	out.Steps = append(p.componentsSteps(), join)
+	if p.removesEtcdTag() {
+		out.Notes = append(out.Notes, "ConfigMap kubeadm-config keeps etcd.local.imageTag "+p.now.Target.Etcd+", because control planes that join before the target is set need it. Remove it with "+
+			"`kubectl -n kube-system edit configmap kubeadm-config` when you set the target: until then etcd stays at that version.")
+	} else {
+		out.Steps = append(out.Steps, p.etcdSteps()...)
+	}
 	out.Steps = append(out.Steps, plan.Step{
 		ID:     StepTargetFile,
 		Title:  "Write the target to a file",
