@@ -24,7 +24,7 @@ import (
 	"constellation/engine/version"
 )
 
-// fromBackup checks a backup. It must be whole: what is missing would pass as fine.
+// fromBackup checks a backup. An incomplete backup is an error: missing objects would give no finding.
 func fromBackup(ctx context.Context, r findings.OfflineRequest) (*findings.Offline, error) {
 	b, err := open(r.Backup)
 	if err != nil {

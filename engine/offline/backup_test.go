@@ -260,7 +260,7 @@ func TestBackupWithoutSnapshot(t *testing.T) {
 	}
 }
 
-// A damaged backup ends in an error: what it lacks would pass as fine.
+// A damaged backup ends in an error: missing objects would give no finding.
 func TestDamagedBackups(t *testing.T) {
 	snapshot := func(dir string) string { return filepath.Join(dir, backup.Dir, backup.SnapshotFile) }
 	for name, tt := range map[string]struct {
