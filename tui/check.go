@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -164,6 +165,9 @@ func (s *session) checkOffline(ctx context.Context, r findings.OfflineRequest, o
 	ctx, stop := s.signals(ctx)
 	defer stop()
 	result, err := s.CheckOffline(ctx, r)
+	if errors.Is(err, fs.ErrNotExist) && r.Manifests != "" {
+		return &plan.Error{Err: err, Exit: plan.ExitFailed, Remedy: "name an existing folder with --manifests"}
+	}
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -280,7 +281,7 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			// Cobra checks groups of flags after this hook, when a wrong use would no longer end with 2.
 			if err := cmd.ValidateFlagGroups(); err != nil {
-				return err
+				return exclusive(err)
 			}
 			s.began = true
 			_, s.runs = cmd.Annotations[resumable]
@@ -331,6 +332,18 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 	root.SetCompletionCommandGroupID("around")
 	s.completionExamples(root)
 	return root
+}
+
+// exclusiveRE matches cobra's error about flags that exclude each other.
+var exclusiveRE = regexp.MustCompile(`; \[(.+)\] were all set$`)
+
+// exclusive words cobra's error about flags that exclude each other.
+func exclusive(err error) error {
+	m := exclusiveRE.FindStringSubmatch(err.Error())
+	if m == nil {
+		return err
+	}
+	return errors.New("--" + strings.ReplaceAll(m[1], " ", " and --") + " exclude each other")
 }
 
 // flagError returns which values a flag accepts. pflag would return the parser's error.

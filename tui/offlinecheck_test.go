@@ -115,3 +115,13 @@ func TestCheckCountsNewFindings(t *testing.T) {
 		t.Errorf("no folder: exit %d, %s", code, errs)
 	}
 }
+
+func TestCheckNamesExclusiveFlags(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if _, errs, code := checked(t, "--manifests", "deploy", "--context", "prod"); code != 2 || !strings.Contains(errs, "--context and --manifests exclude each other") {
+		t.Errorf("exit %d, %s", code, errs)
+	}
+	if _, errs, code := checked(t, "--manifests", "none"); code != 1 || !strings.Contains(errs, "name an existing folder") {
+		t.Errorf("exit %d, %s", code, errs)
+	}
+}
