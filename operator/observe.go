@@ -260,6 +260,19 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	if w.Versions, err = r.componentVersions(ctx, o.version); err != nil {
 		return nil, err
 	}
+	r.observeEtcd(w)
+	journal, _ := r.hostView.run()
+	known := time.Duration(0)
+	if u := o.version.Status.Upgrade; u != nil {
+		known = w.Now.Sub(r.clocks.Since("run "+u.Node+u.Started.String(), w.Now))
+	}
+	w.Run = decision.LastRun(journal, o.version.Status.Upgrade, known, o.version.Spec, *x, w.LeaderNode)
+	return o, nil
+}
+
+// observeEtcd adds the members of etcd that the last answer of the host named, and to each node the
+// version of its member.
+func (r *nodeVersions) observeEtcd(w *decision.World) {
 	w.Etcd, w.LastEtcd = slices.Clone(r.hostView.etcd(w.Now)), r.hostView.lastEtcd()
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
@@ -276,13 +289,6 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 			m.Since = r.clocks.Since("member "+m.Node, w.Now)
 		}
 	}
-	journal, _ := r.hostView.run()
-	known := time.Duration(0)
-	if u := o.version.Status.Upgrade; u != nil {
-		known = w.Now.Sub(r.clocks.Since("run "+u.Node+u.Started.String(), w.Now))
-	}
-	w.Run = decision.LastRun(journal, o.version.Status.Upgrade, known, o.version.Spec, *x, w.LeaderNode)
-	return o, nil
 }
 
 // nodesOf returns the nodes in the order of their names, as their Nodes claim. kubeadm labels a control
