@@ -4,9 +4,7 @@ package component
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
@@ -74,7 +72,7 @@ type download struct {
 // fetch fills f, which may hold a beginning from an earlier call, with the content
 // of c and returns its size.
 func (in *Installer) fetch(ctx context.Context, client *http.Client, c Component, f *os.File, report func(done, total int64)) (int64, error) {
-	d := &download{c: c, f: f, h: sha256.New(), limits: in.limit(), report: report}
+	d := &download{c: c, f: f, h: c.newHash(), limits: in.limit(), report: report}
 	if strings.HasPrefix(strings.ToLower(c.URL), "data:") {
 		return d.inline()
 	}
@@ -152,7 +150,7 @@ func (d *download) takeUp(ctx context.Context) error {
 	return nil
 }
 
-func (d *download) digest() string { return "sha256:" + hex.EncodeToString(d.h.Sum(nil)) }
+func (d *download) digest() string { return d.c.digestOf(d.h) }
 func (d *download) correct() bool  { return d.digest() == d.c.Digest }
 
 // restart forgets what has arrived.
