@@ -56,7 +56,7 @@ bin/kubectl: FORCE
 	@go run ./engine/sandbox/build/cmd -only kubectl -o $@
 
 .PHONY: demo
-demo: build ## create a cluster in a sandbox; ARGS=--non-interactive for scripts
+demo: binaries ## create a cluster in a sandbox; ARGS=--non-interactive for scripts
 	@DEMO_DIR='$(DEMO_DIR)' KEEP='$(KEEP)' KUBERNETES='$(KUBERNETES)' .ci/demo.sh $(ARGS)
 
 .PHONY: check

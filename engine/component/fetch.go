@@ -26,8 +26,9 @@ const bufferSize = 256 << 10
 
 var errStalled = errors.New("no data arrived for too long")
 
-// newClient bounds every wait but that for the body, which fetch watches itself.
-func newClient() *http.Client {
+// NewClient returns a client that bounds every wait but that for the body, and refuses to be
+// redirected from https to http.
+func NewClient() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
 			Proxy:                 http.ProxyFromEnvironment,

@@ -120,7 +120,7 @@ func (in *Installer) Install(ctx context.Context, l List, progress func(c Compon
 
 	client := in.Client
 	if client == nil {
-		client = newClient()
+		client = NewClient()
 		defer client.CloseIdleConnections()
 	}
 	ctx, cancel := context.WithCancelCause(ctx)

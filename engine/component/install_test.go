@@ -728,7 +728,7 @@ func TestRedirectsKeepToHTTPS(t *testing.T) {
 	defer plain.Close()
 	secure := httptest.NewTLSServer(http.RedirectHandler(plain.URL, http.StatusFound))
 	defer secure.Close()
-	c := newClient()
+	c := NewClient()
 	c.Transport.(*http.Transport).TLSClientConfig = secure.Client().Transport.(*http.Transport).TLSClientConfig
 	in := &Installer{Root: t.TempDir(), Client: c, limits: fast}
 	err := in.Install(t.Context(), List{{Name: "x", URL: secure.URL, Digest: digestOf([]byte("x")), Path: "/x"}}, nil)
