@@ -414,7 +414,7 @@ func (b *nodeBook) update(cached []any, v *view) {
 func nodeFrom(n *corev1.Node) decision.Node {
 	a := n.Annotations
 	out := decision.Node{
-		Name: n.Name, Created: n.CreationTimestamp.Time, Role: roleOf(n), Ready: readiness.Node(n), ProviderID: keyOf(n), Kubelet: n.Status.NodeInfo.KubeletVersion,
+		Name: n.Name, Created: n.CreationTimestamp.Time, Role: roleOf(n), Ready: readiness.Node(n), ProviderID: keyOf(n), Kubelet: n.Status.NodeInfo.KubeletVersion, BootID: n.Status.NodeInfo.BootID,
 		Image: a[v1alpha1.AnnotationImage], Components: a[v1alpha1.AnnotationComponents],
 		Group: a[v1alpha1.AnnotationGroup], OldNode: a[v1alpha1.AnnotationDonor],
 		Replacement: a[v1alpha1.AnnotationHeir], Obsolete: a[v1alpha1.AnnotationObsolete] == "true", OnHold: a[v1alpha1.AnnotationHeld] == "true", RetryRequest: a[v1alpha1.AnnotationRetry], InPlaceLabel: n.Labels[v1alpha1.LabelInPlace] == "true",

@@ -541,6 +541,8 @@ func (d *Decision) upgrade() {
 		d.Wait("ControlPlaneMoves", "a control plane is joining or leaving; Kubernetes is upgraded after that", v1alpha1.Reference{}, time.Time{})
 	case host == nil:
 		d.Wait("NoControlPlane", "no control plane is Ready, so no agent can upgrade Kubernetes", v1alpha1.Reference{}, time.Time{})
+	case stillReported(d.w.Before.Upgrade, r, host.Name):
+		// The status is written in this round.
 	default:
 		a := Action{Kind: StartUpgrade, Node: host.Name, Version: d.spec.KubernetesClusterVersion, Components: d.spec.KubernetesComponentsReference}
 		if same {

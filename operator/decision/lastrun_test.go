@@ -30,6 +30,8 @@ func TestLastRun(t *testing.T) {
 		return Lookup{Nodes: map[string]*Node{there: &n}}
 	}
 	old := other(func(n *Node) { n.Kubelet = "v1.35.4" })
+	boot := func(id string) Lookup { return other(func(n *Node) { n.Kubelet, n.BootID = "v1.35.4", id }) }
+	booted := reported(func(u *v1alpha1.UpgradeProgress) { u.BootID = "one" })
 	for _, tt := range []struct {
 		name     string
 		journal  UpgradeRun
@@ -54,6 +56,13 @@ func TestLastRun(t *testing.T) {
 		{"a run on another host has failed after the time that a run takes", UpgradeRun{}, reported(nil), lostRun + time.Second, old, with(theirs, func(r *UpgradeRun) {
 			r.Phase, r.Line = "failed", "the state of the upgrade on control-plane-1 is unknown since the operator moved to another node"
 		})},
+		{"a run on another host continues while its Node reports the same boot", UpgradeRun{}, booted, 2 * bootSeen, boot("one"), with(theirs, func(r *UpgradeRun) { r.BootID = "one" })},
+		{"a run on another host has failed when its Node is Ready after another boot", UpgradeRun{}, booted, 2 * bootSeen, boot("two"), with(theirs, func(r *UpgradeRun) {
+			r.BootID, r.Phase, r.Line = "one", "failed", "control-plane-1 was restarted during the upgrade"
+		})},
+		{"another boot of a Node that is not Ready proves nothing", UpgradeRun{}, booted, 2 * bootSeen, other(func(n *Node) { n.Kubelet, n.BootID, n.Ready = "v1.35.4", "two", false }), with(theirs, func(r *UpgradeRun) { r.BootID = "one" })},
+		{"a kubelet that reports no boot proves nothing", UpgradeRun{}, booted, 2 * bootSeen, old, with(theirs, func(r *UpgradeRun) { r.BootID = "one" })},
+		{"a run without a boot is waited for", UpgradeRun{}, reported(nil), 2 * bootSeen, boot("two"), theirs},
 		{"the start time of another clock does not count", UpgradeRun{}, reported(func(u *v1alpha1.UpgradeProgress) { u.Started = metav1.NewTime(modelNow.Add(-lostRun - time.Second)) }), 0, old, with(theirs, func(r *UpgradeRun) {
 			r.Started = modelNow.Add(-lostRun - time.Second)
 		})},

@@ -94,6 +94,9 @@ func (d *Decision) marked(n *Node) (hasReplacement, replacesOther bool) {
 // progress returns a run as the status reports it.
 func (r UpgradeRun) progress() *v1alpha1.UpgradeProgress {
 	p := &v1alpha1.UpgradeProgress{Version: r.Version, Node: r.Node, Phase: r.Phase, Line: Truncate(r.Line, 100), Started: metav1.NewTime(r.Started.Truncate(time.Second))}
+	if r.Active() {
+		p.BootID = r.BootID
+	}
 	if r.RetryMark() != "" {
 		p.NextTry = metav1.NewTime(r.Ended.Add(UpgradeRetry).Truncate(time.Second))
 	}

@@ -55,6 +55,7 @@ type Node struct {
 	NotReadyPod          string // node-critical pod that is not Ready yet on a replacement node
 	ProviderID           string
 	Kubelet              string // version
+	BootID               string // of its last boot; empty: not known
 	Image, Components    string // empty: not known yet
 	Etcd                 string // version of its member; empty: none, or not known
 	Group                string // ID
@@ -163,6 +164,7 @@ type UpgradeRun struct {
 	Phase                     string // as in UpgradeProgress; empty: no run
 	InPlace                   bool   // of a node, and not of the cluster's Kubernetes
 	Line                      string
+	BootID                    string // boot of the machine in which the agent works; empty: it does not, or it is not known
 	Started, Ended            time.Time
 }
 
