@@ -64,6 +64,7 @@ func main() {
 		Engine:       newEngine,
 		Clusters:     kube.NewClusters(),
 		CheckOffline: offline.Check,
+		ServeMCP:     serveMCP,
 		FindSandbox:  sandboxexec.Find,
 		RunSandbox:   sandboxexec.Run,
 	}.Main())

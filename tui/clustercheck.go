@@ -123,8 +123,8 @@ func (s *session) checkAny(ctx context.Context, o clusterCheckOptions) error {
 		fmt.Fprint(s.out, s.Clusters.CheckRole(o.dryRun))
 		return nil
 	}
-	if o.As == "" && (o.AsUID != "" || len(o.AsGroups) > 0) {
-		return &plan.Error{Op: "read flags", Err: errors.New("--as-group and --as-uid need --as"), Exit: plan.ExitUsage, Remedy: "name the user to impersonate with --as"}
+	if err := impersonates(o.Access); err != nil {
+		return err
 	}
 	rules, err := o.rules(s.Now())
 	if err != nil {
@@ -157,32 +157,8 @@ func (s *session) checkAny(ctx context.Context, o clusterCheckOptions) error {
 // checkWorkspace runs `upgrade check` for the cluster of a workspace. It refuses a kubeconfig of
 // another cluster.
 func (s *session) checkWorkspace(ctx context.Context, ws *workspace.Workspace, o clusterCheckOptions, rules *findings.Rules) (bool, error) {
-	if o.User != "" || o.As != "" || o.RequestTimeout != 0 {
-		return false, &plan.Error{
-			Op: "read flags", Err: errors.New("--user, --as and --request-timeout do not apply in a workspace: its own kubeconfig is used"), Exit: plan.ExitUsage,
-			Remedy: "run the command in another directory, with --kubeconfig",
-		}
-	}
-	if o.Given() {
-		sel, err := s.Clusters.Select(o.Access)
-		if err != nil {
-			return false, err
-		}
-		own, err := ws.Kubeconfig()
-		if err != nil {
-			return false, err
-		}
-		_, server, err := workspace.KubeconfigServer(own)
-		if err != nil {
-			return false, err
-		}
-		if server.Value != sel.Server {
-			return false, &plan.Error{
-				Op: fmt.Sprintf("check context %q", sel.Context), Exit: plan.ExitUsage,
-				Err:    fmt.Errorf("it leads to %s, and the workspace %s to %s", sel.Server, filepath.Base(ws.Path(".")), server.Value),
-				Remedy: "leave out the flags to check the workspace's cluster, or run the command in another directory",
-			}
-		}
+	if err := s.ownCluster(ws, o.Access); err != nil {
+		return false, err
 	}
 	r := check.Request{NoDryRun: !o.dryRun}
 	if o.kubernetes != "" {
@@ -214,6 +190,47 @@ func (s *session) checkWorkspace(ctx context.Context, ws *workspace.Workspace, o
 		err = exitStatus(plan.ExitBlocked)
 	}
 	return true, err
+}
+
+// impersonates refuses parts of a user to impersonate without the user's name.
+func impersonates(a cluster.Access) error {
+	if a.As == "" && (a.AsUID != "" || len(a.AsGroups) > 0) {
+		return &plan.Error{Op: "read flags", Err: errors.New("--as-group and --as-uid need --as"), Exit: plan.ExitUsage, Remedy: "name the user to impersonate with --as"}
+	}
+	return nil
+}
+
+// ownCluster refuses an access that leads elsewhere than a workspace.
+func (s *session) ownCluster(ws *workspace.Workspace, a cluster.Access) error {
+	if a.User != "" || a.As != "" || a.RequestTimeout != 0 {
+		return &plan.Error{
+			Op: "read flags", Err: errors.New("--user, --as and --request-timeout do not apply in a workspace: its own kubeconfig is used"), Exit: plan.ExitUsage,
+			Remedy: "run the command in another directory, with --kubeconfig",
+		}
+	}
+	if !a.Given() {
+		return nil
+	}
+	sel, err := s.Clusters.Select(a)
+	if err != nil {
+		return err
+	}
+	own, err := ws.Kubeconfig()
+	if err != nil {
+		return err
+	}
+	_, server, err := workspace.KubeconfigServer(own)
+	if err != nil {
+		return err
+	}
+	if server.Value != sel.Server {
+		return &plan.Error{
+			Op: fmt.Sprintf("check context %q", sel.Context), Exit: plan.ExitUsage,
+			Err:    fmt.Errorf("it leads to %s, and the workspace %s to %s", sel.Server, filepath.Base(ws.Path(".")), server.Value),
+			Remedy: "leave out the flags to check the workspace's cluster, or run the command in another directory",
+		}
+	}
+	return nil
 }
 
 func (s *session) writeSARIF(cli string, rules *findings.Rules, judged []findings.Judged) error {

@@ -107,6 +107,8 @@ type App struct {
 	FindSandbox func(ctx context.Context, dir string) (engine.SandboxStatus, error)
 	// CheckOffline checks manifests or a backup without a cluster.
 	CheckOffline func(context.Context, findings.OfflineRequest) (*findings.Offline, error)
+	// ServeMCP serves read-only tools to an assistant until its input ends.
+	ServeMCP func(context.Context, MCPRequest) error
 	// RunSandbox executes the verb sandbox, its help and its completions in another program.
 	// args are those of this program. It returns the exit code, or an error if the other program
 	// did not start.

@@ -28,3 +28,22 @@ type Selected struct {
 	// Kubeconfig contains this context alone, with the content of the files that it names.
 	Kubeconfig []byte
 }
+
+// Context is a context of a kubeconfig.
+type Context struct {
+	// Name is the context's name, Server the address of its API server; empty if the kubeconfig
+	// does not have it.
+	Name, Server string
+	// Plugin is the command of its credential plugin; empty without one.
+	Plugin string
+	// Current is set for the current context.
+	Current bool
+}
+
+// Contexts are the contexts of a kubeconfig that was read once.
+type Contexts struct {
+	// List is sorted by name.
+	List []Context
+	// Select returns the cluster of a context. It sends no request.
+	Select func(name string) (Selected, error)
+}
