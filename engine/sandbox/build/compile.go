@@ -67,17 +67,17 @@ func (b *builder) build(ctx context.Context) error {
 		b.meter.plan(costTools)
 	}
 	b.meter.plan(int64(costImage * len(lacks.images)))
-	if lacks.tools {
-		if err := b.tools(ctx); err != nil {
-			return b.fail("fetch the packet filter tools of kube-proxy", err)
-		}
-	}
 	rest, err := b.reuse(ctx, lacks.programs)
 	if err != nil {
 		return err
 	}
 	if rest, err = b.download(ctx, rest); err != nil {
 		return err
+	}
+	if lacks.tools {
+		if err := b.tools(ctx); err != nil {
+			return b.fail("fetch the packet filter tools of kube-proxy", err)
+		}
 	}
 	if err := b.programs(ctx, rest); err != nil {
 		return err
