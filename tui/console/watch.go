@@ -156,7 +156,7 @@ func (scr *watchScreen) lensLogKey() binding {
 
 // lensKeys are the keys of every lens.
 func (scr *watchScreen) lensKeys() []binding {
-	return slices.Concat([]binding{scr.freezeKey(), scr.earlierKey(), scr.laterKey(), scr.fasterKey(), scr.slowerKey(), scr.firstKey(), scr.lastKey()}, scr.c.rolloutKeys())
+	return slices.Concat([]binding{scr.freezeKey(), scr.earlierKey(), scr.laterKey(), scr.fasterKey(), scr.slowerKey(), scr.firstKey(), scr.lastKey()}, scr.c.rollout.keys())
 }
 
 func (scr *watchScreen) tableKeys() []binding {
@@ -318,16 +318,12 @@ func (scr *watchScreen) open() tea.Cmd {
 	ctx, cancel := context.WithCancel(scr.c.ctx)
 	scr.cancel = cancel
 	return tea.Batch(scr.ticking(), func() tea.Msg {
-		events := newCollector(func(b []plan.Event) { send(watchBatch{gen, b}) })
-		collecting, stop := context.WithCancel(context.Background())
-		gone := make(chan struct{})
-		go func() { defer close(gone); events.Run(collecting) }()
 		r := scr.c.deps.Watch
 		r.Stay, r.After = true, after
-		err := scr.c.deps.Engine.Watch(ctx, r, events.emit)
-		stop()
-		<-gone
-		events.flush()
+		var err error
+		collect(func(b []plan.Event) { send(watchBatch{gen, b}) }, func(emit func(plan.Event)) {
+			err = scr.c.deps.Engine.Watch(ctx, r, emit)
+		})
 		return watchEnded{gen, err}
 	})
 }
@@ -452,10 +448,10 @@ func (scr *watchScreen) leave() tea.Cmd {
 		scr.close()
 		scr.c.screen = scr.c.result
 	case scr.c.deps.OnlyWatch:
-		return scr.c.leave()
+		return scr.c.quit.leave()
 	default:
 		scr.close()
-		return scr.c.goHome()
+		return scr.c.overview.show()
 	}
 	return nil
 }
@@ -735,7 +731,7 @@ func (scr *watchScreen) command() string {
 
 // begin is the initial command of the console when it was started by `watch`.
 func (scr *watchScreen) begin() tea.Cmd {
-	scr.c.busy = ""
+	scr.c.task.busy = ""
 	if scr.c.deps.Replay != nil {
 		return scr.openReplay(scr.c.deps.Replay)
 	}

@@ -100,7 +100,7 @@ func (scr *watchScreen) choices() []choice {
 			}})
 		}
 	}
-	for _, k := range scr.c.rolloutKeys() {
+	for _, k := range scr.c.rollout.keys() {
 		if k.disabled() == "" {
 			what, says, _ := strings.Cut(k.help, ": ")
 			out = append(out, choice{title: what, says: says, do: k.do})
