@@ -309,7 +309,8 @@ func (scr *runScreen) start() tea.Cmd {
 	p := scr.c.plan
 	scr.c.screen, scr.c.running, scr.c.ran = scr.c.run, true, true
 	scr.c.err = nil
-	scr.c.t, *scr.c.run, *scr.c.watch = view.Timeline{}, *newRunScreen(scr.c), watchScreen{c: scr.c}
+	scr.c.t, *scr.c.run = view.Timeline{}, *newRunScreen(scr.c)
+	scr.c.watch.restart(watchScreen{}, "")
 	scr.c.t.SetPlan(p)
 	scr.c.t.Run = term.Clean(p.ID)
 	return scr.c.task.launch("running", scr.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {

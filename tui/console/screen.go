@@ -77,7 +77,7 @@ func newScreens(c *console) screens {
 		&logScreen{c: c},
 		&checkScreen{c: c},
 		&backupScreen{c: c},
-		&watchScreen{c: c},
+		newWatchScreen(c),
 		&upgradePlanScreen{c: c},
 		&upgradeConfirmScreen{c: c},
 	}

@@ -60,7 +60,7 @@ func watching(s *stage, events []plan.Event, d time.Duration) *stage {
 	s.at(d)
 	s.c.task.busy = ""
 	s.c.screen = s.c.watch
-	*s.c.watch = watchScreen{c: s.c, origin: fromLive, gen: 1, board: &rollout.Board{}, cancel: func() {}}
+	s.c.watch.restart(watchScreen{origin: fromLive, gen: 1, board: &rollout.Board{}, cancel: func() {}}, "")
 	s.tell(watchBatch{1, events})
 	return s
 }
@@ -269,7 +269,7 @@ func TestEveryLensIsReached(t *testing.T) {
 		for l := lensTable; l <= lensTrouble; l++ {
 			path, ok := found[state{l, false}]
 			if !ok {
-				t.Errorf("%s is not reached", l.title())
+				t.Errorf("lens %d is not reached", l)
 				continue
 			}
 			s := open(path)
@@ -277,7 +277,7 @@ func TestEveryLensIsReached(t *testing.T) {
 				s.press("esc")
 			}
 			if s.c.screen != s.c.overview {
-				t.Errorf("from %s Esc leads to %s", l.title(), s.c.screen.title())
+				t.Errorf("from lens %d Esc leads to %s", l, s.c.screen.title())
 			}
 		}
 		if _, ok := found[state{lensTable, true}]; !ok {
