@@ -35,12 +35,7 @@ const startRate, startBurst = 60, 25 // per second, and at once
 func (r *nodeVersions) act(o *observed, actions []decision.Action) *v1alpha1.JoinComponents {
 	b := &batch{o: o, creates: map[string][]string{}, draining: map[string]bool{}}
 	for _, a := range actions {
-		switch e := effects[a.Kind]; {
-		case e.apply != nil:
-			e.apply(r, b, a)
-		case r.mayWrite(b, a):
-			r.put(o, a, e)
-		}
+		effects[a.Kind].begin(r, b, a)
 	}
 	r.gather(o, b.begins, b.creates, b.deletes)
 	if b.startsDelayed {
@@ -55,7 +50,7 @@ func (r *nodeVersions) act(o *observed, actions []decision.Action) *v1alpha1.Joi
 }
 
 // put starts a write to the API server in the background.
-func (r *nodeVersions) put(o *observed, a decision.Action, e effect) {
+func (r *nodeVersions) put(o *observed, a decision.Action, e write) {
 	key := a.String()
 	if !r.retries.begin(key) {
 		return
@@ -68,7 +63,7 @@ func (r *nodeVersions) put(o *observed, a decision.Action, e effect) {
 		r.writes <- struct{}{}
 		r.point("before", a.Kind)
 		r.counters.asked(o.woken)
-		did, err := e.write(r, ctx, o, a)
+		did, err := e.send(r, ctx, o, a)
 		<-r.writes
 		r.counters.action(a.Kind, err)
 		if err == nil {

@@ -18,50 +18,65 @@ import (
 // logMessage is a log message that is chosen by a variable.
 type logMessage string
 
-// effect is how actions of one kind are carried out. Exactly one of write and apply is set.
-type effect struct {
-	// log is logged once an action has succeeded. Empty: apply logs by itself.
-	log logMessage
-	// write sends the change to the API server. did is false if nothing had to change.
-	write func(r *nodeVersions, ctx context.Context, o *observed, a decision.Action) (did bool, err error)
-	// event records events after a write that changed something; nil: there are none.
-	event func(r *nodeVersions, o *observed, a decision.Action)
-	// apply starts the action, or adds it to the batch of the round. It does not block.
-	apply func(r *nodeVersions, b *batch, a decision.Action)
+// effect is how actions of one kind are carried out: a write or a start.
+type effect interface {
+	// begin begins the action and does not block.
+	begin(r *nodeVersions, b *batch, a decision.Action)
 }
+
+// write is an effect that is one change of an object in the API server.
+type write struct {
+	log logMessage // logged once the change has succeeded
+	// send sends the change. did is false if nothing had to change.
+	send func(r *nodeVersions, ctx context.Context, o *observed, a decision.Action) (did bool, err error)
+	// event records events after a change; nil: there are none.
+	event func(r *nodeVersions, o *observed, a decision.Action)
+}
+
+func (e write) begin(r *nodeVersions, b *batch, a decision.Action) {
+	if r.mayWrite(b, a) {
+		r.put(b.o, a, e)
+	}
+}
+
+// start is an effect that starts long work, or adds the action to the batch of the round. It logs
+// by itself.
+type start func(r *nodeVersions, b *batch, a decision.Action)
+
+func (e start) begin(r *nodeVersions, b *batch, a decision.Action) { e(r, b, a) }
 
 // effects has one effect for each kind of action.
 var effects = [...]effect{
-	decision.PauseAutoscaler: {log: "autoscaler paused", write: func(r *nodeVersions, ctx context.Context, _ *observed, _ decision.Action) (bool, error) {
+	decision.PauseAutoscaler: write{log: "autoscaler paused", send: func(r *nodeVersions, ctx context.Context, _ *observed, _ decision.Action) (bool, error) {
 		return true, r.scaling.pause(ctx)
 	}},
-	decision.ResumeAutoscaler: {log: "autoscaler resumed", write: func(r *nodeVersions, ctx context.Context, _ *observed, _ decision.Action) (bool, error) {
+	decision.ResumeAutoscaler: write{log: "autoscaler resumed", send: func(r *nodeVersions, ctx context.Context, _ *observed, _ decision.Action) (bool, error) {
 		return true, r.scaling.resume(ctx)
 	}},
-	decision.SetGroupImage:    {log: "image of scaling group set", apply: (*nodeVersions).setGroupImage},
-	decision.RecordIntent:     {log: "pending node created", write: (*nodeVersions).createPending, event: (*nodeVersions).recordStart},
-	decision.BindIntent:       {log: "pending node bound", write: (*nodeVersions).bindPending, event: (*nodeVersions).recordBound},
-	decision.ClearIntent:      {log: "pending node deleted", write: (*nodeVersions).deletePending},
-	decision.CreateInstance:   {log: "machines created", apply: (*nodeVersions).addCreation},
-	decision.AdoptReplacement: {log: "replacement node adopted", write: (*nodeVersions).adoptReplacement, event: (*nodeVersions).recordAdopted},
-	decision.CordonNode:       {log: "node cordoned", write: (*nodeVersions).cordon, event: (*nodeVersions).recordCordoned},
-	decision.ReleaseNode:      {log: "node released", write: (*nodeVersions).release, event: (*nodeVersions).recordReleased},
-	decision.PostponeNode:     {log: "node postponed", write: (*nodeVersions).postpone, event: (*nodeVersions).recordPostponed},
-	decision.DrainNode:        {apply: func(_ *nodeVersions, b *batch, a decision.Action) { b.draining[a.Node] = true }},
-	decision.YieldLease:       {log: "leader election lease yielded", apply: (*nodeVersions).yieldLease},
-	decision.MoveLeader:       {log: "etcd leader moved", apply: (*nodeVersions).moveLeader},
-	decision.RemoveMember:     {log: "etcd member removed", apply: (*nodeVersions).removeMember},
-	decision.DeleteInstance:   {log: "machines deleted", apply: (*nodeVersions).addDeletion},
-	decision.DeleteNode:       {log: "node deleted", write: (*nodeVersions).deleteNode, event: (*nodeVersions).recordDeleted},
-	decision.StartUpgrade:     {apply: func(r *nodeVersions, _ *batch, a decision.Action) { r.follow(a) }},
-	decision.UpgradeNode:      {apply: (*nodeVersions).upgradeFresh},
-	decision.NoteComponents:   {log: "components of node recorded", write: (*nodeVersions).noteComponents, event: (*nodeVersions).recordUpgraded},
-	decision.MarkInPlace:      {log: "in-place label changed", write: (*nodeVersions).labelInPlace},
-	decision.MarkRetry:        {log: "retry request changed", write: (*nodeVersions).markRetry, event: (*nodeVersions).endRetryPause},
-	decision.PublishComponents: {apply: func(_ *nodeVersions, b *batch, a decision.Action) {
+	decision.SetGroupImage:    start((*nodeVersions).setGroupImage),
+	decision.RecordIntent:     write{log: "pending node created", send: (*nodeVersions).createPending, event: (*nodeVersions).recordStart},
+	decision.BindIntent:       write{log: "pending node bound", send: (*nodeVersions).bindPending, event: (*nodeVersions).recordBound},
+	decision.ClearIntent:      write{log: "pending node deleted", send: (*nodeVersions).deletePending},
+	decision.CreateInstance:   start((*nodeVersions).addCreation),
+	decision.AdoptReplacement: write{log: "replacement node adopted", send: (*nodeVersions).adoptReplacement, event: (*nodeVersions).recordAdopted},
+	decision.CordonNode:       write{log: "node cordoned", send: (*nodeVersions).cordon, event: (*nodeVersions).recordCordoned},
+	decision.ReleaseNode:      write{log: "node released", send: (*nodeVersions).release, event: (*nodeVersions).recordReleased},
+	decision.PostponeNode:     write{log: "node postponed", send: (*nodeVersions).postpone, event: (*nodeVersions).recordPostponed},
+	decision.DrainNode:        start(func(_ *nodeVersions, b *batch, a decision.Action) { b.draining[a.Node] = true }),
+	decision.YieldLease:       start((*nodeVersions).yieldLease),
+	decision.MoveLeader:       start((*nodeVersions).moveLeader),
+	decision.RemoveMember:     start((*nodeVersions).removeMember),
+	decision.DeleteInstance:   start((*nodeVersions).addDeletion),
+	decision.DeleteNode:       write{log: "node deleted", send: (*nodeVersions).deleteNode, event: (*nodeVersions).recordDeleted},
+	decision.StartUpgrade:     start(func(r *nodeVersions, _ *batch, a decision.Action) { r.follow(a) }),
+	decision.UpgradeNode:      start((*nodeVersions).upgradeFresh),
+	decision.NoteComponents:   write{log: "components of node recorded", send: (*nodeVersions).noteComponents, event: (*nodeVersions).recordUpgraded},
+	decision.MarkInPlace:      write{log: "in-place label changed", send: (*nodeVersions).labelInPlace},
+	decision.MarkRetry:        write{log: "retry request changed", send: (*nodeVersions).markRetry, event: (*nodeVersions).endRetryPause},
+	decision.PublishComponents: start(func(_ *nodeVersions, b *batch, a decision.Action) {
 		join := a.JoinComponents
 		b.publish = &join
-	}},
+	}),
 }
 
 // batch collects the actions of a round that are carried out together.

@@ -84,8 +84,8 @@ func (scr *backupScreen) busyReason() string {
 		return "a backup is running"
 	case scr.verifying != "":
 		return "a backup is being verified"
-	case scr.c.busy != "":
-		return "the console is " + scr.c.busy
+	case scr.c.task.busy != "":
+		return "the console is " + scr.c.task.busy
 	}
 	return ""
 }
@@ -130,21 +130,6 @@ func (scr *backupScreen) restoreOff() string {
 	return ""
 }
 
-// openBackup shows the screen and lists backups and volumes.
-func (c *console) openBackup() tea.Cmd {
-	from := c.screen
-	if from != c.check {
-		from = c.overview
-	}
-	c.screen = c.backup
-	c.backup.from, c.backup.open = from, false
-	if c.backup.running {
-		return nil
-	}
-	c.backup.ended = false
-	return c.backup.read()
-}
-
 // read queries workspace and cluster. Until they answer, the old data stays on screen.
 func (scr *backupScreen) read() tea.Cmd {
 	scr.gen++
@@ -187,7 +172,7 @@ func (scr *backupScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 		b.t.SetPlan(msg.plan)
 		b.t.Run = term.Clean(msg.plan.ID)
 		p := msg.plan
-		return scr.c.launch("creating a backup", scr.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
+		return scr.c.task.launch("creating a backup", scr.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
 			return backupEnded{scr.c.deps.Engine.Run(ctx, p, emit)}
 		}), true
 	case backupEnded:
@@ -227,7 +212,7 @@ func (scr *backupScreen) start() tea.Cmd {
 	scr.c.running = true
 	scr.c.check.busy = false // launch cancels a running check
 	r := engine.BackupRequest{Etcd: b.etcd}
-	return scr.c.launch("planning the backup", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
+	return scr.c.task.launch("planning the backup", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
 		p, err := scr.c.deps.Engine.PlanBackup(ctx, r)
 		if err == nil {
 			err = ctx.Err()
@@ -238,17 +223,17 @@ func (scr *backupScreen) start() tea.Cmd {
 
 func (scr *backupScreen) tookBackupEnd(err error) tea.Cmd {
 	b := scr
-	scr.c.running, scr.c.confirmLeave = false, false
+	scr.c.running, scr.c.quit.asking = false, false
 	b.running, b.ended, b.err = false, true, err
-	if scr.c.leaving {
-		if !scr.c.hasExit {
-			scr.c.exit = plan.ExitCode(err)
+	if scr.c.quit.pending {
+		if !scr.c.quit.exitSet {
+			scr.c.quit.exit = plan.ExitCode(err)
 		}
 		return tea.Quit
 	}
 	b.sel = 0
 	// The home screen shows its age.
-	return tea.Batch(scr.read(), scr.c.readHome())
+	return tea.Batch(scr.read(), scr.c.overview.read())
 }
 
 // leave stops a running backup or verification, or goes back.
@@ -257,22 +242,18 @@ func (scr *backupScreen) leave() tea.Cmd {
 	switch {
 	case b.running:
 		b.stopping = true
-		if scr.c.cancel != nil {
-			scr.c.cancel()
-		}
+		scr.c.task.stop()
 		return nil
 	case b.verifying != "":
-		if scr.c.cancel != nil {
-			scr.c.cancel()
-		}
+		scr.c.task.stop()
 		return nil
 	case b.open:
 		b.open = false
 		return nil
 	case b.from == scr.c.check:
-		return scr.c.openCheck()
+		return scr.c.check.show()
 	}
-	return scr.c.goHome()
+	return scr.c.overview.show()
 }
 
 // verify verifies the selected backup.
@@ -284,7 +265,7 @@ func (scr *backupScreen) verify() tea.Cmd {
 	id, send := e.ID, scr.c.deps.send
 	scr.verifying, scr.done, scr.total, scr.ended = id, 0, 0, false
 	var last time.Time
-	return scr.c.launch("verifying a backup", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
+	return scr.c.task.launch("verifying a backup", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
 		err := scr.c.deps.Engine.VerifyBackup(ctx, "", id, func(done, total int64) {
 			if now := time.Now(); now.Sub(last) >= spinGap {
 				last = now
@@ -446,7 +427,7 @@ func (scr *backupScreen) why() []string {
 	b := scr
 	text := ""
 	switch {
-	case b.stopping && b.running, scr.c.leaving:
+	case b.stopping && b.running, scr.c.quit.pending:
 		text = "Stopping; the partial backup is deleted."
 	case b.running && b.t.Why.Text != "":
 		text = "Why waiting (" + term.Duration(scr.c.now.Sub(b.t.Why.Since)) + "): " + b.t.Why.Text
@@ -464,4 +445,19 @@ func (scr *backupScreen) command() string {
 		verb += " --etcd=" + scr.etcd
 	}
 	return scr.c.deps.Commands.Command(verb)
+}
+
+// show shows the screen and lists backups and volumes.
+func (scr *backupScreen) show() tea.Cmd {
+	from := scr.c.screen
+	if from != scr.c.check {
+		from = scr.c.overview
+	}
+	scr.c.screen = scr.c.backup
+	scr.from, scr.open = from, false
+	if scr.running {
+		return nil
+	}
+	scr.ended = false
+	return scr.read()
 }

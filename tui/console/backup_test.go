@@ -162,13 +162,13 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 	t.Run("Ctrl-C twice waits until nothing of it is left", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := show(t, 4).press("ctrl+c")
-			if s.quit || !s.c.confirmLeave {
-				t.Fatalf("quit %t, asking %t", s.quit, s.c.confirmLeave)
+			if s.quit || !s.c.quit.asking {
+				t.Fatalf("quit %t, asking %t", s.quit, s.c.quit.asking)
 			}
 			s.press("ctrl+c")
 			s.settle()
-			if !s.quit || s.c.backup.running || s.c.exit != plan.ExitStopped {
-				t.Errorf("quit %t, running %t, exit %d", s.quit, s.c.backup.running, s.c.exit)
+			if !s.quit || s.c.backup.running || s.c.quit.exit != plan.ExitStopped {
+				t.Errorf("quit %t, running %t, exit %d", s.quit, s.c.backup.running, s.c.quit.exit)
 			}
 		})
 	})

@@ -117,7 +117,7 @@ func (scr *checkScreen) keys() []binding {
 			}
 			return ""
 		}),
-		on("a", "a", "upgrade: plan the next hop and confirm it", "do", scr.c.startUpgrade).footed("apply").unless(func() string {
+		on("a", "a", "upgrade: plan the next hop and confirm it", "do", scr.c.upg.openNextHop).footed("apply").unless(func() string {
 			switch {
 			case scr.busy:
 				return "a check is running"
@@ -151,7 +151,7 @@ func (scr *checkScreen) keys() []binding {
 		on("home g", "g", "to the first", "move", act(func() { scr.move(-1 << 20) })),
 		on("end G", "G", "to the last", "move", act(func() { scr.move(1 << 20) })),
 		on("/", "/", "filter findings", "view", act(func() { scr.typing, scr.open, scr.pane = true, false, checkFindings })).footed("filter"),
-		on("b", "b", "list backups or create one", "do", scr.c.openBackup).unless(func() string {
+		on("b", "b", "list backups or create one", "do", scr.c.backup.show).unless(func() string {
 			if scr.writing {
 				return "the configuration is being written"
 			}
@@ -169,7 +169,7 @@ func (scr *checkScreen) confirmWriteKeys() []binding {
 			return ""
 		}),
 		on("esc n q", "Esc", "keep the file as it is", "back", act(func() { scr.confirmWrite = false })).footed("keep the file"),
-		on("ctrl+c", "Ctrl-C", "leave", "leave", scr.c.leave),
+		on("ctrl+c", "Ctrl-C", "leave", "leave", scr.c.quit.leave),
 	}
 }
 
@@ -191,20 +191,10 @@ func (scr *checkScreen) nothingToWrite() string {
 	return ""
 }
 
-// openCheck shows the check. It starts a new one unless the last complete one is recent.
-func (c *console) openCheck() tea.Cmd {
-	c.screen = c.check
-	c.check.open, c.check.confirmWrite, c.check.typing = false, false, false
-	if c.check.complete && c.check.err == nil && c.now.Sub(c.check.at) <= staleAfter {
-		return nil
-	}
-	return c.check.start()
-}
-
 // start checks for upgrades. The last result stays on the screen meanwhile.
 func (scr *checkScreen) start() tea.Cmd {
 	scr.busy, scr.began, scr.progress, scr.err = true, scr.c.now, view.RunningCheck{}, nil
-	return scr.c.launch("checking for upgrades", scr.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
+	return scr.c.task.launch("checking for upgrades", scr.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
 		k, err := scr.c.deps.Engine.Check(ctx, check.Request{}, emit)
 		return checkEnded{k, err}
 	})
@@ -271,18 +261,16 @@ func (scr *checkScreen) leave() tea.Cmd {
 		scr.filter = ""
 		return nil
 	}
-	if scr.busy && scr.c.cancel != nil {
-		scr.c.cancel()
-		scr.c.cancel = nil
-		scr.c.task++ // drops its late messages
+	if scr.busy && scr.c.task.cancel != nil {
+		scr.c.task.drop()
 		scr.busy, scr.progress = false, view.RunningCheck{}
 	}
-	return scr.c.goHome()
+	return scr.c.overview.show()
 }
 
 func (scr *checkScreen) writeConfig() tea.Cmd {
 	scr.writing = true
-	return scr.c.launch("writing the configuration", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
+	return scr.c.task.launch("writing the configuration", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
 		k, err := scr.c.deps.Engine.Check(ctx, check.Request{WriteConfig: true, NoPreflight: true}, func(plan.Event) {})
 		return configWritten{k, err}
 	})
@@ -781,4 +769,14 @@ func (scr *checkScreen) wide(w, h int) []string {
 		b = append(b[:room-1], scr.c.th.Row(right).Pad(1).Add(term.Faint, scr.c.th.Ellipsis+" "+how).String())
 	}
 	return append(lines, view.Beside(a, b, left, room, scr.c.th)...)
+}
+
+// show shows the check. It starts a new one unless the last complete one is recent.
+func (scr *checkScreen) show() tea.Cmd {
+	scr.c.screen = scr.c.check
+	scr.open, scr.confirmWrite, scr.typing = false, false, false
+	if scr.complete && scr.err == nil && scr.c.now.Sub(scr.at) <= staleAfter {
+		return nil
+	}
+	return scr.start()
 }

@@ -223,8 +223,8 @@ func TestCheckShowsPartialResults(t *testing.T) {
 		}
 		s.press("esc")
 		s.settle()
-		if s.c.screen != s.c.overview || s.c.check.busy || s.c.busy != "" {
-			t.Errorf("Esc leads to %s, busy %v with %q", s.c.screen.title(), s.c.check.busy, s.c.busy)
+		if s.c.screen != s.c.overview || s.c.check.busy || s.c.task.busy != "" {
+			t.Errorf("Esc leads to %s, busy %v with %q", s.c.screen.title(), s.c.check.busy, s.c.task.busy)
 		}
 		s.eng.CheckPause = 0
 		s.press("c")
@@ -243,7 +243,7 @@ func TestOldCheckIsDimmed(t *testing.T) {
 		})
 		s.settle()
 		s.at(staleAfter + time.Second)
-		cmd := s.c.openCheck()
+		cmd := s.c.check.show()
 		row := func() string {
 			for l := range strings.Lines(s.c.View()) {
 				if strings.Contains(l, "v1.36.4") {

@@ -72,3 +72,16 @@ func (c *collector) Run(ctx context.Context) {
 		next = time.Now().Add(term.FrameGap)
 	}
 }
+
+// collect runs work and sends the events that it emits in batches. It returns when all have
+// been sent.
+func collect(send func([]plan.Event), work func(emit func(plan.Event))) {
+	events := newCollector(send)
+	collecting, stop := context.WithCancel(context.Background())
+	gone := make(chan struct{})
+	go func() { defer close(gone); events.Run(collecting) }()
+	work(events.emit)
+	stop()
+	<-gone
+	events.flush()
+}

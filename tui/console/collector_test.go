@@ -79,7 +79,7 @@ func BenchmarkEventToFrame(b *testing.B) {
 			ev := plan.Event{Kind: plan.KindLog, Source: "kubeadm", Node: "control-plane-0", Level: "info", Text: "[certs] Generating \"etcd/healthcheck-client\" certificate and key"}
 			b.ReportAllocs()
 			for b.Loop() {
-				s.Update(batch{s.task, []plan.Event{ev}})
+				s.Update(batch{s.task.id, []plan.Event{ev}})
 				if len(s.View()) == 0 {
 					b.Fatal("no frame")
 				}

@@ -35,9 +35,15 @@ type configScreen struct {
 	rows     [][2]string // other values of the configuration
 }
 
+// configSet is the end of writing the configuration.
+type configSet struct {
+	path string
+	err  error
+}
+
 func (scr *configScreen) title() string   { return "config" }
-func (scr *configScreen) mode() string    { return scr.c.wizardMode(scr) }
-func (scr *configScreen) rail() string    { return scr.c.rail(scr.c.wizardAt(scr)) }
+func (scr *configScreen) mode() string    { return scr.c.wizard.mode(scr) }
+func (scr *configScreen) rail() string    { return scr.c.wizard.rail(scr.c.wizard.at(scr)) }
 func (scr *configScreen) safety() string  { return "scripted  " + scr.command() }
 func (scr *configScreen) command() string { return scr.c.deps.Commands.Command("config validate") }
 func (scr *configScreen) takesText() bool { return scr.editing }
@@ -136,13 +142,13 @@ func (scr *configScreen) keys() []binding {
 				scr.c.copyText(scr.c.home.Dir+"/constellation-conf.yaml", "the path")
 			}
 		})),
-		on("esc", "Esc", "home", "back", scr.c.goHome).footed("home"),
+		on("esc", "Esc", "home", "back", scr.c.overview.show).footed("home"),
 	}
 }
 
 func (scr *configScreen) reread() tea.Cmd {
-	scr.c.busy = "reading the workspace"
-	return scr.c.readHome()
+	scr.c.task.busy = "reading the workspace"
+	return scr.c.overview.read()
 }
 
 func (scr *configScreen) isLocked() string { return scr.locked }
@@ -172,11 +178,11 @@ func (scr *configScreen) chooseField(by int) {
 func (scr *configScreen) next() tea.Cmd {
 	f := scr
 	if f.exists && !f.changed() {
-		return scr.c.startPreflight()
+		return scr.c.preflight.start()
 	}
 	fields, exists := slices.Clone(f.fields), f.exists
 	d := scr.c.deps
-	scr.c.busy = "writing the configuration"
+	scr.c.task.busy = "writing the configuration"
 	ctx := scr.c.ctx
 	return func() tea.Msg {
 		path, err := writeConfig(ctx, d, exists, fields)
@@ -232,7 +238,7 @@ func setScalar(b []byte, key, value string) []byte {
 }
 
 func (scr *configScreen) tookConfig(msg configSet) tea.Cmd {
-	scr.c.busy = ""
+	scr.c.task.busy = ""
 	if msg.err != nil {
 		scr.err = msg.err
 		return nil
@@ -243,9 +249,9 @@ func (scr *configScreen) tookConfig(msg configSet) tea.Cmd {
 		for i := range scr.fields {
 			scr.fields[i].was = scr.fields[i].value
 		}
-		return tea.Batch(scr.c.readHome(), scr.c.startPreflight())
+		return tea.Batch(scr.c.overview.read(), scr.c.preflight.start())
 	}
-	return scr.c.goHome() // a new file needs machines first: home suggests how to create them
+	return scr.c.overview.show() // a new file needs machines first: home suggests how to create them
 }
 
 // why is the line that says what Enter does.
@@ -253,8 +259,8 @@ func (f *configScreen) why() []string {
 	c := f.c
 	r := c.th.Row(c.w).Add(term.Plain, " ")
 	switch {
-	case c.busy != "":
-		r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy)
+	case c.task.busy != "":
+		r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Plain, c.task.busy)
 	case f.exists && c.home != nil && c.home.Config == nil:
 		r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "The configuration has errors. Correct the file and press r.")
 	case f.editing:

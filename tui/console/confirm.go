@@ -24,14 +24,21 @@ type initConfirmScreen struct {
 }
 
 func (scr *initConfirmScreen) title() string   { return "confirm" }
-func (scr *initConfirmScreen) mode() string    { return scr.c.wizardMode(scr) }
-func (scr *initConfirmScreen) rail() string    { return scr.c.rail(scr.c.wizardAt(scr)) }
+func (scr *initConfirmScreen) mode() string    { return scr.c.wizard.mode(scr) }
+func (scr *initConfirmScreen) rail() string    { return scr.c.wizard.rail(scr.c.wizard.at(scr)) }
 func (scr *initConfirmScreen) safety() string  { return "scripted  " + scr.command() }
 func (scr *initConfirmScreen) command() string { return scr.c.runCommand() }
 
 // newInitConfirm selects the safe answer if there are warnings.
 func newInitConfirm(c *console, p *plan.Plan, now time.Time) *initConfirmScreen {
 	return &initConfirmScreen{c: c, plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s plan.Step) bool { return s.Warning != "" && !s.Finished })}
+}
+
+func (scr *initConfirmScreen) take(msg tea.Msg) (tea.Cmd, bool) {
+	if msg, ok := msg.(planMade); ok {
+		return scr.c.wizard.tookPlan(msg), true
+	}
+	return nil, false
 }
 
 func (scr *initConfirmScreen) keys() []binding {
@@ -47,7 +54,7 @@ func (scr *initConfirmScreen) keys() []binding {
 		on("down j", "↓ j", "scroll down", "move", act(func() {
 			scr.scroll = min(scr.scroll+1, len(view.InitPlanRows(scr.c.page(), scr.c.w, scr.c.plan)))
 		})),
-		on("esc", "Esc", "back to the checks", "back", scr.c.startPreflight).footed("back"),
+		on("esc", "Esc", "back to the checks", "back", scr.c.preflight.start).footed("back"),
 	}
 }
 
@@ -57,9 +64,9 @@ func (scr *initConfirmScreen) answer() tea.Cmd {
 		return nil
 	}
 	if scr.yes {
-		return scr.c.startRun()
+		return scr.c.run.start()
 	}
-	return scr.c.startPreflight()
+	return scr.c.preflight.start()
 }
 
 func (a *initConfirmScreen) why() []string {

@@ -1,25 +1,27 @@
 // Package console is the console: the only Bubble Tea model of the program, and its screens.
 // Run shows it on a terminal.
 //
-// The type console (console.go) has what all screens share: the engine, the current task, the
-// run, and the screen that is shown. A screen (screen.go) is one type with its view, its keys,
-// its command line, and the messages that it takes. To add a screen, write its type in a file of
-// its own and add it to screens, newScreens and list; the compiler or a test reports what is
-// missing. Pages are functions of package view.
+// The type console (console.go) has what all screens share: the engine, the run, and the screen
+// that is shown. Its parts are the background task (task.go), the way through init (wizard.go),
+// the current upgrade (upgrade.go), changes to a rollout (rollout.go), the end of the console
+// (quit.go), and what covers a screen (help.go, palette.go).
+//
+// A screen (screen.go) is one type with its view, its keys, its command line, and the messages
+// that it takes. To add a screen, write its type in a file of its own and add it to screens,
+// newScreens and list; the compiler or a test reports what is missing. Pages are functions of
+// package view.
 //
 // A key press becomes a command in keys.go: console.key looks the key up in console.bindings,
 // which are those of the innermost prompt or overlay, or those of the current screen (its
 // method keys) and globalKeys. The binding's action, do, returns the tea.Cmd. Key line, help
 // and palette use the same bindings.
 //
-// The result of a command comes back as a message: console.take handles those of runs and
-// tasks and gives all others to the screens' take.
+// The result of a command comes back as a message: console.take handles those of the task and
+// gives all others to the screens' take.
 package console
 
 import (
 	"context"
-	"slices"
-	"syscall"
 	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
@@ -92,83 +94,39 @@ type console struct {
 	w, h    int
 	now     time.Time
 
-	screen         screen
-	back           screen // where Esc leads from the log
-	help           bool
-	pal            palette
-	confirmLeave   bool // the question whether to leave is shown
-	confirmLeaveAt time.Time
-	leaving        bool // quit when the run has stopped
-	note           string
-	lastNote       string // the note shown since lastNoteAt
-	lastNoteAt     time.Time
-	ticking        bool
-	frame          int // of the spinner
+	screens        // all screens
+	screen  screen // the one that is shown
 
+	// What is shown over or instead of a screen, and questions that every screen can ask.
+	help    helpPage
+	pal     palette
+	quit    quitting
+	rollout rolloutControl
+	note    string // replaces the key line for noteTTL
+	// lastNote is the note shown since lastNoteAt.
+	lastNote   string
+	lastNoteAt time.Time
+
+	frame   int // of the spinner
+	ticking bool
+
+	task    task
 	home    *engine.Home
 	homeErr error
-	busy    string // the background work, for display; "" if there is none
-	task    int    // ID of the current task; messages of other tasks are dropped
-	cancel  context.CancelFunc
-	events  func([]plan.Event) tea.Cmd // takes the events of the task
 
-	status        *engine.Status
-	statusErr     error
-	statusAt      time.Time
-	statusPending bool
-	statusGen     int
+	wizard wizard
+	upg    upgradeState
 
-	screens // all screens
-
-	t   view.Timeline // of the run
-	upg upgradeState
-	// rolloutPrompt is the pending confirmation of a change to the rollout; nil if there is none.
-	rolloutPrompt *rolloutPrompt
-
+	// The run, which several screens show.
+	t       view.Timeline
 	plan    *plan.Plan
-	resumed bool
 	running bool // a run is in progress
 	ran     bool // a run was started
 	err     error
-	exit    int
-	hasExit bool
 }
 
 // Messages of the console's own commands.
 type (
-	homeRead struct {
-		home engine.Home
-		err  error
-	}
-	statusRead struct {
-		gen int
-		st  engine.Status
-		err error
-	}
-	refresh struct{ gen int }
-	// batch are events of a task, in order.
-	batch struct {
-		task   int
-		events []plan.Event
-	}
-	// ended is the end of a task; msg is its outcome.
-	ended struct {
-		task int
-		msg  tea.Msg
-	}
-	preflightEnded struct {
-		findings []plan.Finding
-		err      error
-	}
-	planMade struct {
-		plan *plan.Plan
-		err  error
-	}
-	runEnded  struct{ err error }
-	configSet struct {
-		path string
-		err  error
-	}
 	tick         time.Time
 	stopTimedOut struct{}
 )
@@ -181,10 +139,10 @@ func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
 	if c.deps.redraw == nil {
 		c.deps.redraw = func() {}
 	}
-	c.busy = "reading the workspace"
-	c.events = c.takeRunEvents
 	c.screens = newScreens(c)
-	c.screen, c.back = c.start, c.start
+	c.help.c, c.quit.c, c.rollout.c, c.task.c, c.wizard.c, c.upg.c = c, c, c, c, c, c
+	c.task.busy, c.task.take = "reading the workspace", c.run.takeEvents
+	c.screen, c.log.back = c.start, c.start
 	return c
 }
 
@@ -193,14 +151,7 @@ func (c *console) Init() tea.Cmd {
 	if c.deps.OnlyWatch {
 		return c.watch.begin()
 	}
-	return tea.Batch(c.readHome(), c.scheduleTick())
-}
-
-func (c *console) readHome() tea.Cmd {
-	return func() tea.Msg {
-		h, err := c.deps.Engine.Home(c.ctx)
-		return homeRead{h, err}
-	}
+	return tea.Batch(c.overview.read(), c.scheduleTick())
 }
 
 // noteTTL is how long a note replaces the key line. Later it may be wrong: somebody else
@@ -226,7 +177,7 @@ func (c *console) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		}
 		return c, nil
 	case term.Signalled:
-		return c, c.signal(msg.Sig)
+		return c, c.quit.signal(msg.Sig)
 	case stopTimedOut:
 		return c, tea.Quit
 	case tick:
@@ -239,30 +190,20 @@ func (c *console) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return c, tea.Batch(c.take(msg), c.scheduleTick())
 }
 
-// take handles the messages of the console's own commands.
+// take handles the messages of commands.
 func (c *console) take(msg tea.Msg) tea.Cmd {
 	switch msg := msg.(type) {
-	case homeRead:
-		return c.tookHome(msg)
 	case batch:
-		if msg.task != c.task {
-			return nil
-		}
-		if c.events != nil {
-			return c.events(msg.events)
+		if c.task.current(msg.task) && c.task.take != nil {
+			return c.task.take(msg.events)
 		}
 	case ended:
-		if msg.task != c.task {
-			return nil
+		if c.task.current(msg.task) {
+			c.task.busy, c.task.cancel = "", nil
+			return c.take(msg.msg)
 		}
-		c.busy, c.cancel = "", nil
-		return c.take(msg.msg)
-	case planMade:
-		return c.tookPlan(msg)
-	case runEnded:
-		return c.tookRunEnd(msg.err)
 	case rolloutChanged:
-		c.tookRolloutChange(msg)
+		c.rollout.took(msg)
 	default:
 		for _, s := range c.list() {
 			if cmd, ok := s.take(msg); ok {
@@ -273,43 +214,9 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 	return nil
 }
 
-// takeRunEvents takes events of the run.
-func (c *console) takeRunEvents(events []plan.Event) tea.Cmd {
-	for _, ev := range events {
-		c.t.Apply(ev)
-	}
-	c.watch.apply(events)
-	return c.openWatchForRollout()
-}
-
-// launch starts a background task that emits events. Its events and its outcome arrive as
-// messages; take gets the events, and is nil for a task that emits none. It cancels the
-// previous task, whose messages are dropped.
-func (c *console) launch(what string, take func([]plan.Event) tea.Cmd, work func(context.Context, func(plan.Event)) tea.Msg) tea.Cmd {
-	if c.cancel != nil {
-		c.cancel()
-	}
-	c.task++
-	id, send := c.task, c.deps.send
-	ctx, cancel := context.WithCancel(c.ctx)
-	c.cancel, c.busy, c.events = cancel, what, take
-	return func() tea.Msg {
-		defer cancel()
-		events := newCollector(func(b []plan.Event) { send(batch{id, b}) })
-		collecting, stop := context.WithCancel(context.Background())
-		gone := make(chan struct{})
-		go func() { defer close(gone); events.Run(collecting) }()
-		msg := work(ctx, events.emit)
-		stop()
-		<-gone
-		events.flush()
-		return ended{id, msg}
-	}
-}
-
 // hasSpinner reports whether the screen shows a spinner.
 func (c *console) hasSpinner() bool {
-	return c.busy != "" || c.statusPending && c.status == nil
+	return c.task.busy != "" || c.overview.statusPending && c.overview.status == nil
 }
 
 // scheduleTick schedules the next tick if there is a spinner and no tick is pending.
@@ -319,220 +226,6 @@ func (c *console) scheduleTick() tea.Cmd {
 	}
 	c.ticking = true
 	return tea.Tick(spinGap, func(t time.Time) tea.Msg { return tick(t) })
-}
-
-// tookHome chooses the first screen.
-func (c *console) tookHome(msg homeRead) tea.Cmd {
-	c.busy = ""
-	c.home, c.homeErr = &msg.home, msg.err
-	if msg.err != nil {
-		c.home = nil
-		c.screen = c.overview
-		return nil
-	}
-	c.home.Next = slices.Clone(c.home.Next)
-	for i := range c.home.Next {
-		c.home.Next[i].Command = c.deps.Commands.Line(c.home.Next[i].Command)
-	}
-	*c.config = *newConfigScreen(c, c.home, c.deps.Versions)
-	first := c.screen == c.start
-	switch {
-	case first && c.deps.Upgrade != nil:
-		return c.openUpgrade(c.deps.Upgrade)
-	case first && c.home.Stage == engine.StagePartial && len(c.home.Problems) == 0:
-		// A partial init was confirmed when it started; resuming it needs no second confirmation.
-		c.resumed = true
-		c.screen = c.run
-		return c.makePlan()
-	case first && c.home.Stage == engine.StageCluster && !c.deps.Wizard:
-		c.screen = c.overview
-		return c.readStatus()
-	case first && c.deps.Wizard && c.deps.Yes && c.home.Config != nil:
-		return c.startPreflight()
-	case first && c.home.Stage == engine.StageEmpty:
-		c.screen = c.overview // which suggests how to create machines
-		return nil
-	case first && (c.deps.Wizard || c.home.Stage != engine.StageCluster):
-		c.screen = c.config
-		return nil
-	}
-	if c.screen == c.start {
-		c.screen = c.overview
-	}
-	if c.screen == c.overview && c.home.Stage == engine.StageCluster {
-		return c.readStatus()
-	}
-	return nil
-}
-
-func (c *console) readStatus() tea.Cmd {
-	c.statusGen++
-	gen := c.statusGen
-	c.statusPending = true
-	return func() tea.Msg {
-		ctx, cancel := context.WithTimeout(c.ctx, staleAfter)
-		defer cancel()
-		st, err := c.deps.Engine.Status(ctx)
-		return statusRead{gen, st, err}
-	}
-}
-
-// goHome shows the home screen and reloads all of it.
-func (c *console) goHome() tea.Cmd {
-	c.screen, c.busy = c.overview, "reading the workspace"
-	c.check.backgroundStarted = c.check.result != nil // without a result, check again
-	if !c.ran {
-		c.upg = upgradeState{}
-	}
-	return c.readHome()
-}
-
-// startPreflight runs the checks.
-func (c *console) startPreflight() tea.Cmd {
-	c.screen = c.preflight
-	*c.preflight, c.upg = preflightScreen{c: c}, upgradeState{}
-	return c.launch("checking", c.preflight.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
-		f, err := c.deps.Engine.Preflight(ctx, emit)
-		return preflightEnded{f, err}
-	})
-}
-
-// makePlan asks the engine for the plan of init.
-func (c *console) makePlan() tea.Cmd {
-	return c.launch("planning", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
-		p, err := c.deps.Engine.PlanInit(ctx)
-		return planMade{p, err}
-	})
-}
-
-func (c *console) tookPlan(msg planMade) tea.Cmd {
-	if msg.err != nil {
-		c.fail(msg.err)
-		return nil
-	}
-	c.plan = msg.plan
-	if c.plan.Finished() && len(c.plan.Blocked()) == 0 {
-		c.exit = plan.ExitNothing
-		c.note = "the cluster is complete: there is nothing to do"
-		return c.goHome()
-	}
-	if c.resumed || c.deps.Yes {
-		if len(c.plan.Blocked()) == 0 {
-			return c.startRun()
-		}
-	}
-	c.screen = c.initConfirm
-	*c.initConfirm = *newInitConfirm(c, c.plan, c.now)
-	return nil
-}
-
-// startRun executes the plan.
-func (c *console) startRun() tea.Cmd {
-	p := c.plan
-	c.screen, c.running, c.ran = c.run, true, true
-	c.err = nil
-	c.t, *c.run, *c.watch = view.Timeline{}, *newRunScreen(c), watchScreen{c: c}
-	c.t.SetPlan(p)
-	c.t.Run = term.Clean(p.ID)
-	return c.launch("running", c.takeRunEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
-		return runEnded{c.deps.Engine.Run(ctx, p, emit)}
-	})
-}
-
-func (c *console) tookRunEnd(err error) tea.Cmd {
-	c.running = false
-	c.err = err
-	c.confirmLeave = false
-	if !c.hasExit {
-		c.exit = plan.ExitCode(err)
-	}
-	if c.leaving {
-		return tea.Quit
-	}
-	c.screen = c.result
-	if c.upgrading() && plan.ExitCode(err) == plan.ExitHeld {
-		return c.attach(err)
-	}
-	return nil
-}
-
-// fail shows an error on the result screen.
-func (c *console) fail(err error) {
-	c.err, c.exit = err, plan.ExitCode(err)
-	c.screen = c.result
-}
-
-// leave quits; during a run it asks for confirmation first.
-func (c *console) leave() tea.Cmd {
-	c.help, c.pal, c.rolloutPrompt = false, palette{}, nil
-	if !c.running {
-		return tea.Quit
-	}
-	if c.leaving {
-		return c.quitNow()
-	}
-	c.confirmLeave, c.confirmLeaveAt = true, c.now
-	return nil
-}
-
-// interruptAgain handles Ctrl-C while the question whether to leave is shown.
-func (c *console) interruptAgain() tea.Cmd {
-	if c.now.Sub(c.confirmLeaveAt) <= doublePress {
-		return c.quitNow()
-	}
-	return c.detach()
-}
-
-// detach stops the run at a point from which it can be resumed, then quits.
-func (c *console) detach() tea.Cmd {
-	c.confirmLeave, c.leaving = false, true
-	if c.cancel == nil {
-		return tea.Quit
-	}
-	c.cancel()
-	return nil
-}
-
-// quitNow quits without waiting for the current step: the machines finish it, and the next
-// start finds the result.
-func (c *console) quitNow() tea.Cmd {
-	c.confirmLeave, c.leaving = false, true
-	if c.backup.running { // the partial backup is deleted first
-		if c.cancel != nil {
-			c.cancel()
-		}
-		return tea.Tick(stopTimeout, func(time.Time) tea.Msg { return stopTimedOut{} })
-	}
-	if c.cancel != nil {
-		c.cancel()
-	}
-	if !c.hasExit {
-		c.exit = plan.ExitStopped
-		if c.t.PastFinal() {
-			c.exit = plan.ExitDone
-		}
-		c.hasExit = true
-	}
-	return tea.Quit
-}
-
-// signal quits with the exit code of a signal.
-func (c *console) signal(sig syscall.Signal) tea.Cmd {
-	c.exit, c.hasExit = 128+int(sig), true
-	c.leaving = true
-	if !c.running || c.cancel == nil {
-		return tea.Quit
-	}
-	c.cancel()
-	return tea.Tick(stopTimeout, func(time.Time) tea.Msg { return stopTimedOut{} })
-}
-
-// quitLabel is the label of the key q.
-func (c *console) quitLabel() string {
-	if c.running && !c.backup.running {
-		return "detach"
-	}
-	return "quit"
 }
 
 func (c *console) copyText(text, what string) {
@@ -548,8 +241,8 @@ func (c *console) copyText(text, what string) {
 
 // runCommand is the command line of the run: init or the upgrade.
 func (c *console) runCommand() string {
-	if c.upgrading() {
-		return c.upgradeCommand()
+	if c.upg.active() {
+		return c.upg.command()
 	}
 	return c.deps.Commands.Command("init --non-interactive --yes")
 }

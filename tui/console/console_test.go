@@ -53,8 +53,8 @@ func TestWizardFromConfigToResult(t *testing.T) {
 		s.at(confirmDelay)
 		s.press("enter")
 		s.settle()
-		if e.Ran != 1 || s.c.screen != s.c.result || s.c.exit != 0 {
-			t.Fatalf("ran %d times, shows %s, exit %d; want one run and its result", e.Ran, s.c.screen.title(), s.c.exit)
+		if e.Ran != 1 || s.c.screen != s.c.result || s.c.quit.exit != 0 {
+			t.Fatalf("ran %d times, shows %s, exit %d; want one run and its result", e.Ran, s.c.screen.title(), s.c.quit.exit)
 		}
 		if ready, _ := s.c.t.Ready(); ready != 3 {
 			t.Errorf("%d nodes ready, want 3: events were lost", ready)
@@ -102,7 +102,7 @@ func TestPartialInitIsResumed(t *testing.T) {
 		e := &enginefake.Engine{HomeData: enginefake.DemoHome(engine.StagePartial), Plan: enginefake.PlanIn(t, events), Events: events}
 		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
-		if e.Ran != 1 || s.c.screen != s.c.result || !s.c.resumed {
+		if e.Ran != 1 || s.c.screen != s.c.result || !s.c.wizard.resumed {
 			t.Fatalf("ran %d times, shows %s", e.Ran, s.c.screen.title())
 		}
 		if got := s.c.t.Steps[1].State; got != plan.StateSkipped {
@@ -176,8 +176,8 @@ func TestLeaving(t *testing.T) {
 					tt.then(s)
 				}
 				s.settle()
-				if s.quit != tt.quit || tt.quit && s.c.exit != tt.exit {
-					t.Errorf("left: %v with exit %d; want %v with %d", s.quit, s.c.exit, tt.quit, tt.exit)
+				if s.quit != tt.quit || tt.quit && s.c.quit.exit != tt.exit {
+					t.Errorf("left: %v with exit %d; want %v with %d", s.quit, s.c.quit.exit, tt.quit, tt.exit)
 				}
 				if tt.quit {
 					if f := strings.Join(s.c.exitSummary(), "\n"); !strings.Contains(f, "constellation -C .demo") || !strings.Contains(f, "of 8 done") {
@@ -198,8 +198,8 @@ func TestLeavingAfterTheTargetIsSet(t *testing.T) {
 		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
 		s.press("ctrl+c", "ctrl+c")
-		if !s.quit || s.c.exit != plan.ExitDone {
-			t.Errorf("left: %v with exit %d, want 0", s.quit, s.c.exit)
+		if !s.quit || s.c.quit.exit != plan.ExitDone {
+			t.Errorf("left: %v with exit %d, want 0", s.quit, s.c.quit.exit)
 		}
 	})
 }
@@ -210,13 +210,13 @@ func TestSignalsEndTheConsole(t *testing.T) {
 			s := running(t)
 			s.tell(term.Signalled{Sig: sig})
 			s.settle()
-			if !s.quit || s.c.exit != exit {
-				t.Errorf("%v: left %v with exit %d, want %d", sig, s.quit, s.c.exit, exit)
+			if !s.quit || s.c.quit.exit != exit {
+				t.Errorf("%v: left %v with exit %d, want %d", sig, s.quit, s.c.quit.exit, exit)
 			}
 			idle := newStage(t, &enginefake.Engine{HomeData: enginefake.DemoHome(engine.StageCluster)}, term.Display{}, 80, 24).begin()
 			idle.tell(term.Signalled{Sig: sig})
-			if !idle.quit || idle.c.exit != exit {
-				t.Errorf("%v with nothing under way: left %v with exit %d, want %d", sig, idle.quit, idle.c.exit, exit)
+			if !idle.quit || idle.c.quit.exit != exit {
+				t.Errorf("%v with nothing under way: left %v with exit %d, want %d", sig, idle.quit, idle.c.quit.exit, exit)
 			}
 		}
 	})
@@ -228,8 +228,8 @@ func TestFailedRunIsRetried(t *testing.T) {
 		e := &enginefake.Engine{HomeData: enginefake.DemoHome(engine.StagePartial), Plan: enginefake.PlanIn(t, events), Events: events, RunErr: &plan.Error{Op: "init demo", Err: errors.New("kubeadm failed"), Remedy: "look"}}
 		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
-		if s.c.screen != s.c.result || s.c.exit != plan.ExitFailed {
-			t.Fatalf("shows %s, exit %d", s.c.screen.title(), s.c.exit)
+		if s.c.screen != s.c.result || s.c.quit.exit != plan.ExitFailed {
+			t.Fatalf("shows %s, exit %d", s.c.screen.title(), s.c.quit.exit)
 		}
 		s.press("enter")
 		if s.c.screen != s.c.result || !strings.Contains(s.c.note, "off") {
@@ -239,8 +239,8 @@ func TestFailedRunIsRetried(t *testing.T) {
 		e.Plan, e.Events, e.RunErr = enginefake.PlanIn(t, ok), ok, nil
 		s.press("r")
 		s.settle()
-		if e.Ran != 2 || s.c.screen != s.c.result || s.c.exit != 0 {
-			t.Errorf("ran %d times, shows %s, exit %d", e.Ran, s.c.screen.title(), s.c.exit)
+		if e.Ran != 2 || s.c.screen != s.c.result || s.c.quit.exit != 0 {
+			t.Errorf("ran %d times, shows %s, exit %d", e.Ran, s.c.screen.title(), s.c.quit.exit)
 		}
 	})
 }
@@ -279,8 +279,8 @@ func TestNothingToDo(t *testing.T) {
 		s := newStage(t, e, term.Display{}, 80, 24, func(d *consoleDeps) { d.Wizard = true }).begin()
 		s.press("enter")
 		s.press("enter")
-		if s.c.screen != s.c.overview || s.c.exit != plan.ExitNothing || e.Ran != 0 || !strings.Contains(s.c.View(), "nothing to do") {
-			t.Errorf("shows %s, exit %d, ran %d times", s.c.screen.title(), s.c.exit, e.Ran)
+		if s.c.screen != s.c.overview || s.c.quit.exit != plan.ExitNothing || e.Ran != 0 || !strings.Contains(s.c.View(), "nothing to do") {
+			t.Errorf("shows %s, exit %d, ran %d times", s.c.screen.title(), s.c.quit.exit, e.Ran)
 		}
 	})
 }
@@ -293,8 +293,8 @@ func TestLockedRunNamesTheHolder(t *testing.T) {
 		}
 		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		s.settle()
-		if v := s.c.View(); s.c.exit != plan.ExitHeld || !strings.Contains(v, "process 41 on box holds it") || !strings.Contains(v, "wait for it to end") {
-			t.Errorf("exit %d, shows\n%s", s.c.exit, v)
+		if v := s.c.View(); s.c.quit.exit != plan.ExitHeld || !strings.Contains(v, "process 41 on box holds it") || !strings.Contains(v, "wait for it to end") {
+			t.Errorf("exit %d, shows\n%s", s.c.quit.exit, v)
 		}
 	})
 }
@@ -304,8 +304,8 @@ func TestLateEventsOfAnEarlierTaskAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := running(t)
 		n := s.c.t.Events
-		s.tell(batch{s.c.task - 1, []plan.Event{{Kind: plan.KindNode, Node: "ghost", To: plan.NodeReady}}})
-		s.tell(ended{s.c.task - 1, runEnded{errors.New("late")}})
+		s.tell(batch{s.c.task.id - 1, []plan.Event{{Kind: plan.KindNode, Node: "ghost", To: plan.NodeReady}}})
+		s.tell(ended{s.c.task.id - 1, runEnded{errors.New("late")}})
 		if s.c.t.Events != n || s.c.screen != s.c.run {
 			t.Errorf("%d events of %d, shows %s", s.c.t.Events, n, s.c.screen.title())
 		}
@@ -407,7 +407,7 @@ func TestBindings(t *testing.T) {
 			if !leave {
 				t.Errorf("%s: no way out", id.title())
 			}
-			s.c.help = true
+			s.c.help.open = true
 			s.c.w, s.c.h = 100, 60
 			v := s.c.View()
 			for _, b := range s.c.screen.keys() {
@@ -415,7 +415,7 @@ func TestBindings(t *testing.T) {
 					t.Errorf("%s: the help does not name %q", id.title(), b.help)
 				}
 			}
-			s.c.help = false
+			s.c.help.open = false
 		}
 	})
 }
@@ -449,7 +449,7 @@ func TestKeysThatComeTogether(t *testing.T) {
 		}
 		p := running(t)
 		p.tell(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune("lq"), Paste: true})
-		if p.c.screen != p.c.run || p.c.confirmLeave {
+		if p.c.screen != p.c.run || p.c.quit.asking {
 			t.Errorf("pasted text was read as keys: shows %s", p.c.screen.title())
 		}
 	})

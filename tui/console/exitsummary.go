@@ -17,14 +17,14 @@ const exitSummaryLines = 12
 // run and the command that comes back to it.
 func (c *console) exitSummary() []string {
 	x := summary{c: c, t: c.th.Printed(), w: min(max(c.w, view.MinWidth), 120), back: c.deps.Commands.Command("")}
-	if c.upgrading() && (c.t.Result == nil || c.t.Result.Status != plan.StateDone) {
-		x.back = c.resumeCommand()
+	if c.upg.active() && (c.t.Result == nil || c.t.Result.Status != plan.StateDone) {
+		x.back = c.upg.resumeCommand()
 	}
 	frame := c.lastFrame()
 	switch {
 	case c.deps.OnlyWatch:
 		return c.watch.exitSummary()
-	case !c.ran && c.upgrading():
+	case !c.ran && c.upg.active():
 		x.upgradeNotStarted()
 		return x.lines
 	case !c.ran:
@@ -94,9 +94,9 @@ func (x *summary) initNotStarted() {
 func (x *summary) outcome() {
 	c, t := x.c, x.t
 	switch {
-	case c.running || c.leaving && !c.succeeded():
+	case c.running || c.quit.pending && !c.result.succeeded():
 		x.add(t.Row(x.w).Add(term.Caution, t.Stopped+" ").Add(term.Strong, c.t.Cluster+": ").Add(term.Plain, fmt.Sprintf("left after %s, %s", term.Clock(c.t.Elapsed(c.now)), view.StepsRemark(c.page(), &c.t))))
-	case c.succeeded():
+	case c.result.succeeded():
 		text := "done"
 		if c.t.Result != nil && c.t.Result.Text != "" {
 			text = c.t.Result.Text
@@ -120,9 +120,9 @@ func (x *summary) progress() {
 	if len(steps) > 0 {
 		x.row("  at   ", term.Plain, strings.Join(steps, ", "))
 	}
-	if n, total := c.atTarget(); total > 0 && c.upgrading() {
+	if n, total := c.upg.atTarget(); total > 0 && c.upg.active() {
 		x.row("  nodes ", term.Plain, fmt.Sprintf("%d of %d at the target", n, total))
-	} else if ready, wanted := c.t.Ready(); wanted > 0 && !c.upgrading() {
+	} else if ready, wanted := c.t.Ready(); wanted > 0 && !c.upg.active() {
 		x.row("  nodes ", term.Plain, fmt.Sprintf("%d of %d ready", ready, wanted))
 	}
 }
@@ -130,7 +130,7 @@ func (x *summary) progress() {
 // commands are the next commands, the one that comes back, and the folder of the log.
 func (x *summary) commands() {
 	c := x.c
-	if c.succeeded() && !c.leaving && c.t.Result != nil {
+	if c.result.succeeded() && !c.quit.pending && c.t.Result != nil {
 		for _, n := range c.t.Result.Next {
 			x.row("  next ", term.Accent, c.deps.Commands.Line(term.Clean(n)))
 		}
@@ -145,13 +145,13 @@ func (x *summary) commands() {
 // no run.
 func (c *console) lastFrame() []string {
 	if c.screen == c.log {
-		c.screen = c.back
+		c.screen = c.log.back
 	}
-	shows := c.aboutUpgrade(c.screen) || c.screen == c.watch
-	if !c.upgrading() || !c.ran || !shows || c.w < view.MinWidth || c.h < view.MinHeight {
+	shows := c.upg.about(c.screen) || c.screen == c.watch
+	if !c.upg.active() || !c.ran || !shows || c.w < view.MinWidth || c.h < view.MinHeight {
 		return nil
 	}
-	c.help, c.pal, c.confirmLeave, c.rolloutPrompt, c.note = false, palette{}, false, nil, ""
+	c.help.open, c.pal, c.quit.asking, c.rollout.prompt, c.note = false, palette{}, false, nil, ""
 	head, foot := c.header(), c.footer()
 	lines := append(head, c.screen.view(c.w, c.h-len(head)-len(foot))...)
 	for len(lines) > 0 && strings.TrimSpace(term.StripStyle(lines[len(lines)-1])) == "" {

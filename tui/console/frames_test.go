@@ -47,7 +47,7 @@ var scenes = []scene{
 		st := s(&enginefake.Engine{HomeData: enginefake.DemoHome(engine.StageCluster), StatusData: enginefake.DemoStatus()}).begin()
 		st.eng.StatusErr = errors.New("the API server at 127.0.0.1:41943 does not answer")
 		st.at(47 * time.Second)
-		st.tell(statusRead{st.c.statusGen, engine.Status{}, st.eng.StatusErr})
+		st.tell(statusRead{st.c.overview.statusGen, engine.Status{}, st.eng.StatusErr})
 		return st
 	}},
 	{"home-no-machines", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
@@ -84,13 +84,13 @@ var scenes = []scene{
 			Detail: "worker-1 is stopped", Remedy: "constellation -C .demo sandbox up", Took: 41 * time.Millisecond,
 		}
 		st := s(e).begin()
-		st.do(st.c.startPreflight())
+		st.do(st.c.preflight.start())
 		st.settle()
 		return st.press("enter")
 	}},
 	{"preflight-ready", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		st := s(&enginefake.Engine{HomeData: enginefake.DemoHome(engine.StageReady), Findings: quorumFindings(t)}).begin()
-		st.do(st.c.startPreflight())
+		st.do(st.c.preflight.start())
 		st.settle()
 		return st
 	}},
@@ -98,7 +98,7 @@ var scenes = []scene{
 		e := &enginefake.Engine{HomeData: enginefake.DemoHome(engine.StageReady), Plan: enginefake.PlanIn(t, enginefake.Recorded(t, "init"))}
 		e.Plan.Findings = quorumFindings(t)
 		st := s(e).begin()
-		st.do(st.c.makePlan())
+		st.do(st.c.wizard.makePlan())
 		st.settle()
 		return st
 	}},
@@ -123,7 +123,7 @@ var scenes = []scene{
 	}},
 	{"run-resumed", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		st := s(&enginefake.Engine{HomeData: enginefake.DemoHome(engine.StagePartial)})
-		st.c.resumed = true
+		st.c.wizard.resumed = true
 		return st.replay(enginefake.Recorded(t, "taken-up"), 3*time.Second)
 	}},
 	{"run-components", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"time"
@@ -12,54 +13,76 @@ import (
 	"constellation/tui/view"
 )
 
-// homeScreen is the cursor in the list of suggestions.
+// homeScreen shows workspace and cluster, and suggests what to do.
 type homeScreen struct {
 	defaults
 	c     *console
-	at    int
+	at    int // the selected suggestion
 	nodes int // first node shown
+
+	status        *engine.Status // the newest; nil if there is none yet
+	statusErr     error
+	statusAt      time.Time
+	statusPending bool
+	statusGen     int // statuses and refreshes of others are dropped
 }
+
+// Messages of the home screen.
+type (
+	homeRead struct {
+		home engine.Home
+		err  error
+	}
+	statusRead struct {
+		gen int
+		st  engine.Status
+		err error
+	}
+	refresh struct{ gen int }
+)
 
 func (scr *homeScreen) title() string   { return "home" }
 func (scr *homeScreen) command() string { return scr.c.deps.Commands.Command("status") }
 
 func (scr *homeScreen) stale() bool {
 	c := scr.c
-	return c.status != nil && (c.statusErr != nil || c.now.Sub(c.statusAt) > staleAfter)
+	return c.overview.status != nil && (c.overview.statusErr != nil || c.now.Sub(c.overview.statusAt) > staleAfter)
 }
 
 func (scr *homeScreen) mode() string {
 	c := scr.c
 	utc := c.now.UTC().Format("15:04:05 UTC")
 	switch {
-	case c.status == nil:
+	case c.overview.status == nil:
 		return utc
 	case scr.stale():
-		return "STALE " + term.Duration(c.now.Sub(c.statusAt)) + "  " + utc
+		return "STALE " + term.Duration(c.now.Sub(c.overview.statusAt)) + "  " + utc
 	}
-	return "LIVE  as of " + c.statusAt.UTC().Format("15:04:05 UTC")
+	return "LIVE  as of " + c.overview.statusAt.UTC().Format("15:04:05 UTC")
 }
 
 func (scr *homeScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 	c := scr.c
 	switch msg := msg.(type) {
+	case homeRead:
+		return scr.took(msg), true
 	case statusRead:
-		if msg.gen != c.statusGen {
+		if msg.gen != c.overview.statusGen {
 			return nil, true
 		}
-		c.statusPending = false
-		if c.statusErr = msg.err; msg.err == nil {
-			c.status, c.statusAt = &msg.st, c.now
+		c.overview.statusPending = false
+		if c.overview.statusErr = msg.err; msg.err == nil {
+			c.overview.status, c.overview.statusAt = &msg.st, c.now
 		}
-		gen := c.statusGen
+		gen := c.overview.statusGen
 		again := tea.Tick(refreshAfter, func(time.Time) tea.Msg { return refresh{gen} })
 		if c.screen == scr && msg.err == nil && msg.st.Reachable {
 			return tea.Batch(again, c.check.backgroundCheck()), true
 		}
 		return again, true
 	case refresh:
-		if msg.gen == c.statusGen && c.screen == scr && !c.statusPending {
-			return c.readStatus(), true
+		if msg.gen == c.overview.statusGen && c.screen == scr && !c.overview.statusPending {
+			return c.overview.readStatus(), true
 		}
 		return nil, true
 	}
@@ -72,22 +95,22 @@ func (scr *homeScreen) keys() []binding {
 		on("up k", "↑ k", "up", "move", act(func() { scr.at = max(0, scr.at-1) })),
 		on("down j", "↓ j", "down", "move", act(func() { scr.at = max(0, min(scr.at+1, len(scr.suggestions())-1)) })),
 		on("pgdown J", "J PgDn", "more nodes", "move", act(func() {
-			if scr.c.status != nil {
-				scr.nodes = max(0, min(scr.nodes+1, len(scr.c.status.Nodes)+len(scr.c.status.Machines)-1))
+			if scr.c.overview.status != nil {
+				scr.nodes = max(0, min(scr.nodes+1, len(scr.c.overview.status.Nodes)+len(scr.c.overview.status.Machines)-1))
 			}
 		})),
 		on("pgup K", "K PgUp", "fewer nodes", "move", act(func() { scr.nodes = max(0, scr.nodes-1) })),
-		on("c", "c", "check for upgrades", "do", scr.c.openCheck).footed("check versions").unless(scr.noCluster),
-		on("u", "u", "upgrade: plan the next hop and confirm it", "do", scr.c.startUpgrade).footed("upgrade").unless(scr.noCluster),
-		on("b", "b", "list backups or create one", "do", scr.c.openBackup).footed("back up").unless(scr.noCluster),
+		on("c", "c", "check for upgrades", "do", scr.c.check.show).footed("check versions").unless(scr.noCluster),
+		on("u", "u", "upgrade: plan the next hop and confirm it", "do", scr.c.upg.openNextHop).footed("upgrade").unless(scr.noCluster),
+		on("b", "b", "list backups or create one", "do", scr.c.backup.show).footed("back up").unless(scr.noCluster),
 		on("w", "w", "watch the rollout of the nodes", "do", scr.c.watch.open).footed("watch").unless(scr.noCluster),
-		on("i", "i", "set up a cluster", "do", scr.c.toWizard).footed("set up").unless(func() string {
+		on("i", "i", "set up a cluster", "do", scr.c.wizard.show).footed("set up").unless(func() string {
 			if scr.c.home != nil && scr.c.home.Stage == engine.StageCluster {
 				return "this workspace has a cluster"
 			}
 			return ""
 		}),
-		on("r", "r", "refresh the status", "do", scr.c.goHome).footed("refresh"),
+		on("r", "r", "refresh the status", "do", scr.c.overview.show).footed("refresh"),
 		on("y", "y", "copy the selected command", "copy", act(func() {
 			if s := scr.suggestions(); scr.at < len(s) {
 				scr.c.copyText(s[scr.at].Command, "the command")
@@ -127,15 +150,15 @@ func (scr *homeScreen) doNext() tea.Cmd {
 	}
 	switch cmd := s[scr.at].Command; {
 	case isVerb(cmd, "init"):
-		return scr.c.toWizard()
+		return scr.c.wizard.show()
 	case isVerb(cmd, "status"):
-		return scr.c.goHome()
+		return scr.c.overview.show()
 	case isVerb(cmd, "upgrade") && strings.Contains(cmd+" ", " apply "):
-		return scr.c.startUpgrade()
+		return scr.c.upg.openNextHop()
 	case isVerb(cmd, "upgrade"):
-		return scr.c.openCheck()
+		return scr.c.check.show()
 	case isVerb(cmd, "backup"):
-		return scr.c.openBackup()
+		return scr.c.backup.show()
 	default:
 		scr.c.copyText(cmd, "the command to run in a shell")
 	}
@@ -164,7 +187,7 @@ func (scr *homeScreen) view(w, h int) []string {
 	case scr.c.homeErr != nil:
 		lines = append(lines, view.Problem(scr.c.page(), w, scr.c.homeErr)...)
 	case scr.c.home == nil:
-		return []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Spin(scr.c.frame)+" ").Add(term.Plain, scr.c.busy).String()}
+		return []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Spin(scr.c.frame)+" ").Add(term.Plain, scr.c.task.busy).String()}
 	}
 	var foot []string
 	if n := scr.suggestions(); len(n) > 0 {
@@ -202,10 +225,10 @@ func (scr *homeScreen) view(w, h int) []string {
 
 // clusterView renders the cluster in h lines.
 func (scr *homeScreen) clusterView(w, h int) []string {
-	st := scr.c.status
+	st := scr.c.overview.status
 	if st == nil {
-		if scr.c.statusErr != nil {
-			return view.Problem(scr.c.page(), w, scr.c.statusErr)
+		if scr.c.overview.statusErr != nil {
+			return view.Problem(scr.c.page(), w, scr.c.overview.statusErr)
 		}
 		return append([]string{
 			scr.c.th.Rule(w, "Cluster", ""),
@@ -214,8 +237,8 @@ func (scr *homeScreen) clusterView(w, h int) []string {
 	}
 	lines := []string{scr.c.th.Rule(w, "Cluster", term.Clean(st.Provider))}
 	lines = append(lines, view.ClusterSummary(scr.c.page(), w, st, scr.c.check.result)...)
-	if scr.c.statusErr != nil {
-		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, "  ").Add(term.Bad, scr.c.th.Fail+" ").Add(term.Plain, term.Clean(scr.c.statusErr.Error())).String())
+	if scr.c.overview.statusErr != nil {
+		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, "  ").Add(term.Bad, scr.c.th.Fail+" ").Add(term.Plain, term.Clean(scr.c.overview.statusErr.Error())).String())
 	}
 	lines = append(lines, view.Findings(scr.c.page(), w, st.Health, 3)...)
 	room := h - len(lines)
@@ -228,4 +251,77 @@ func (scr *homeScreen) clusterView(w, h int) []string {
 		lines = append(lines, view.Recent(scr.c.page(), w, recentRows, scr.c.home)...)
 	}
 	return lines
+}
+
+func (scr *homeScreen) read() tea.Cmd {
+	return func() tea.Msg {
+		h, err := scr.c.deps.Engine.Home(scr.c.ctx)
+		return homeRead{h, err}
+	}
+}
+
+// took chooses the first screen.
+func (scr *homeScreen) took(msg homeRead) tea.Cmd {
+	scr.c.task.busy = ""
+	scr.c.home, scr.c.homeErr = &msg.home, msg.err
+	if msg.err != nil {
+		scr.c.home = nil
+		scr.c.screen = scr.c.overview
+		return nil
+	}
+	scr.c.home.Next = slices.Clone(scr.c.home.Next)
+	for i := range scr.c.home.Next {
+		scr.c.home.Next[i].Command = scr.c.deps.Commands.Line(scr.c.home.Next[i].Command)
+	}
+	*scr.c.config = *newConfigScreen(scr.c, scr.c.home, scr.c.deps.Versions)
+	first := scr.c.screen == scr.c.start
+	switch {
+	case first && scr.c.deps.Upgrade != nil:
+		return scr.c.upgradePlan.open(scr.c.deps.Upgrade)
+	case first && scr.c.home.Stage == engine.StagePartial && len(scr.c.home.Problems) == 0:
+		// A partial init was confirmed when it started; resuming it needs no second confirmation.
+		scr.c.wizard.resumed = true
+		scr.c.screen = scr.c.run
+		return scr.c.wizard.makePlan()
+	case first && scr.c.home.Stage == engine.StageCluster && !scr.c.deps.Wizard:
+		scr.c.screen = scr.c.overview
+		return scr.readStatus()
+	case first && scr.c.deps.Wizard && scr.c.deps.Yes && scr.c.home.Config != nil:
+		return scr.c.preflight.start()
+	case first && scr.c.home.Stage == engine.StageEmpty:
+		scr.c.screen = scr.c.overview // which suggests how to create machines
+		return nil
+	case first && (scr.c.deps.Wizard || scr.c.home.Stage != engine.StageCluster):
+		scr.c.screen = scr.c.config
+		return nil
+	}
+	if scr.c.screen == scr.c.start {
+		scr.c.screen = scr.c.overview
+	}
+	if scr.c.screen == scr.c.overview && scr.c.home.Stage == engine.StageCluster {
+		return scr.readStatus()
+	}
+	return nil
+}
+
+func (scr *homeScreen) readStatus() tea.Cmd {
+	scr.statusGen++
+	gen := scr.statusGen
+	scr.statusPending = true
+	return func() tea.Msg {
+		ctx, cancel := context.WithTimeout(scr.c.ctx, staleAfter)
+		defer cancel()
+		st, err := scr.c.deps.Engine.Status(ctx)
+		return statusRead{gen, st, err}
+	}
+}
+
+// show shows the home screen and reloads all of it.
+func (scr *homeScreen) show() tea.Cmd {
+	scr.c.screen, scr.c.task.busy = scr.c.overview, "reading the workspace"
+	scr.c.check.backgroundStarted = scr.c.check.result != nil // without a result, check again
+	if !scr.c.ran {
+		scr.c.upg = upgradeState{c: scr.c}
+	}
+	return scr.read()
 }

@@ -6,9 +6,7 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
-	"constellation/engine/words"
 	"constellation/tui/term"
-	"constellation/tui/view"
 )
 
 // binding is a key and its action. Key line, help, palette and dispatch all use the same
@@ -47,14 +45,12 @@ func act(f func()) func() tea.Cmd {
 // bindings are the active keys, those of the innermost overlay first.
 func (c *console) bindings() []binding {
 	switch {
-	case c.confirmLeave && c.backup.running:
-		return c.stopBackupKeys()
-	case c.confirmLeave:
-		return c.leaveKeys()
-	case c.rolloutPrompt != nil:
-		return c.rolloutPromptKeys()
-	case c.help:
-		return c.helpKeys()
+	case c.quit.asking:
+		return c.quit.keys()
+	case c.rollout.prompt != nil:
+		return c.rollout.promptKeys()
+	case c.help.open:
+		return c.help.keys()
 	case c.pal.open:
 		return c.pal.keys(c)
 	}
@@ -69,33 +65,11 @@ func (c *console) actions() []binding { return slices.Concat(c.screen.keys(), c.
 
 func (c *console) globalKeys() []binding {
 	return []binding{
-		on("?", "?", "show these keys", "anywhere", act(func() { c.help = true })).footed("help"),
+		on("?", "?", "show these keys", "anywhere", act(func() { c.help.open = true })).footed("help"),
 		on(":", ":", "search for an action by name", "anywhere", act(func() { c.pal.open = true })),
 		on("Y", "Y", "copy the equivalent command", "anywhere", act(func() { c.copyText(c.screen.command(), "the command") })),
 		on("F ctrl+l", "F", "redraw the screen", "anywhere", act(func() { c.deps.redraw() })),
-		on("q ctrl+c", "q", "leave", "leave", c.leave),
-	}
-}
-
-func (c *console) leaveKeys() []binding {
-	return []binding{
-		on("y enter", "Enter", "leave; the run can be resumed", "leave", c.detach).footed("leave, resume later"),
-		on("ctrl+c", "Ctrl-C", "leave at once", "leave", c.interruptAgain).footed("leave at once"),
-		on("n esc q", "Esc", "stay", "leave", act(func() { c.confirmLeave = false })).footed("stay"),
-	}
-}
-
-func (c *console) stopBackupKeys() []binding {
-	return []binding{
-		on("y enter ctrl+c", "Enter", "stop the backup, delete its files, and leave", "leave", c.detach).footed("stop it and leave"),
-		on("n esc q", "Esc", "stay", "leave", act(func() { c.confirmLeave = false })).footed("stay"),
-	}
-}
-
-func (c *console) helpKeys() []binding {
-	return []binding{
-		on("? esc q enter", "Esc", "back", "back", act(func() { c.help = false })).footed("back"),
-		on("ctrl+c", "Ctrl-C", "leave", "leave", c.leave),
+		on("q ctrl+c", "q", "leave", "leave", c.quit.leave),
 	}
 }
 
@@ -144,8 +118,8 @@ func (c *console) key(k tea.KeyMsg) tea.Cmd {
 // does not work yet.
 func (c *console) keyLine(w int) string {
 	leave := ""
-	if !c.confirmLeave && !c.help && !c.pal.open && c.rolloutPrompt == nil {
-		leave = "q " + c.quitLabel()
+	if !c.quit.asking && !c.help.open && !c.pal.open && c.rollout.prompt == nil {
+		leave = "q " + c.quit.label()
 	}
 	shown := c.bindings()
 	helps := slices.IndexFunc(shown, func(b binding) bool { return b.label == "?" && b.footLabel != "" })
@@ -179,60 +153,9 @@ func (c *console) keyLine(w int) string {
 	return r.Right(term.Faint, leave).String()
 }
 
-// helpView lists the keys of the screen in w columns and h lines.
-func (c *console) helpView(w, h int) []string {
-	t := c.th
-	inner := min(w-4, 96)
-	type heading struct {
-		name string
-		rows []binding
-	}
-	var heads []heading
-	all := slices.Clone(c.screen.keys())
-	for _, b := range c.globalKeys() {
-		if !slices.ContainsFunc(c.screen.keys(), func(s binding) bool { return slices.Equal(s.keys, b.keys) }) {
-			all = append(all, b) // the screen overrides the others
-		}
-	}
-	for _, b := range all {
-		i := slices.IndexFunc(heads, func(x heading) bool { return x.name == b.group })
-		if i < 0 {
-			heads = append(heads, heading{name: b.group})
-			i = len(heads) - 1
-		}
-		heads[i].rows = append(heads[i].rows, b)
-	}
-	var body []string
-	for _, hd := range heads {
-		for i, b := range hd.rows {
-			r := t.Row(inner - 2)
-			if i == 0 {
-				r.Col(term.Faint, hd.name, 10)
-			} else {
-				r.Pad(11)
-			}
-			r.Col(term.Accent, b.label, 12).Add(term.Plain, b.help)
-			if why := b.disabled(); why != "" {
-				r.Add(term.Faint, "  off now: "+why)
-			}
-			body = append(body, r.String())
-		}
-	}
-	shown := min(len(body), h-2)
-	out := []string{view.BoxTop(c.page(), w, inner, " Keys: "+c.screen.title()+" ")}
-	for _, l := range body[:shown] {
-		out = append(out, view.BoxLine(c.page(), w, inner, l))
-	}
-	foot := " all keys shown "
-	if shown < len(body) {
-		foot = " " + words.Count(len(body)-shown, "more key") + ": make the terminal taller "
-	}
-	return append(out, view.BoxBottom(c.page(), w, inner, foot))
-}
-
 // typing reports whether keys go into a text field.
 func (c *console) typing() bool {
-	if c.confirmLeave || c.help || c.rolloutPrompt != nil {
+	if c.quit.asking || c.help.open || c.rollout.prompt != nil {
 		return false
 	}
 	return c.pal.open || c.screen.takesText()

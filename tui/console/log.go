@@ -16,6 +16,7 @@ import (
 type logScreen struct {
 	defaults
 	c      *console
+	back   screen // where Esc leads
 	follow bool
 	at     int // line under the cursor, among those that match
 	filter string
@@ -27,10 +28,10 @@ type logScreen struct {
 func (scr *logScreen) title() string   { return "log" }
 func (scr *logScreen) command() string { return scr.c.runCommand() }
 func (scr *logScreen) takesText() bool { return scr.typing }
-func (scr *logScreen) mode() string    { return scr.c.back.mode() }
-func (scr *logScreen) rail() string    { return scr.c.back.rail() }
-func (scr *logScreen) why() []string   { return scr.c.back.why() }
-func (scr *logScreen) safety() string  { return scr.c.back.safety() }
+func (scr *logScreen) mode() string    { return scr.c.log.back.mode() }
+func (scr *logScreen) rail() string    { return scr.c.log.back.rail() }
+func (scr *logScreen) why() []string   { return scr.c.log.back.why() }
+func (scr *logScreen) safety() string  { return scr.c.log.back.safety() }
 
 func (scr *logScreen) keys() []binding {
 	return []binding{
@@ -49,7 +50,7 @@ func (scr *logScreen) keys() []binding {
 				scr.filter = ""
 				return
 			}
-			scr.c.screen = scr.c.back
+			scr.c.screen = scr.c.log.back
 		})).footed("back"),
 	}
 }
@@ -173,11 +174,11 @@ func (scr *logScreen) entry(x view.LogLine, w int, here bool, col view.SourceCol
 	return out
 }
 
-// openLog shows the log screen; Esc goes back.
-func (c *console) openLog() {
-	if c.screen != c.log {
-		c.back = c.screen
+// show shows the log screen; Esc goes back.
+func (scr *logScreen) show() {
+	if scr.c.screen != scr.c.log {
+		scr.back = scr.c.screen
 	}
-	c.screen = c.log
-	c.log.follow = true
+	scr.c.screen = scr.c.log
+	scr.follow = true
 }

@@ -26,7 +26,7 @@ func (p *palette) keys(c *console) []binding {
 		on("up ctrl+p", "↑", "up", "move", act(func() { p.at-- })),
 		on("down ctrl+n", "↓", "down", "move", act(func() { p.at++ })),
 		on("esc", "Esc", "back", "back", act(func() { *p = palette{} })).footed("back"),
-		on("ctrl+c", "Ctrl-C", "leave", "leave", c.leave),
+		on("ctrl+c", "Ctrl-C", "leave", "leave", c.quit.leave),
 	}
 }
 

@@ -17,7 +17,7 @@ func TestPaletteDoesWhatKeysDo(t *testing.T) {
 		s := live(5, 70*time.Second)(t, func(e *enginefake.Engine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 		s.view([]string{":", "a", "l", "l", " ", "n", "o", "d", "enter"})
 		if s.c.watch.lens != lensMap || s.c.pal.open {
-			t.Errorf("%q leads to %s", "all nod", s.c.watch.lens.title())
+			t.Errorf("%q leads to %s", "all nod", s.c.watch.title())
 		}
 		s.view([]string{":", "f", "a", "s", "t", "e", "r", "enter"})
 		if !strings.Contains(s.c.note, "+ is off: this is not a replay") {

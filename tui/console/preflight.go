@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,9 +25,15 @@ type preflightScreen struct {
 	at       int
 }
 
+// preflightEnded is the end of the checks.
+type preflightEnded struct {
+	findings []plan.Finding
+	err      error
+}
+
 func (scr *preflightScreen) title() string   { return "preflight" }
-func (scr *preflightScreen) mode() string    { return scr.c.wizardMode(scr) }
-func (scr *preflightScreen) rail() string    { return scr.c.rail(scr.c.wizardAt(scr)) }
+func (scr *preflightScreen) mode() string    { return scr.c.wizard.mode(scr) }
+func (scr *preflightScreen) rail() string    { return scr.c.wizard.rail(scr.c.wizard.at(scr)) }
 func (scr *preflightScreen) safety() string  { return "scripted  " + scr.command() }
 func (scr *preflightScreen) command() string { return scr.c.runCommand() }
 
@@ -87,7 +94,7 @@ func (p *preflightScreen) counts() (done, warn, block, total int) {
 
 func (scr *preflightScreen) keys() []binding {
 	return []binding{
-		on("enter", "Enter", "continue to the plan", "wizard", scr.c.makePlan).footed("show plan").unless(func() string {
+		on("enter", "Enter", "continue to the plan", "wizard", scr.c.wizard.makePlan).footed("show plan").unless(func() string {
 			_, _, block, _ := scr.counts()
 			switch {
 			case !scr.done:
@@ -96,12 +103,12 @@ func (scr *preflightScreen) keys() []binding {
 				return "the checks could not run"
 			case block > 0:
 				return words.Count(block, "check") + " failed; fix it, then r"
-			case scr.c.busy != "":
+			case scr.c.task.busy != "":
 				return "planning"
 			}
 			return ""
 		}),
-		on("r", "r", "run the checks again", "wizard", scr.c.startPreflight).footed("check again"),
+		on("r", "r", "run the checks again", "wizard", scr.c.preflight.start).footed("check again"),
 		on("up k", "↑ k", "previous check", "move", act(func() { scr.at = max(0, scr.at-1) })),
 		on("down j", "↓ j", "next check", "move", act(func() { scr.at = max(0, min(len(scr.results())-1, scr.at+1)) })),
 		on("y", "y", "copy the remedy of the selected check", "copy", act(func() {
@@ -110,9 +117,7 @@ func (scr *preflightScreen) keys() []binding {
 			}
 		})).footed("copy fix"),
 		on("esc", "Esc", "back to the configuration", "back", act(func() {
-			if scr.c.cancel != nil {
-				scr.c.cancel()
-			}
+			scr.c.task.stop()
 			scr.c.screen = scr.c.config
 		})).footed("back"),
 	}
@@ -125,8 +130,8 @@ func (p *preflightScreen) why() []string {
 	switch {
 	case p.err != nil:
 		r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "The checks could not run. Nothing has been created.")
-	case !p.done || c.busy != "":
-		r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy)
+	case !p.done || c.task.busy != "":
+		r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Plain, c.task.busy)
 	case block > 0:
 		r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "Blocked: "+words.Count(block, "failed check")+". Fix it and press r; nothing has been created yet.")
 	case warn > 0:
@@ -200,4 +205,14 @@ func (scr *preflightScreen) view(w, h int) []string {
 		lines = append(lines, l+strings.Repeat(" ", max(0, left-term.StyledWidth(l)))+scr.c.th.Paint(term.Faint, scr.c.th.Side)+" "+r)
 	}
 	return lines
+}
+
+// start runs the checks.
+func (scr *preflightScreen) start() tea.Cmd {
+	scr.c.screen = scr.c.preflight
+	*scr.c.preflight, scr.c.upg = preflightScreen{c: scr.c}, upgradeState{c: scr.c}
+	return scr.c.task.launch("checking", scr.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
+		f, err := scr.c.deps.Engine.Preflight(ctx, emit)
+		return preflightEnded{f, err}
+	})
 }

@@ -125,7 +125,7 @@ func (scr *watchScreen) opening() bool { return scr.c.deps.Replay != nil && scr.
 // openReplay shows a record from its beginning, or paused at r.at.
 func (scr *watchScreen) openReplay(r *Record) tea.Cmd {
 	scr.close()
-	*scr = watchScreen{c: scr.c, origin: fromReplay, gen: scr.gen + 1, board: &rollout.Board{}, player: newPlayer(r.Events), filter: scr.filter}
+	scr.restart(watchScreen{origin: fromReplay, gen: scr.gen + 1, board: &rollout.Board{}, player: newPlayer(r.Events)}, scr.table.filter)
 	scr.enter()
 	scr.c.note = r.Note
 	if r.At.IsZero() {

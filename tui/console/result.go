@@ -20,19 +20,19 @@ type resultScreen struct {
 
 func (scr *resultScreen) title() string   { return "result" }
 func (scr *resultScreen) command() string { return scr.c.runCommand() }
-func (scr *resultScreen) mode() string    { return scr.c.runMode(scr) }
-func (scr *resultScreen) rail() string    { return scr.c.runRail(scr) }
+func (scr *resultScreen) mode() string    { return scr.c.run.modeOf(scr) }
+func (scr *resultScreen) rail() string    { return scr.c.run.railOf(scr) }
 
 func (scr *resultScreen) keys() []binding {
 	return []binding{
-		on("enter", "Enter", "home", "do", scr.c.goHome).footed("home").unless(func() string {
-			if !scr.c.succeeded() && !scr.c.upgrading() {
+		on("enter", "Enter", "home", "do", scr.c.overview.show).footed("home").unless(func() string {
+			if !scr.c.result.succeeded() && !scr.c.upg.active() {
 				return "there is no cluster to show; r retries"
 			}
 			return ""
 		}),
 		on("r", "r", "retry; finished steps are skipped", "do", scr.retry).footed("retry").unless(func() string {
-			if scr.c.succeeded() {
+			if scr.c.result.succeeded() {
 				return "the run succeeded"
 			}
 			if scr.deadEnd() {
@@ -40,10 +40,10 @@ func (scr *resultScreen) keys() []binding {
 			}
 			return ""
 		}),
-		scr.c.watchKey(),
-		on("l", "l", "full log", "view", act(func() { scr.c.openLog() })).footed("full log"),
+		scr.c.upg.watchKey(),
+		on("l", "l", "full log", "view", act(func() { scr.c.log.show() })).footed("full log"),
 		on("y", "y", "copy the next command, or the cause", "copy", act(scr.copyResult)).footed("copy"),
-		on("esc", "Esc", "home", "back", scr.c.goHome),
+		on("esc", "Esc", "home", "back", scr.c.overview.show),
 	}
 }
 
@@ -55,21 +55,21 @@ func (scr *resultScreen) deadEnd() bool {
 
 // retry makes a new plan and resumes the run.
 func (scr *resultScreen) retry() tea.Cmd {
-	if scr.c.upgrading() {
-		return scr.c.openUpgrade(scr.c.upg.start)
+	if scr.c.upg.active() {
+		return scr.c.upgradePlan.open(scr.c.upg.start)
 	}
-	scr.c.resumed = scr.c.ran
+	scr.c.wizard.resumed = scr.c.ran
 	scr.c.err = nil
 	if scr.c.ran {
 		scr.c.screen = scr.c.run
 		scr.c.plan = nil
-		return scr.c.makePlan()
+		return scr.c.wizard.makePlan()
 	}
-	return scr.c.startPreflight()
+	return scr.c.preflight.start()
 }
 
 func (scr *resultScreen) copyResult() {
-	if scr.c.t.Result != nil && scr.c.succeeded() && len(scr.c.t.Result.Next) > 0 {
+	if scr.c.t.Result != nil && scr.c.result.succeeded() && len(scr.c.t.Result.Next) > 0 {
 		scr.c.copyText(scr.c.deps.Commands.Line(scr.c.t.Result.Next[0]), "the command")
 		return
 	}
@@ -81,7 +81,7 @@ func (scr *resultScreen) copyResult() {
 }
 
 func (scr *resultScreen) view(w, h int) []string {
-	if scr.c.succeeded() {
+	if scr.c.result.succeeded() {
 		return scr.successView(w, h)
 	}
 	return scr.failureView(w, h)
@@ -97,7 +97,7 @@ func (scr *resultScreen) successTitle() (title, remark string) {
 		name = "the cluster"
 	}
 	title = name + " is up"
-	if scr.c.upgrading() {
+	if scr.c.upg.active() {
 		title = name + " is upgraded"
 	}
 	if scr.c.t.Result != nil {
@@ -112,7 +112,7 @@ func (scr *resultScreen) successTitle() (title, remark string) {
 		}
 	}
 	switch {
-	case scr.c.upgrading() && !scr.c.ran && scr.c.err != nil: // nothing to upgrade
+	case scr.c.upg.active() && !scr.c.ran && scr.c.err != nil: // nothing to upgrade
 		title = name + ": nothing to do"
 	case scr.c.plan != nil && scr.c.plan.Rehearsal:
 		title = name + ": rehearsed"
@@ -168,7 +168,7 @@ func (scr *resultScreen) failureView(w, h int) []string {
 		rest = "y copies them" // there is no log yet
 	}
 	lines := view.ProblemWithin(scr.c.page(), w, causeLines, rest, scr.c.err)
-	if !scr.c.ran && scr.c.upgrading() {
+	if !scr.c.ran && scr.c.upg.active() {
 		return append(lines, "", scr.c.th.Row(w).Add(term.Plain, "   ").Add(term.Faint, "Nothing has been changed. r checks and plans again.").String())
 	}
 	if !scr.c.ran {
@@ -190,15 +190,15 @@ func (scr *resultScreen) failureView(w, h int) []string {
 		on = "The same command cannot resume: see the fix."
 	}
 	nodes := fmt.Sprintf("nodes %d/%d ready", ready, wanted)
-	if scr.c.upgrading() {
-		n, total := scr.c.atTarget()
+	if scr.c.upg.active() {
+		n, total := scr.c.upg.atTarget()
 		if nodes = fmt.Sprintf("%d/%d nodes at the target", n, total); total == 0 {
 			nodes = "No node was replaced"
 		}
 	}
 	lines = append(lines, scr.c.th.Below(w, 4, 2, term.Faint, nodes+". "+on)...)
-	if scr.c.upgrading() {
-		lines = append(lines, scr.c.th.Row(w).Pad(4).Add(term.Faint, "come back: ").Add(term.Accent, scr.c.resumeCommand()).String())
+	if scr.c.upg.active() {
+		lines = append(lines, scr.c.th.Row(w).Pad(4).Add(term.Faint, "come back: ").Add(term.Accent, scr.c.upg.resumeCommand()).String())
 	}
 	if room := h - len(lines); room > 3 {
 		lines = append(lines, scr.c.run.logTail(w, room)...)
@@ -206,4 +206,12 @@ func (scr *resultScreen) failureView(w, h int) []string {
 	return lines
 }
 
-// The lines around the log are those of the screen from which it was opened.
+// fail shows an error on the result screen.
+func (scr *resultScreen) fail(err error) {
+	scr.c.err, scr.c.quit.exit = err, plan.ExitCode(err)
+	scr.c.screen = scr.c.result
+}
+
+func (scr *resultScreen) succeeded() bool {
+	return scr.c.err == nil || plan.ExitCode(scr.c.err) == plan.ExitNothing
+}

@@ -9,69 +9,81 @@ import (
 	"constellation/tui/view"
 )
 
+// rolloutControl changes a rollout in progress, each time after a confirmation.
+type rolloutControl struct {
+	c      *console
+	prompt *rolloutPrompt // the pending confirmation; nil if there is none
+}
+
+// rolloutChanged is the answer to a change.
+type rolloutChanged struct {
+	what string
+	err  error
+}
+
 // rolloutPrompt is the confirmation of a change to the rollout: pause, resume, cancel.
 type rolloutPrompt struct {
 	text, detail, yes string
 	do                func() tea.Cmd
 }
 
-// rolloutKeys change a rollout in progress, after a confirmation.
-func (c *console) rolloutKeys() []binding {
+// keys pause, resume and cancel the rollout.
+func (r *rolloutControl) keys() []binding {
 	return []binding{
 		on("P", "P", "pause: start no more replacements", "changes the cluster", act(func() {
 			yes := true
-			c.rolloutPrompt = &rolloutPrompt{
+			r.prompt = &rolloutPrompt{
 				"Pause the rollout?", "Replacements in progress finish, no new ones start. After 10 minutes the cluster autoscaler runs again.", "pause",
-				c.changeRollout("paused", cluster.RolloutChange{Paused: &yes}),
+				r.change("paused", cluster.RolloutChange{Paused: &yes}),
 			}
-		})).footed("pause").unless(c.targetNotSet),
+		})).footed("pause").unless(r.targetNotSet),
 		on("R", "R", "resume: continue a paused or cancelled rollout", "changes the cluster", act(func() {
 			no := false
-			c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", c.changeRollout("resumed", cluster.RolloutChange{Paused: &no, Cancelled: &no})}
-		})).footed("resume").unless(c.targetNotSet),
+			r.prompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", r.change("resumed", cluster.RolloutChange{Paused: &no, Cancelled: &no})}
+		})).footed("resume").unless(r.targetNotSet),
 		on("C", "C", "cancel: leave the other nodes on the old version", "changes the cluster", act(func() {
 			yes := true
-			c.rolloutPrompt = &rolloutPrompt{
+			r.prompt = &rolloutPrompt{
 				"Cancel the rollout?", "Replacements in progress finish, other nodes keep the old version. R resumes to the same target.", "cancel it",
-				c.changeRollout("cancelled", cluster.RolloutChange{Cancelled: &yes}),
+				r.change("cancelled", cluster.RolloutChange{Cancelled: &yes}),
 			}
-		})).unless(c.targetNotSet),
+		})).unless(r.targetNotSet),
 	}
 }
 
 // targetNotSet returns why a rollout cannot be changed yet.
-func (c *console) targetNotSet() string {
-	if c.screen == c.watch && c.watch.origin != fromRun {
-		return c.watch.readOnlyReason()
+func (r *rolloutControl) targetNotSet() string {
+	if r.c.screen == r.c.watch && r.c.watch.origin != fromRun {
+		return r.c.watch.readOnlyReason()
 	}
 	switch {
-	case c.plan != nil && c.plan.Rehearsal:
+	case r.c.plan != nil && r.c.plan.Rehearsal:
 		return "this is a rehearsal"
-	case c.upgrading() && !c.t.PastFinal():
+	case r.c.upg.active() && !r.c.t.PastFinal():
 		return "no node is being replaced yet; q stops after this step"
 	}
 	return ""
 }
 
-func (c *console) rolloutPromptKeys() []binding {
+func (r *rolloutControl) promptKeys() []binding {
 	return []binding{
-		on("enter y", "Enter", "confirm", "do", c.confirmRolloutChange).footed("confirm"),
-		on("esc n q", "Esc", "go back without a change", "back", act(func() { c.rolloutPrompt = nil })).footed("back"),
-		on("ctrl+c", "Ctrl-C", "leave", "leave", func() tea.Cmd { c.rolloutPrompt = nil; return c.leave() }),
+		on("enter y", "Enter", "confirm", "do", r.confirm).footed("confirm"),
+		on("esc n q", "Esc", "go back without a change", "back", act(func() { r.prompt = nil })).footed("back"),
+		on("ctrl+c", "Ctrl-C", "leave", "leave", func() tea.Cmd { r.prompt = nil; return r.c.quit.leave() }),
 	}
 }
 
-func (c *console) confirmRolloutChange() tea.Cmd {
-	q := c.rolloutPrompt
-	c.rolloutPrompt = nil
+func (r *rolloutControl) confirm() tea.Cmd {
+	q := r.prompt
+	r.prompt = nil
 	return q.do()
 }
 
-// changeRollout returns an action that changes the rollout without disturbing the current task.
-func (c *console) changeRollout(what string, change cluster.RolloutChange) func() tea.Cmd {
+// change returns an action that changes the rollout without disturbing the current task.
+func (r *rolloutControl) change(what string, change cluster.RolloutChange) func() tea.Cmd {
 	return func() tea.Cmd {
-		c.note = "sending the request"
-		eng, ctx := c.deps.Engine, c.ctx
+		r.c.note = "sending the request"
+		eng, ctx := r.c.deps.Engine, r.c.ctx
 		return func() tea.Msg {
 			ctx, cancel := context.WithTimeout(ctx, staleAfter)
 			defer cancel()
@@ -81,14 +93,14 @@ func (c *console) changeRollout(what string, change cluster.RolloutChange) func(
 	}
 }
 
-func (c *console) tookRolloutChange(msg rolloutChanged) {
+func (r *rolloutControl) took(msg rolloutChanged) {
 	if msg.err != nil {
-		x := view.Explain(msg.err, c.deps.Commands)
-		c.note = x.What
+		x := view.Explain(msg.err, r.c.deps.Commands)
+		r.c.note = x.What
 		if x.Why != "" {
-			c.note += ": " + x.Why
+			r.c.note += ": " + x.Why
 		}
 		return
 	}
-	c.note = "the rollout is " + msg.what
+	r.c.note = "the rollout is " + msg.what
 }

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
@@ -31,21 +32,31 @@ type runScreen struct {
 	at    [panes]int // last row shown, or -1 to follow the newest
 }
 
+// runEnded is the end of a run.
+type runEnded struct{ err error }
+
+func (scr *runScreen) take(msg tea.Msg) (tea.Cmd, bool) {
+	if msg, ok := msg.(runEnded); ok {
+		return scr.tookEnd(msg.err), true
+	}
+	return nil, false
+}
+
 func (scr *runScreen) title() string   { return "run" }
 func (scr *runScreen) command() string { return scr.c.runCommand() }
-func (scr *runScreen) mode() string    { return scr.c.runMode(scr) }
-func (scr *runScreen) rail() string    { return scr.c.runRail(scr) }
+func (scr *runScreen) mode() string    { return scr.c.run.modeOf(scr) }
+func (scr *runScreen) rail() string    { return scr.c.run.railOf(scr) }
 
 func (scr *runScreen) keys() []binding {
-	if scr.c.upgrading() {
-		return slices.Concat(scr.runKeys(), []binding{scr.c.watchKey()}, scr.c.rolloutKeys())
+	if scr.c.upg.active() {
+		return slices.Concat(scr.runKeys(), []binding{scr.c.upg.watchKey()}, scr.c.rollout.keys())
 	}
 	return scr.runKeys()
 }
 
 func (scr *runScreen) why() []string {
 	c := scr.c
-	if !c.running && c.busy == "" {
+	if !c.running && c.task.busy == "" {
 		return nil
 	}
 	// The steps show the progress as well, and it changes often: a growing why line
@@ -54,8 +65,8 @@ func (scr *runScreen) why() []string {
 	if c.t.Why.Text == "" || c.h < 22 {
 		most = 1
 	}
-	lines := c.th.Below(c.w, 1, most, term.Strong, c.why())
-	if c.running && !c.leaving && c.t.Why.Remedy != "" {
+	lines := c.th.Below(c.w, 1, most, term.Strong, c.run.doing())
+	if c.running && !c.quit.pending && c.t.Why.Remedy != "" {
 		for i, l := range c.th.Below(c.w, 8, max(2, most), term.Accent, c.deps.Commands.Text(c.t.Why.Remedy)) {
 			if i == 0 {
 				l = " " + c.th.Paint(term.Faint, "To do:") + " " + strings.TrimLeft(l, " ")
@@ -69,8 +80,8 @@ func (scr *runScreen) why() []string {
 // safety shows the ready nodes and what leaving does.
 func (scr *runScreen) safety() string {
 	c := scr.c
-	if c.upgrading() {
-		return c.upgradeSafety()
+	if c.upg.active() {
+		return c.upg.safety()
 	}
 	ready, wanted := c.t.Ready()
 	parts := []string{fmt.Sprintf("nodes %d/%d ready", ready, wanted)}
@@ -97,7 +108,7 @@ func (scr *runScreen) runKeys() []binding {
 		on("up k", "↑ k", "scroll up", "move", act(func() { scr.scroll(-1) })),
 		on("down j", "↓ j", "scroll down", "move", act(func() { scr.scroll(1) })),
 		on("G end f", "G", "follow the newest", "move", act(func() { scr.at[scr.focus] = -1 })),
-		on("l", "l", "full log", "view", act(func() { scr.c.openLog() })).footed("full log"),
+		on("l", "l", "full log", "view", act(func() { scr.c.log.show() })).footed("full log"),
 		on("y", "y", "copy the newest line of the log", "copy", act(scr.copyLastLine)).footed("copy line"),
 	}
 }
@@ -116,7 +127,7 @@ func (scr *runScreen) rows(p pane) int {
 	case paneSteps:
 		return len(view.StepRows(scr.c.page(), scr.c.w, &scr.c.t, scr.c.running))
 	case paneMachines:
-		if scr.c.upgrading() {
+		if scr.c.upg.active() {
 			return len(scr.c.t.Machines) // the run has not changed the others yet
 		}
 		return len(scr.c.t.Machines) + len(scr.c.t.Missing())
@@ -158,7 +169,7 @@ func (scr *runScreen) paneTitle(p pane, title string) string {
 
 func (scr *runScreen) view(w, h int) []string {
 	if scr.c.plan == nil {
-		return []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Spin(scr.c.frame)+" ").Add(term.Plain, scr.c.busy).String()}
+		return []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Spin(scr.c.frame)+" ").Add(term.Plain, scr.c.task.busy).String()}
 	}
 	steps := view.StepRows(scr.c.page(), w, &scr.c.t, scr.c.running)
 	if w >= 120 {
@@ -238,7 +249,7 @@ func (scr *runScreen) machinesView(w, h int) []string {
 		}
 		return lines
 	}
-	rows := view.MachineList(scr.c.page(), w, &scr.c.t, scr.c.upgrading(), scr.c.running)
+	rows := view.MachineList(scr.c.page(), w, &scr.c.t, scr.c.upg.active(), scr.c.running)
 	from, to := scr.part(paneMachines, len(rows), h, view.FirstUnready(scr.c.page(), &scr.c.t))
 	if to-from == len(rows) || h < 2 {
 		return append(lines, rows[from:to]...)
@@ -263,7 +274,7 @@ func (scr *runScreen) logTail(w, h int) []string {
 	lines := []string{scr.c.th.Rule(w, scr.paneTitle(paneLog, "Log"), remark)}
 	if n == 0 {
 		what := "log lines of kubeadm and the bootstrapper appear here"
-		if scr.c.upgrading() {
+		if scr.c.upg.active() {
 			what = "log lines of services, operator and kubeadm appear here"
 		}
 		return append(lines, scr.c.th.Row(w).Add(term.Faint, "   "+what).String())
@@ -284,25 +295,88 @@ func (scr *runScreen) logTail(w, h int) []string {
 
 var _ tea.Model = (*console)(nil)
 
-// runMode is the mode of the screens of a run and of its result.
-func (c *console) runMode(s screen) string {
-	switch {
-	case c.upgrading():
-		return c.upgradeMode(s)
-	case c.ran:
-		word := "init"
-		if c.resumed {
-			word = "init, resumed"
-		}
-		return word + "   elapsed " + term.Clock(c.t.Elapsed(c.now))
+// takeEvents takes events of the run.
+func (scr *runScreen) takeEvents(events []plan.Event) tea.Cmd {
+	for _, ev := range events {
+		scr.c.t.Apply(ev)
 	}
-	return c.wizardMode(s)
+	scr.c.watch.apply(events)
+	return scr.c.upg.watchRollout()
 }
 
-// runRail is the rail of the screens of a run and of its result.
-func (c *console) runRail(s screen) string {
-	if c.upgrading() {
-		return c.upgradeRail(s)
+// start executes the plan.
+func (scr *runScreen) start() tea.Cmd {
+	p := scr.c.plan
+	scr.c.screen, scr.c.running, scr.c.ran = scr.c.run, true, true
+	scr.c.err = nil
+	scr.c.t, *scr.c.run = view.Timeline{}, *newRunScreen(scr.c)
+	scr.c.watch.restart(watchScreen{}, "")
+	scr.c.t.SetPlan(p)
+	scr.c.t.Run = term.Clean(p.ID)
+	return scr.c.task.launch("running", scr.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
+		return runEnded{scr.c.deps.Engine.Run(ctx, p, emit)}
+	})
+}
+
+func (scr *runScreen) tookEnd(err error) tea.Cmd {
+	scr.c.running = false
+	scr.c.err = err
+	scr.c.quit.asking = false
+	if !scr.c.quit.exitSet {
+		scr.c.quit.exit = plan.ExitCode(err)
 	}
-	return c.rail(c.wizardAt(s))
+	if scr.c.quit.pending {
+		return tea.Quit
+	}
+	scr.c.screen = scr.c.result
+	if scr.c.upg.active() && plan.ExitCode(err) == plan.ExitHeld {
+		return scr.c.upg.attach(err)
+	}
+	return nil
+}
+
+// doing is the line that says what the run waits for or does.
+func (scr *runScreen) doing() string {
+	switch {
+	case scr.c.quit.pending:
+		return "Leaving when this step can be resumed. Ctrl-C leaves at once."
+	case scr.c.running && scr.c.t.Why.Text != "":
+		return "Why waiting (" + term.Duration(scr.c.now.Sub(scr.c.t.Why.Since)) + "): " + scr.c.t.Why.Text
+	case scr.c.running:
+		s := scr.c.t.Running()
+		if s == nil {
+			return "Reading the current state"
+		}
+		text := "Now (" + term.Duration(scr.c.now.Sub(s.Began)) + "): " + s.Title
+		if d := s.Doing(); d != "" {
+			text += ": " + d
+		}
+		return text
+	case scr.c.task.busy != "":
+		return "Now: " + scr.c.task.busy
+	}
+	return ""
+}
+
+// modeOf is the mode of the screens of a run and of its result.
+func (scr *runScreen) modeOf(s screen) string {
+	switch {
+	case scr.c.upg.active():
+		return scr.c.upg.runMode()
+	case scr.c.ran:
+		word := "init"
+		if scr.c.wizard.resumed {
+			word = "init, resumed"
+		}
+		return word + "   elapsed " + term.Clock(scr.c.t.Elapsed(scr.c.now))
+	}
+	return scr.c.wizard.mode(s)
+}
+
+// railOf is the rail of the screens of a run and of its result.
+func (scr *runScreen) railOf(s screen) string {
+	if scr.c.upg.active() {
+		return scr.c.upg.runRail()
+	}
+	return scr.c.wizard.rail(scr.c.wizard.at(s))
 }

@@ -1,8 +1,6 @@
 package console
 
 import (
-	"fmt"
-
 	tea "github.com/charmbracelet/bubbletea"
 )
 
@@ -79,7 +77,7 @@ func newScreens(c *console) screens {
 		&logScreen{c: c},
 		&checkScreen{c: c},
 		&backupScreen{c: c},
-		&watchScreen{c: c},
+		newWatchScreen(c),
 		&upgradePlanScreen{c: c},
 		&upgradeConfirmScreen{c: c},
 	}
@@ -104,36 +102,5 @@ func (scr *startScreen) command() string { return scr.c.runCommand() }
 func (scr *startScreen) mode() string    { return "" }
 
 func (scr *startScreen) view(int, int) []string {
-	return []string{"", " " + scr.c.th.Spin(scr.c.frame) + " " + scr.c.busy}
-}
-
-// wizardStep is a screen of init on its rail.
-type wizardStep struct {
-	screen screen
-	name   string
-}
-
-// wizardSteps are the screens of init, in order.
-func (c *console) wizardSteps() []wizardStep {
-	return []wizardStep{{c.config, "Config"}, {c.preflight, "Preflight"}, {c.initConfirm, "Confirm"}, {c.run, "Create"}, {c.result, "Result"}}
-}
-
-// wizardAt is the index of a screen of init.
-func (c *console) wizardAt(s screen) int {
-	for i, w := range c.wizardSteps() {
-		if w.screen == s {
-			return i
-		}
-	}
-	return -1
-}
-
-// wizardMode is the mode of a screen of init.
-func (c *console) wizardMode(s screen) string {
-	return fmt.Sprintf("init  step %d of %d", c.wizardAt(s)+1, len(c.wizardSteps()))
-}
-
-func (c *console) toWizard() tea.Cmd {
-	c.screen = c.config
-	return nil
+	return []string{"", " " + scr.c.th.Spin(scr.c.frame) + " " + scr.c.task.busy}
 }

@@ -42,7 +42,7 @@ func Run(ctx context.Context, in, out *os.File, env func(string) string, o Optio
 		a := term.NewAlarm()
 		defer a.Close()
 		c.deps.after = a.After
-		c.watch.filter, c.screen = o.Filter, c.watch
+		c.watch.table.filter, c.screen = o.Filter, c.watch
 	}
 	c.w, c.h = tty.Width, tty.Height
 	// The context ends the run, not the screen: the console decides when to quit.
@@ -51,7 +51,7 @@ func Run(ctx context.Context, in, out *os.File, env func(string) string, o Optio
 		c = end
 	}
 	cancel()
-	end := End{Summary: c.exitSummary(), Exit: c.exit}
+	end := End{Summary: c.exitSummary(), Exit: c.quit.exit}
 	if err != nil && !errors.Is(err, tea.ErrProgramKilled) {
 		return end, &plan.Error{Op: "show the console", Err: err, Remedy: "use --non-interactive"}
 	}

@@ -143,7 +143,7 @@ func (s *stage) at(d time.Duration) *stage {
 func (s *stage) replay(events []plan.Event, until time.Duration) *stage {
 	s.t.Helper()
 	s.c.home = &s.eng.HomeData
-	s.c.busy = "running"
+	s.c.task.busy = "running"
 	s.c.plan = enginefake.PlanIn(s.t, events)
 	s.c.screen, s.c.running, s.c.ran = s.c.run, true, true
 	s.c.t, *s.c.run = view.Timeline{}, *newRunScreen(s.c)
@@ -153,13 +153,13 @@ func (s *stage) replay(events []plan.Event, until time.Duration) *stage {
 	if cut < 0 {
 		cut = len(events)
 	}
-	s.tell(batch{s.c.task, events[:cut]})
+	s.tell(batch{s.c.task.id, events[:cut]})
 	if s.c.t.Result != nil {
 		var err error
 		if code := s.c.t.Result.Exit; code != 0 {
 			err = &plan.Error{Op: "init demo", Err: errors.New(s.c.t.Result.Text), Remedy: s.c.t.Result.Remedy, Exit: code}
 		}
-		s.tell(ended{s.c.task, runEnded{err}})
+		s.tell(ended{s.c.task.id, runEnded{err}})
 	}
 	return s
 }

@@ -23,7 +23,7 @@ func TestConsoleFoldsTheTimeline(t *testing.T) {
 			var tl view.Timeline
 			tl.SetPlan(s.c.plan)
 			for i, ev := range events {
-				s.tell(batch{s.c.task, []plan.Event{ev}})
+				s.tell(batch{s.c.task.id, []plan.Event{ev}})
 				tl.Apply(ev)
 				if a, b := enginefake.CountsOf(&s.c.t), enginefake.CountsOf(&tl); a != b {
 					t.Fatalf("%s, event %d: the console has %s, the timeline %s", name, i+1, a, b)

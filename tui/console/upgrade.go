@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
 
@@ -47,177 +46,16 @@ func Execute(r engine.ApplyRequest, yes bool) *Upgrade {
 	}
 }
 
-// upgradeState is an upgrade from its check to its confirmation; then the run screen takes
-// over. Its text comes unfiltered from outside; rendering cleans it.
+// upgradeState is what the screens of an upgrade share, from its check to its result. Its text
+// comes unfiltered from outside; rendering cleans it.
 type upgradeState struct {
+	c     *console
 	start *Upgrade // nil: the console shows no upgrade
-	from  screen   // where Esc leads; screenStart if the upgrade comes from the command line
+	from  screen   // where Esc leads; the start screen if the upgrade comes from the command line
 
-	planning bool
-	began    time.Time
-	progress view.RunningCheck
-	scroll   int // of the plan
-
-	// The confirmation: finding IDs that must be typed, one after the other, then yes or no.
-	need     plan.Consent
-	at       int    // index in need.Findings of the ID being typed
-	typed    string // the part typed so far
-	wrong    bool   // the typed ID did not match
-	yes      bool   // the cursor is on yes
-	shown    time.Time
-	watched  bool   // the watch screen was shown for the rollout
-	lockedBy string // the other run that holds the lock of cluster or workspace; "" if none
-}
-
-// Messages of upgrades.
-type (
-	upgradePlanned struct {
-		plan *plan.Plan
-		err  error
-	}
-	rolloutChanged struct {
-		what string
-		err  error
-	}
-)
-
-// upgrading reports whether the console shows an upgrade.
-func (c *console) upgrading() bool { return c.upg.start != nil }
-
-// openUpgrade checks and plans an upgrade and shows the plan.
-func (c *console) openUpgrade(u *Upgrade) tea.Cmd {
-	c.upg = upgradeState{start: u, from: c.upg.from, planning: true, began: c.now}
-	switch c.screen {
-	case c.overview, c.check, c.start:
-		c.upg.from = c.screen
-	}
-	c.screen, c.plan, c.err, c.exit = c.upgradePlan, nil, nil, plan.ExitDone
-	c.ran, c.t, c.backup.ended = false, view.Timeline{}, false
-	c.check.busy, c.check.progress = false, view.RunningCheck{} // launch cancels a running check
-	plan := c.launch("planning the upgrade", c.takePlanEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
-		p, err := u.Plan(ctx, c.deps.Engine, u.Request, emit)
-		return upgradePlanned{p, err}
-	})
-	return tea.Batch(plan, c.backup.read())
-}
-
-// takePlanEvents takes events of the check that precedes the plan.
-func (c *console) takePlanEvents(events []plan.Event) tea.Cmd {
-	for _, ev := range events {
-		if ev.Object != check.CheckVersions {
-			c.upg.progress.Apply(ev)
-		}
-	}
-	return nil
-}
-
-// startUpgrade is openUpgrade for the next hop.
-func (c *console) startUpgrade() tea.Cmd {
-	return c.openUpgrade(Apply(engine.ApplyRequest{}, false))
-}
-
-// tookUpgradePlan shows the plan; it starts one that needs no confirmation.
-func (c *console) tookUpgradePlan(msg upgradePlanned) tea.Cmd {
-	u := &c.upg
-	u.planning, u.progress, c.note = false, view.RunningCheck{}, "" // the note may say that Enter is off
-	if msg.err != nil {
-		c.fail(msg.err)
-		return nil
-	}
-	c.plan = msg.plan
-	c.t.Cluster = term.Clean(c.plan.Cluster)
-	u.need = plan.ConsentTo(c.plan, u.start.yes, u.start.Request.Acknowledge)
-	switch {
-	case len(c.plan.Blocked()) > 0:
-		c.exit = plan.ExitBlocked
-	case len(u.need.Findings) == 0 && !u.need.Plan && (u.start.yes || !c.plan.Rehearsal):
-		return c.runUpgrade() // accepted, or the plan only waits
-	case !c.plan.Rehearsal:
-		c.exit = plan.ExitUnacknowledged // the exit code if the user leaves without accepting
-	}
-	return nil
-}
-
-// runUpgrade executes the accepted plan.
-func (c *console) runUpgrade() tea.Cmd {
-	c.plan.Accept(plan.IDs(c.upg.need.Findings)...)
-	c.exit = plan.ExitDone
-	return c.startRun()
-}
-
-// openWatchForRollout shows the watch screen once, when the run only waits for nodes. It does not come
-// back after the user has left it.
-func (c *console) openWatchForRollout() tea.Cmd {
-	s := c.t.Running()
-	if c.screen != c.run || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.ID != plan.StepRollout {
-		return nil
-	}
-	c.upg.watched = true
-	return c.watch.show()
-}
-
-// attach shows the run that holds the lock, read-only.
-func (c *console) attach(err error) tea.Cmd {
-	x := view.Explain(err, c.deps.Commands)
-	c.upg.lockedBy = cmp.Or(x.Why, x.What)
-	return c.watch.open()
-}
-
-// watchAgain opens the watch screen from the run screen or the result.
-func (c *console) watchAgain() tea.Cmd {
-	if c.upg.lockedBy != "" {
-		return c.watch.open()
-	}
-	return c.watch.show()
-}
-
-func (c *console) watchKey() binding {
-	return on("w", "w", "watch the nodes", "view", c.watchAgain).footed("nodes").unless(func() string {
-		switch {
-		case !c.upgrading() || c.watch.board == nil:
-			return "no rollout was watched"
-		case c.upg.lockedBy == "" && !c.upg.watched:
-			return "no node is being replaced yet"
-		}
-		return ""
-	})
-}
-
-// leavePlan goes back to the screen from which the upgrade was opened.
-func (c *console) leavePlan() tea.Cmd {
-	if c.upg.planning && c.cancel != nil {
-		c.cancel()
-		c.cancel, c.busy = nil, ""
-		c.task++ // its late messages are dropped
-	}
-	from := c.upg.from
-	c.upg = upgradeState{}
-	switch from {
-	case c.check:
-		c.exit = plan.ExitDone
-		return c.openCheck()
-	case c.overview:
-		c.exit = plan.ExitDone
-	}
-	return c.goHome()
-}
-
-// upgradeCommand is the equivalent command line of the upgrade.
-func (c *console) upgradeCommand() string {
-	u := c.upg.start
-	line := u.verb
-	if c.plan != nil && !c.plan.Rehearsal && !c.plan.Finished() && !c.plan.OnlyWatches() {
-		line += " --yes"
-	}
-	acked := slices.Clone(u.Request.Acknowledge)
-	if c.plan != nil && !c.plan.Rehearsal {
-		for _, id := range append(plan.IDs(c.upg.need.Findings), c.plan.Acknowledged...) {
-			if !slices.Contains(acked, id) {
-				acked = append(acked, id)
-			}
-		}
-	}
-	return c.deps.Commands.Command(line + upgradeFlags(u.Request, acked))
+	need     plan.Consent // what the user must accept
+	watched  bool         // the watch screen was shown for the rollout
+	lockedBy string       // the other run that holds the lock of cluster or workspace; "" if none
 }
 
 // upgradeFlags are the flags of a request, with a leading space each.
@@ -244,129 +82,189 @@ func upgradeFlags(r engine.ApplyRequest, acked []string) string {
 	return s
 }
 
-// resumeCommand is the command that resumes or reattaches to the upgrade.
-func (c *console) resumeCommand() string {
-	u := c.upg.start
-	return c.deps.Commands.Command(u.verb + upgradeFlags(u.Request, u.Request.Acknowledge))
+// about reports whether a screen belongs to an upgrade.
+func (u *upgradeState) about(s screen) bool {
+	return u.active() && (s == u.c.upgradePlan || s == u.c.upgradeConfirm || s == u.c.run || s == u.c.result)
 }
 
-// upgradeWhy is the line above the keys: the progress of planning, the verdict, or the answers.
-func (c *console) upgradeWhy() []string {
-	u := &c.upg
-	r := c.th.Row(c.w).Add(term.Plain, " ")
-	switch {
-	case u.planning:
-		return []string{r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(c.now.Sub(u.began))+"): checking and planning. Nothing is changed.").String()}
-	case c.plan == nil:
+// active reports whether the console shows an upgrade.
+func (u *upgradeState) active() bool { return u.start != nil }
+
+// openNextHop opens the upgrade to the next hop.
+func (u *upgradeState) openNextHop() tea.Cmd {
+	return u.c.upgradePlan.open(Apply(engine.ApplyRequest{}, false))
+}
+
+// run executes the accepted plan.
+func (u *upgradeState) run() tea.Cmd {
+	u.c.plan.Accept(plan.IDs(u.need.Findings)...)
+	u.c.quit.exit = plan.ExitDone
+	return u.c.run.start()
+}
+
+// watchRollout shows the watch screen once, when the run only waits for nodes. It does not come
+// back after the user has left it.
+func (u *upgradeState) watchRollout() tea.Cmd {
+	s := u.c.t.Running()
+	if u.c.screen != u.c.run || !u.active() || u.watched || u.c.plan.Rehearsal || s == nil || s.ID != plan.StepRollout {
 		return nil
-	case len(c.plan.Blocked()) > 0:
-		f := c.plan.Blocked()[0]
-		lines := view.Signed(c.page(), c.w, term.Bad, c.th.Fail, "Blocked: "+term.Clean(f.Title))
-		if f.Remedy != "" {
-			lines = append(lines, c.th.Below(c.w, 3, 2, term.Accent, term.Clean(c.deps.Commands.Text(f.Remedy)))...)
-		}
-		return lines
-	case c.screen == c.upgradePlan && c.plan.Rehearsal:
-		return []string{r.Add(term.Strong, "Review the plan, then press Enter. Rehearsal: nothing will be changed.").String()}
-	case c.screen == c.upgradePlan:
-		return []string{r.Add(term.Strong, "Review the plan, then press Enter. Nothing is changed before you confirm.").String()}
-	case c.upgradeConfirm.typing():
-		return []string{r.Add(term.Faint, "Enter accepts the name, Esc returns to the plan. Nothing has been changed yet.").String()}
 	}
-	text := "Upgrade cluster " + term.Clean(c.plan.Cluster) + "?"
-	if c.plan.Rehearsal {
-		text = "Rehearse it?"
-	}
-	r.Add(term.Strong, text+"  ")
-	for _, a := range []struct {
-		word string
-		here bool
-	}{{"yes", u.yes}, {"No", !u.yes}} {
-		if a.here {
-			r.Add(term.Accent, c.th.Cursor+" ").Add(term.Chosen, " "+a.word+" ").Add(term.Plain, "   ")
-		} else {
-			r.Add(term.Faint, "   "+a.word+" ").Add(term.Plain, "   ")
-		}
-	}
-	return []string{r.String()}
+	u.watched = true
+	return u.c.watch.show()
 }
 
-// upgradeMode is the right end of the first line.
-func (c *console) upgradeMode(s screen) string {
-	badge := ""
-	if c.upg.start.Request.Rehearse {
-		badge = "REHEARSAL  "
-	}
-	switch {
-	case s == c.upgradePlan && c.upg.planning:
-		return badge + "planning"
-	case s == c.upgradePlan:
-		return badge + "plan"
-	case s == c.upgradeConfirm:
-		return badge + "confirm"
-	case c.running && badge == "":
-		return "LIVE  " + term.Clock(c.t.Elapsed(c.now))
-	case c.ran:
-		return badge + "elapsed " + term.Clock(c.t.Elapsed(c.now))
-	}
-	return badge + "upgrade"
+// attach shows the run that holds the lock, read-only.
+func (u *upgradeState) attach(err error) tea.Cmd {
+	x := view.Explain(err, u.c.deps.Commands)
+	u.lockedBy = cmp.Or(x.Why, x.What)
+	return u.c.watch.open()
 }
 
-// upgradeRail is the second line: the screens up to the run, then the steps of the run.
-func (c *console) upgradeRail(s screen) string {
-	if (s == c.upgradePlan || s == c.upgradeConfirm || !c.ran) && len(c.t.Steps) == 0 {
-		at := 0
+// watchAgain opens the watch screen from the run screen or the result.
+func (u *upgradeState) watchAgain() tea.Cmd {
+	if u.lockedBy != "" {
+		return u.c.watch.open()
+	}
+	return u.c.watch.show()
+}
+
+func (u *upgradeState) watchKey() binding {
+	return on("w", "w", "watch the nodes", "view", u.watchAgain).footed("nodes").unless(func() string {
 		switch {
-		case s == c.upgradePlan && !c.upg.planning:
-			at = 1
-		case s == c.upgradeConfirm:
-			at = 2
+		case !u.active() || u.c.watch.board == nil:
+			return "no rollout was watched"
+		case u.lockedBy == "" && !u.watched:
+			return "no node is being replaced yet"
 		}
-		failed := c.err != nil || c.plan != nil && len(c.plan.Blocked()) > 0
-		return view.Rail(c.page(), c.w, view.ScreenStops(c.page(), []string{"Check", "Plan", "Confirm", "Run", "Result"}, at, failed))
+		return ""
+	})
+}
+
+// leave goes back to the screen from which the upgrade was opened.
+func (u *upgradeState) leave() tea.Cmd {
+	if u.c.upgradePlan.planning && u.c.task.cancel != nil {
+		u.c.task.drop()
 	}
-	return view.Rail(c.page(), c.w, view.StepStops(c.page(), c.t.Steps, c.running))
+	from := u.from
+	u.c.upg = upgradeState{c: u.c}
+	switch from {
+	case u.c.check:
+		u.c.quit.exit = plan.ExitDone
+		return u.c.check.show()
+	case u.c.overview:
+		u.c.quit.exit = plan.ExitDone
+	}
+	return u.c.overview.show()
+}
+
+// command is the equivalent command line of the upgrade.
+func (u *upgradeState) command() string {
+	r := u.start.Request
+	line := u.start.verb
+	if u.c.plan != nil && !u.c.plan.Rehearsal && !u.c.plan.Finished() && !u.c.plan.OnlyWatches() {
+		line += " --yes"
+	}
+	acked := slices.Clone(r.Acknowledge)
+	if u.c.plan != nil && !u.c.plan.Rehearsal {
+		for _, id := range append(plan.IDs(u.need.Findings), u.c.plan.Acknowledged...) {
+			if !slices.Contains(acked, id) {
+				acked = append(acked, id)
+			}
+		}
+	}
+	return u.c.deps.Commands.Command(line + upgradeFlags(r, acked))
+}
+
+// resumeCommand is the command that resumes or reattaches to the upgrade.
+func (u *upgradeState) resumeCommand() string {
+	r := u.start.Request
+	return u.c.deps.Commands.Command(u.start.verb + upgradeFlags(r, r.Acknowledge))
+}
+
+// badge begins the mode of the screens of an upgrade.
+func (u *upgradeState) badge() string {
+	if u.start.Request.Rehearse {
+		return "REHEARSAL  "
+	}
+	return ""
+}
+
+// runMode is the mode of the screens from the run on.
+func (u *upgradeState) runMode() string {
+	elapsed := term.Clock(u.c.t.Elapsed(u.c.now))
+	switch badge := u.badge(); {
+	case u.c.running && badge == "":
+		return "LIVE  " + elapsed
+	case u.c.ran:
+		return badge + "elapsed " + elapsed
+	default:
+		return badge + "upgrade"
+	}
+}
+
+// rail is the second line before a run: the screens, of which number at is shown.
+func (u *upgradeState) rail(at int) string {
+	failed := u.c.err != nil || u.c.plan != nil && len(u.c.plan.Blocked()) > 0
+	return view.Rail(u.c.page(), u.c.w, view.ScreenStops(u.c.page(), []string{"Check", "Plan", "Confirm", "Run", "Result"}, at, failed))
+}
+
+// runRail is the second line from the run on: its steps.
+func (u *upgradeState) runRail() string {
+	if !u.c.ran && len(u.c.t.Steps) == 0 {
+		return u.rail(0)
+	}
+	return view.Rail(u.c.page(), u.c.w, view.StepStops(u.c.page(), u.c.t.Steps, u.c.running))
+}
+
+// blockedWhy are the lines above the keys if the plan is blocked.
+func (u *upgradeState) blockedWhy() []string {
+	f := u.c.plan.Blocked()[0]
+	lines := view.Signed(u.c.page(), u.c.w, term.Bad, u.c.th.Fail, "Blocked: "+term.Clean(f.Title))
+	if f.Remedy != "" {
+		lines = append(lines, u.c.th.Below(u.c.w, 3, 2, term.Accent, term.Clean(u.c.deps.Commands.Text(f.Remedy)))...)
+	}
+	return lines
 }
 
 // atTarget is how many of all nodes are at the target; zero while unknown.
-func (c *console) atTarget() (n, total int64) {
-	if b := c.watch.board; b != nil {
+func (u *upgradeState) atTarget() (n, total int64) {
+	if b := u.c.watch.board; b != nil {
 		if done, of := b.Places(); of > 0 { // a node and its replacement count as one
 			return int64(done), int64(of)
 		}
 	}
-	for i := range c.t.Steps {
-		if s := &c.t.Steps[i]; s.ID == plan.StepRollout {
+	for i := range u.c.t.Steps {
+		if s := &u.c.t.Steps[i]; s.ID == plan.StepRollout {
 			return s.Progress, s.Total
 		}
 	}
 	return 0, 0
 }
 
-// upgradeSafety is the last line of a run.
-func (c *console) upgradeSafety() string {
+// safety is the last line of a run.
+func (u *upgradeState) safety() string {
 	var parts []string
-	if n, total := c.atTarget(); total > 0 {
+	if n, total := u.atTarget(); total > 0 {
 		parts = append(parts, fmt.Sprintf("%d/%d nodes at the target", n, total))
 	}
 	switch {
-	case c.plan != nil && c.plan.Rehearsal:
+	case u.c.plan != nil && u.c.plan.Rehearsal:
 		parts = append(parts, "a rehearsal changes nothing")
-	case c.t.PastFinal():
+	case u.c.t.PastFinal():
 		parts = append(parts, "the rollout continues without this console")
 	default:
 		parts = append(parts, "no node is replaced before set-target; leaving loses nothing")
 	}
-	if i := slices.IndexFunc(c.t.Steps, func(s view.Step) bool { return s.ID == check.StepBackup }); i >= 0 && c.w >= 100 {
-		switch c.t.Steps[i].State {
+	if i := slices.IndexFunc(u.c.t.Steps, func(s view.Step) bool { return s.ID == check.StepBackup }); i >= 0 && u.c.w >= 100 {
+		switch u.c.t.Steps[i].State {
 		case plan.StateDone:
 			parts = append(parts, "backup taken and verified")
 		case plan.StateSkipped:
 			parts = append(parts, "backup already taken")
 		}
 	}
-	if c.t.Run != "" && c.w >= 140 {
-		parts = append(parts, "record "+plan.RunsDir+"/"+c.t.Run)
+	if u.c.t.Run != "" && u.c.w >= 140 {
+		parts = append(parts, "record "+plan.RunsDir+"/"+u.c.t.Run)
 	}
-	return "safety  " + strings.Join(parts, " "+c.th.Dot+" ")
+	return "safety  " + strings.Join(parts, " "+u.c.th.Dot+" ")
 }

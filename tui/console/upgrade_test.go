@@ -221,7 +221,7 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 			t.Fatalf("the plan is followed by %s", s.c.screen.title())
 		}
 		s.press("n", "o", "enter")
-		if !s.c.upg.wrong || s.c.upg.at != 0 {
+		if !s.c.upgradeConfirm.wrong || s.c.upgradeConfirm.at != 0 {
 			t.Fatal("a wrong name was accepted")
 		}
 		s.press("ctrl+u", "local-data", "enter", "oldest-supports-kubernetes", "enter", "y", "enter") // typed ahead
@@ -231,8 +231,8 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 		}
 		s.at(confirmDelay).press("enter")
 		s.settle()
-		if want := []string{"local-data", "oldest-supports-kubernetes"}; e.Ran != 1 || s.c.screen != s.c.result || s.c.exit != 0 || !slices.Equal(e.Plan.Acknowledged, want) {
-			t.Fatalf("ran %d times, shows %s, exit %d, accepted %q; want one run, its result and %q", e.Ran, s.c.screen.title(), s.c.exit, e.Plan.Acknowledged, want)
+		if want := []string{"local-data", "oldest-supports-kubernetes"}; e.Ran != 1 || s.c.screen != s.c.result || s.c.quit.exit != 0 || !slices.Equal(e.Plan.Acknowledged, want) {
+			t.Fatalf("ran %d times, shows %s, exit %d, accepted %q; want one run, its result and %q", e.Ran, s.c.screen.title(), s.c.quit.exit, e.Plan.Acknowledged, want)
 		}
 		if f := strings.Join(s.c.exitSummary(), "\n"); !strings.Contains(f, "cluster demo runs release v1.1.0 with image v1.1.0") || !strings.Contains(f, "back constellation -C .demo\n") {
 			t.Errorf("the exit summary does not show the result or how to come back:\n%s", f)
@@ -265,8 +265,8 @@ func TestUpgradesThatAreNotAccepted(t *testing.T) {
 					}
 					s.press(k)
 				}
-				if !s.quit || s.c.exit != tt.exit || s.eng.Ran != 0 {
-					t.Errorf("left: %t, exit %d, ran %d times; want exit %d and no run", s.quit, s.c.exit, s.eng.Ran, tt.exit)
+				if !s.quit || s.c.quit.exit != tt.exit || s.eng.Ran != 0 {
+					t.Errorf("left: %t, exit %d, ran %d times; want exit %d and no run", s.quit, s.c.quit.exit, s.eng.Ran, tt.exit)
 				}
 				if f := strings.Join(s.c.exitSummary(), "\n"); !strings.Contains(f, "nothing has been changed; come back: constellation -C .demo upgrade apply") {
 					t.Errorf("the exit summary is %q", f)
@@ -324,7 +324,7 @@ func TestRolloutIsChangedFromTheConsole(t *testing.T) {
 	for key, want := range map[string]cluster.RolloutChange{"P": {Paused: &yes}, "R": {Paused: &no, Cancelled: &no}, "C": {Cancelled: &yes}} {
 		synctest.Test(t, func(t *testing.T) {
 			s := rolling(t, 80, 24).press(key)
-			if s.c.rolloutPrompt == nil || !strings.Contains(s.c.View(), s.c.rolloutPrompt.text) {
+			if s.c.rollout.prompt == nil || !strings.Contains(s.c.View(), s.c.rollout.prompt.text) {
 				t.Fatalf("%s does not ask", key)
 			}
 			s.press("esc")
@@ -352,8 +352,8 @@ func TestRolloutKeysAreOffBeforeTheTargetIsSet(t *testing.T) {
 		s := accepts(upgrades(newStage(t, e, term.Display{}, 80, 24)))
 		s.settle()
 		s.press("P")
-		if s.c.rolloutPrompt != nil || !strings.Contains(s.c.note, "no node is being replaced yet") {
-			t.Errorf("asks: %v, note %q", s.c.rolloutPrompt, s.c.note)
+		if s.c.rollout.prompt != nil || !strings.Contains(s.c.note, "no node is being replaced yet") {
+			t.Errorf("asks: %v, note %q", s.c.rollout.prompt, s.c.note)
 		}
 	})
 }
@@ -384,8 +384,8 @@ func TestLeavingAnUpgrade(t *testing.T) {
 				s.settle()
 				tt.leave(s)
 				s.settle()
-				if !s.quit || s.c.exit != tt.exit {
-					t.Errorf("left: %t, exit %d; want %d", s.quit, s.c.exit, tt.exit)
+				if !s.quit || s.c.quit.exit != tt.exit {
+					t.Errorf("left: %t, exit %d; want %d", s.quit, s.c.quit.exit, tt.exit)
 				}
 				f := strings.Join(s.c.exitSummary(), "\n")
 				for _, want := range []string{"constellation -C .demo upgrade apply", " ◉ demo", tt.says} { // the head is of the last frame
@@ -413,8 +413,8 @@ func TestSecondConsoleIsReadOnly(t *testing.T) {
 			t.Fatalf("it shows\n%s", v)
 		}
 		s.press("P")
-		if s.c.rolloutPrompt != nil || !strings.Contains(s.c.note, "another run holds the lock of the cluster") {
-			t.Errorf("P asks %v, note %q", s.c.rolloutPrompt, s.c.note)
+		if s.c.rollout.prompt != nil || !strings.Contains(s.c.note, "another run holds the lock of the cluster") {
+			t.Errorf("P asks %v, note %q", s.c.rollout.prompt, s.c.note)
 		}
 		s.press("esc")
 		if s.c.screen != s.c.result {
@@ -425,8 +425,8 @@ func TestSecondConsoleIsReadOnly(t *testing.T) {
 			t.Errorf("w shows %s", s.c.screen.title())
 		}
 		s.press("q")
-		if !s.quit || s.c.exit != plan.ExitHeld {
-			t.Errorf("left: %t, exit %d", s.quit, s.c.exit)
+		if !s.quit || s.c.quit.exit != plan.ExitHeld {
+			t.Errorf("left: %t, exit %d", s.quit, s.c.quit.exit)
 		}
 		s.settle()
 	})
@@ -440,7 +440,7 @@ func TestRolloutOpensTheWatchScreenOnce(t *testing.T) {
 			t.Fatalf("shows %s", s.c.screen.title())
 		}
 		s.press("esc")
-		s.tell(batch{s.c.task, []plan.Event{{Time: s.clock, Kind: plan.KindLog, Source: "operator", Text: "more"}}})
+		s.tell(batch{s.c.task.id, []plan.Event{{Time: s.clock, Kind: plan.KindLog, Source: "operator", Text: "more"}}})
 		if s.c.screen != s.c.run {
 			t.Errorf("Esc shows %s", s.c.screen.title())
 		}

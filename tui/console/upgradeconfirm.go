@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
 
@@ -15,26 +16,61 @@ import (
 	"constellation/tui/view"
 )
 
-// upgradeConfirmScreen asks for the acceptance of an upgrade. upgradeState has its state.
+// upgradeConfirmScreen asks for the acceptance of an upgrade: finding IDs that must be typed, one
+// after the other, then yes or no.
 type upgradeConfirmScreen struct {
 	defaults
-	c *console
+	c     *console
+	at    int    // index of the finding whose ID is being typed
+	text  string // the part typed so far
+	wrong bool   // the typed ID did not match
+	yes   bool   // the cursor is on yes
+	shown time.Time
 }
 
 func (scr *upgradeConfirmScreen) title() string   { return "confirm" }
 func (scr *upgradeConfirmScreen) command() string { return scr.c.runCommand() }
-func (scr *upgradeConfirmScreen) mode() string    { return scr.c.upgradeMode(scr) }
-func (scr *upgradeConfirmScreen) rail() string    { return scr.c.upgradeRail(scr) }
-func (scr *upgradeConfirmScreen) why() []string   { return scr.c.upgradeWhy() }
+func (scr *upgradeConfirmScreen) mode() string    { return scr.c.upg.badge() + "confirm" }
+func (scr *upgradeConfirmScreen) rail() string    { return scr.c.upg.rail(2) }
 func (scr *upgradeConfirmScreen) safety() string  { return "scripted  " + scr.command() }
 func (scr *upgradeConfirmScreen) takesText() bool { return scr.typing() }
+
+// why are the answers, or how to type an ID.
+func (scr *upgradeConfirmScreen) why() []string {
+	c := scr.c
+	r := c.th.Row(c.w).Add(term.Plain, " ")
+	switch {
+	case c.plan == nil:
+		return nil
+	case len(c.plan.Blocked()) > 0:
+		return c.upg.blockedWhy()
+	case scr.typing():
+		return []string{r.Add(term.Faint, "Enter accepts the name, Esc returns to the plan. Nothing has been changed yet.").String()}
+	}
+	text := "Upgrade cluster " + term.Clean(c.plan.Cluster) + "?"
+	if c.plan.Rehearsal {
+		text = "Rehearse it?"
+	}
+	r.Add(term.Strong, text+"  ")
+	for _, a := range []struct {
+		word string
+		here bool
+	}{{"yes", scr.yes}, {"No", !scr.yes}} {
+		if a.here {
+			r.Add(term.Accent, c.th.Cursor+" ").Add(term.Chosen, " "+a.word+" ").Add(term.Plain, "   ")
+		} else {
+			r.Add(term.Faint, "   "+a.word+" ").Add(term.Plain, "   ")
+		}
+	}
+	return []string{r.String()}
+}
 
 func (scr *upgradeConfirmScreen) keys() []binding {
 	return []binding{
 		on("enter", "Enter", "accept the name, or confirm the selected answer", "do", scr.answer).footed("answer"),
-		on("left right tab shift+tab h l", "← →", "choose", "do", act(func() { scr.c.upg.yes = !scr.c.upg.yes })).footed("choose"),
-		on("y", "y", "choose yes", "do", act(func() { scr.c.upg.yes = true })),
-		on("n", "n", "choose no", "do", act(func() { scr.c.upg.yes = false })),
+		on("left right tab shift+tab h l", "← →", "choose", "do", act(func() { scr.yes = !scr.yes })).footed("choose"),
+		on("y", "y", "choose yes", "do", act(func() { scr.yes = true })),
+		on("n", "n", "choose no", "do", act(func() { scr.yes = false })),
 		on("esc", "Esc", "back to the plan", "leave", act(func() { scr.c.screen = scr.c.upgradePlan })).footed("plan"),
 	}
 }
@@ -42,59 +78,59 @@ func (scr *upgradeConfirmScreen) keys() []binding {
 // show shows the confirmation of the upgrade. The safe answer is selected.
 func (scr *upgradeConfirmScreen) show() {
 	scr.c.screen = scr
-	scr.c.upg.at, scr.c.upg.typed, scr.c.upg.wrong = 0, "", false
-	scr.c.upg.shown, scr.c.upg.yes = scr.c.now, scr.c.plan.Rehearsal
+	scr.at, scr.text, scr.wrong = 0, "", false
+	scr.shown, scr.yes = scr.c.now, scr.c.plan.Rehearsal
 }
 
 // typing reports whether the ID of a finding is being typed.
 func (scr *upgradeConfirmScreen) typing() bool {
-	return scr.c.screen == scr && scr.c.upg.at < len(scr.c.upg.need.Findings)
+	return scr.c.screen == scr && scr.at < len(scr.c.upg.need.Findings)
 }
 
 // typed handles a key of the ID being typed.
 func (scr *upgradeConfirmScreen) typed(k tea.KeyMsg) {
 	u := &scr.c.upg
-	u.wrong = false
+	scr.wrong = false
 	switch k.Type {
 	case tea.KeyEsc:
 		scr.c.screen = scr.c.upgradePlan
 	case tea.KeyEnter:
-		id := u.need.Findings[u.at].ID
-		if strings.TrimSpace(u.typed) != id {
-			u.wrong = true
+		id := u.need.Findings[scr.at].ID
+		if strings.TrimSpace(scr.text) != id {
+			scr.wrong = true
 			return
 		}
-		u.typed = ""
-		for u.at < len(u.need.Findings) && u.need.Findings[u.at].ID == id { // two findings may have one ID
-			u.at++
+		scr.text = ""
+		for scr.at < len(u.need.Findings) && u.need.Findings[scr.at].ID == id { // two findings may have one ID
+			scr.at++
 		}
-		u.shown = scr.c.now
+		scr.shown = scr.c.now
 	case tea.KeyBackspace:
-		if r := []rune(u.typed); len(r) > 0 {
-			u.typed = string(r[:len(r)-1])
+		if r := []rune(scr.text); len(r) > 0 {
+			scr.text = string(r[:len(r)-1])
 		}
 	case tea.KeyCtrlU:
-		u.typed = ""
+		scr.text = ""
 	case tea.KeyRunes, tea.KeySpace:
-		if u.typed += term.Clean(string(k.Runes)); len(u.typed) > 64 {
-			u.typed = u.typed[:64]
+		if scr.text += term.Clean(string(k.Runes)); len(scr.text) > 64 {
+			scr.text = scr.text[:64]
 		}
 	}
 }
 
 func (scr *upgradeConfirmScreen) answer() tea.Cmd {
-	if scr.c.now.Sub(scr.c.upg.shown) < confirmDelay {
+	if scr.c.now.Sub(scr.shown) < confirmDelay {
 		scr.c.note = "read it first, then press Enter"
 		return nil
 	}
-	if scr.c.upg.yes {
-		return scr.c.runUpgrade()
+	if scr.yes {
+		return scr.c.upg.run()
 	}
 	if scr.c.upg.from == scr.c.start {
 		return tea.Quit
 	}
 	scr.c.note = "nothing was changed"
-	return scr.c.leavePlan()
+	return scr.c.upg.leave()
 }
 
 // view renders the confirmation of an upgrade in h lines: a summary of the changes and
@@ -141,11 +177,11 @@ func (scr *upgradeConfirmScreen) view(w, h int) []string {
 		add("warnings", term.Caution, fmt.Sprintf("%d accepted by yes alone", n))
 	}
 	if names := plan.IDs(u.need.Findings); len(names) > 0 {
-		lines = append(lines, scr.c.th.Rule(w, "To be accepted by name", fmt.Sprintf("%d of %d", len(plan.IDs(u.need.Findings[:u.at])), len(names))))
+		lines = append(lines, scr.c.th.Rule(w, "To be accepted by name", fmt.Sprintf("%d of %d", len(plan.IDs(u.need.Findings[:scr.at])), len(names))))
 		var blocks [][]string
 		here := 0
 		for i, f := range u.need.Findings {
-			if i == u.at {
+			if i == scr.at {
 				here = len(blocks)
 			}
 			blocks = append(blocks, scr.findingIDRows(w, i, f))
@@ -169,20 +205,19 @@ func (scr *upgradeConfirmScreen) view(w, h int) []string {
 
 // findingIDRows render a finding that must be accepted by name.
 func (scr *upgradeConfirmScreen) findingIDRows(w, i int, f plan.Finding) []string {
-	u := &scr.c.upg
-	if i < u.at {
+	if i < scr.at {
 		return []string{scr.c.th.Row(w).Pad(1).Add(term.Good, scr.c.th.OK+" ").Add(term.Plain, term.Clean(f.ID)).Add(term.Faint, "  accepted: "+term.Clean(f.Title)).String()}
 	}
 	lines := view.Signed(scr.c.page(), w, term.Caution, scr.c.th.Warn, term.Clean(f.Title))
-	if i > u.at {
+	if i > scr.at {
 		return lines
 	}
 	lines = append(lines, scr.c.th.Below(w, 3, 2, term.Faint, term.OneLine(term.CleanLines(f.Detail)))...)
 	if len(f.Objects) > 0 {
 		lines = append(lines, scr.c.th.Below(w, 3, 2, term.Faint, term.Clean(view.SomeNames(f.Objects, 6)))...)
 	}
-	r := scr.c.th.Row(w).Pad(3).Add(term.Plain, "Type ").Add(term.Strong, term.Clean(f.ID)).Add(term.Plain, " to accept it: ").Add(term.Chosen, " "+u.typed+" ").Add(term.Accent, "▏")
-	if u.wrong {
+	r := scr.c.th.Row(w).Pad(3).Add(term.Plain, "Type ").Add(term.Strong, term.Clean(f.ID)).Add(term.Plain, " to accept it: ").Add(term.Chosen, " "+scr.text+" ").Add(term.Accent, "▏")
+	if scr.wrong {
 		r.Add(term.Bad, "  does not match")
 	}
 	return append(lines, r.String())

@@ -1,8 +1,10 @@
 package console
 
 import (
+	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
 
@@ -14,30 +16,123 @@ import (
 )
 
 // upgradePlanScreen shows the plan of an upgrade, or the progress of planning.
+// Its text comes unfiltered from outside; rendering cleans it.
 type upgradePlanScreen struct {
 	defaults
-	c *console
+	c        *console
+	planning bool
+	began    time.Time
+	progress view.RunningCheck
+	top      int // first row shown
+}
+
+// upgradePlanned is the end of planning.
+type upgradePlanned struct {
+	plan *plan.Plan
+	err  error
 }
 
 func (scr *upgradePlanScreen) title() string   { return "plan" }
 func (scr *upgradePlanScreen) command() string { return scr.c.runCommand() }
-func (scr *upgradePlanScreen) mode() string    { return scr.c.upgradeMode(scr) }
-func (scr *upgradePlanScreen) rail() string    { return scr.c.upgradeRail(scr) }
-func (scr *upgradePlanScreen) why() []string   { return scr.c.upgradeWhy() }
 func (scr *upgradePlanScreen) safety() string  { return "scripted  " + scr.command() }
+
+func (scr *upgradePlanScreen) mode() string {
+	if scr.planning {
+		return scr.c.upg.badge() + "planning"
+	}
+	return scr.c.upg.badge() + "plan"
+}
+
+func (scr *upgradePlanScreen) rail() string {
+	if scr.planning {
+		return scr.c.upg.rail(0)
+	}
+	return scr.c.upg.rail(1)
+}
+
+// why is the progress of planning, or the verdict.
+func (scr *upgradePlanScreen) why() []string {
+	c := scr.c
+	r := c.th.Row(c.w).Add(term.Plain, " ")
+	switch {
+	case scr.planning:
+		r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(c.now.Sub(scr.began))+"): checking and planning. Nothing is changed.")
+	case c.plan == nil:
+		return nil
+	case len(c.plan.Blocked()) > 0:
+		return c.upg.blockedWhy()
+	case c.plan.Rehearsal:
+		r.Add(term.Strong, "Review the plan, then press Enter. Rehearsal: nothing will be changed.")
+	default:
+		r.Add(term.Strong, "Review the plan, then press Enter. Nothing is changed before you confirm.")
+	}
+	return []string{r.String()}
+}
+
+// open checks and plans an upgrade and shows the plan.
+func (scr *upgradePlanScreen) open(start *Upgrade) tea.Cmd {
+	c := scr.c
+	from := c.upg.from
+	switch c.screen {
+	case c.overview, c.check, c.start:
+		from = c.screen
+	}
+	c.upg = upgradeState{c: c, start: start, from: from}
+	*scr, *c.upgradeConfirm = upgradePlanScreen{c: c, planning: true, began: c.now}, upgradeConfirmScreen{c: c}
+	c.screen, c.plan, c.err, c.quit.exit = scr, nil, nil, plan.ExitDone
+	c.ran, c.t, c.backup.ended = false, view.Timeline{}, false
+	c.check.busy, c.check.progress = false, view.RunningCheck{} // launch cancels a running check
+	planning := c.task.launch("planning the upgrade", scr.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
+		p, err := start.Plan(ctx, c.deps.Engine, start.Request, emit)
+		return upgradePlanned{p, err}
+	})
+	return tea.Batch(planning, c.backup.read())
+}
+
+// takeEvents takes events of the check that precedes the plan.
+func (scr *upgradePlanScreen) takeEvents(events []plan.Event) tea.Cmd {
+	for _, ev := range events {
+		if ev.Object != check.CheckVersions {
+			scr.progress.Apply(ev)
+		}
+	}
+	return nil
+}
 
 func (scr *upgradePlanScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 	if msg, ok := msg.(upgradePlanned); ok {
-		return scr.c.tookUpgradePlan(msg), true
+		return scr.tookPlan(msg), true
 	}
 	return nil, false
+}
+
+// tookPlan shows the plan; it starts one that needs no confirmation.
+func (scr *upgradePlanScreen) tookPlan(msg upgradePlanned) tea.Cmd {
+	c, u := scr.c, &scr.c.upg
+	scr.planning, scr.progress, c.note = false, view.RunningCheck{}, "" // the note may say that Enter is off
+	if msg.err != nil {
+		c.result.fail(msg.err)
+		return nil
+	}
+	c.plan = msg.plan
+	c.t.Cluster = term.Clean(c.plan.Cluster)
+	u.need = plan.ConsentTo(c.plan, u.start.yes, u.start.Request.Acknowledge)
+	switch {
+	case len(c.plan.Blocked()) > 0:
+		c.quit.exit = plan.ExitBlocked
+	case len(u.need.Findings) == 0 && !u.need.Plan && (u.start.yes || !c.plan.Rehearsal):
+		return u.run() // accepted, or the plan only waits
+	case !c.plan.Rehearsal:
+		c.quit.exit = plan.ExitUnacknowledged // the exit code if the user leaves without accepting
+	}
+	return nil
 }
 
 func (scr *upgradePlanScreen) keys() []binding {
 	return []binding{
 		on("enter", "Enter", "continue to the confirmation", "do", act(scr.c.upgradeConfirm.show)).footed("continue").unless(func() string {
 			switch {
-			case scr.c.upg.planning:
+			case scr.planning:
 				return "checking and planning"
 			case scr.c.plan == nil:
 				return "there is no plan"
@@ -46,8 +141,8 @@ func (scr *upgradePlanScreen) keys() []binding {
 			}
 			return ""
 		}),
-		on("r", "r", "check and plan again", "do", func() tea.Cmd { return scr.c.openUpgrade(scr.c.upg.start) }).footed("plan again").unless(func() string {
-			if scr.c.upg.planning {
+		on("r", "r", "check and plan again", "do", func() tea.Cmd { return scr.open(scr.c.upg.start) }).footed("plan again").unless(func() string {
+			if scr.planning {
 				return "checking and planning"
 			}
 			return ""
@@ -56,7 +151,7 @@ func (scr *upgradePlanScreen) keys() []binding {
 		on("down j", "↓ j", "down", "move", act(func() { scr.scroll(1) })),
 		on("pgup ctrl+u", "PgUp", "page up", "move", act(func() { scr.scroll(-scr.c.h / 2) })),
 		on("pgdown ctrl+d", "PgDn", "page down", "move", act(func() { scr.scroll(scr.c.h / 2) })),
-		on("g home", "g", "to the beginning", "move", act(func() { scr.c.upg.scroll = 0 })),
+		on("g home", "g", "to the beginning", "move", act(func() { scr.top = 0 })),
 		on("G end", "G", "to the end", "move", act(func() { scr.scroll(1 << 20) })),
 		on("y", "y", "copy the blocking finding, or the equivalent command", "copy", act(func() {
 			if scr.c.plan != nil && len(scr.c.plan.Blocked()) > 0 {
@@ -66,12 +161,12 @@ func (scr *upgradePlanScreen) keys() []binding {
 			}
 			scr.c.copyText(scr.command(), "the command")
 		})).footed("copy"),
-		on("esc", "Esc", "back; nothing has been changed", "leave", scr.c.leavePlan).footed("back"),
+		on("esc", "Esc", "back; nothing has been changed", "leave", scr.c.upg.leave).footed("back"),
 	}
 }
 
 func (scr *upgradePlanScreen) scroll(by int) {
-	scr.c.upg.scroll = max(0, min(scr.c.upg.scroll+by, len(scr.rows(scr.width()))-1))
+	scr.top = max(0, min(scr.top+by, len(scr.rows(scr.width()))-1))
 }
 
 // width is the width of the rows of the plan.
@@ -84,11 +179,10 @@ func (scr *upgradePlanScreen) width() int {
 
 // view renders the plan, or the progress of planning, in h lines.
 func (scr *upgradePlanScreen) view(w, h int) []string {
-	u := &scr.c.upg
-	if u.planning || scr.c.plan == nil {
+	if scr.planning || scr.c.plan == nil {
 		what := "querying cluster, cloud and releases"
-		if u.progress.Total > 0 {
-			what = u.progress.Summary()
+		if scr.progress.Total > 0 {
+			what = scr.progress.Summary()
 		}
 		lines := []string{"", scr.c.th.Row(w).Add(term.Accent, "  "+scr.c.th.Spin(scr.c.frame)+" ").Add(term.Plain, "Checking the next hop, like upgrade check").String()}
 		lines = append(lines, scr.c.th.Below(w, 4, 3, term.Faint, what)...)
@@ -96,7 +190,7 @@ func (scr *upgradePlanScreen) view(w, h int) []string {
 	}
 	left := scr.width()
 	rows := scr.rows(left)
-	from := max(0, min(u.scroll, len(rows)-h))
+	from := max(0, min(scr.top, len(rows)-h))
 	to := min(len(rows), from+h)
 	lines := slices.Clone(rows[from:to])
 	if to < len(rows) {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
@@ -29,8 +28,17 @@ const (
 	lensTrouble             // failures and possible actions
 )
 
-func (l lens) title() string {
-	return [...]string{"watch", "watch: map", "watch: node", "watch: log", "watch: trouble"}[l]
+// watchLens is one lens of the watch screen, with its own cursor and keys.
+type watchLens interface {
+	title() string
+	keys() []binding
+	// view renders b in w columns and h lines.
+	view(b *rollout.Board, w, h int) []string
+}
+
+// shownLens returns the lens that is shown.
+func (scr *watchScreen) shownLens() watchLens {
+	return [...]watchLens{lensTable: &scr.table, lensMap: &scr.fleet, lensNode: &scr.machine, lensLog: &scr.log, lensTrouble: &scr.trouble}[scr.lens]
 }
 
 // watchOrigin is the source of a board's events.
@@ -56,15 +64,13 @@ type watchScreen struct {
 	lens     lens
 	from     lens // where Esc leads from a machine, the log and trouble
 
-	at     string // name of the machine under the cursor; empty: the first
-	node   string // the machine of the node lens
-	sort   view.SortBy
-	filter string
 	typing bool // keys go into the filter of the table or the log
-	rows   machineCache
-	place  mapCursor
-	log    lineView
-	choice int // index of the selected action of the trouble lens
+
+	table   tableLens
+	fleet   fleetLens
+	machine machineLens
+	log     logLens
+	trouble troubleLens
 
 	gen    int                // generation of the watch: messages of others are dropped
 	cancel context.CancelFunc // ends a live watch; nil if there is none
@@ -75,7 +81,24 @@ type watchScreen struct {
 	player player
 }
 
-func (scr *watchScreen) title() string   { return scr.lens.title() }
+func newWatchScreen(c *console) *watchScreen {
+	scr := &watchScreen{c: c}
+	scr.restart(watchScreen{}, "")
+	return scr
+}
+
+// restart replaces the state of the screen. Its lenses begin anew, with a filter of the table.
+func (scr *watchScreen) restart(state watchScreen, filter string) {
+	state.c = scr.c
+	*scr = state
+	scr.table = tableLens{scr: scr, filter: filter}
+	scr.fleet = fleetLens{scr: scr}
+	scr.machine = machineLens{scr: scr}
+	scr.log = logLens{scr: scr}
+	scr.trouble = troubleLens{scr: scr}
+}
+
+func (scr *watchScreen) title() string   { return scr.shownLens().title() }
 func (scr *watchScreen) mode() string    { return "" } // its header shows it
 func (scr *watchScreen) takesText() bool { return scr.typing }
 func (scr *watchScreen) safety() string  { return scr.boardSafety() }
@@ -122,32 +145,8 @@ func (scr *watchScreen) backKey() binding {
 	return on("esc", "Esc", "back", "back", scr.leave).footed("back")
 }
 
-func (scr *watchScreen) earlierKey() binding {
-	return on("[", "[", "back one minute", "replay", act(func() { scr.seek(-time.Minute) })).unless(scr.noReplay)
-}
-
-func (scr *watchScreen) laterKey() binding {
-	return on("]", "]", "forward one minute", "replay", act(func() { scr.seek(time.Minute) })).unless(scr.noReplay)
-}
-
-func (scr *watchScreen) fasterKey() binding {
-	return on("+ =", "+", "faster", "replay", act(func() { scr.player.faster(1) })).unless(scr.noReplay)
-}
-
-func (scr *watchScreen) slowerKey() binding {
-	return on("-", "-", "slower", "replay", act(func() { scr.player.faster(-1) })).unless(scr.noReplay)
-}
-
-func (scr *watchScreen) firstKey() binding {
-	return on("{", "{", "to the beginning", "replay", act(func() { scr.seekTo(scr.player.first()) })).unless(scr.noReplay)
-}
-
-func (scr *watchScreen) lastKey() binding {
-	return on("}", "}", "to the end", "replay", act(func() { scr.seekTo(scr.player.last()) })).unless(scr.noReplay)
-}
-
 func (scr *watchScreen) lensTroubleKey() binding {
-	return on("t", "t", "failures and possible actions", "view", act(func() { scr.showLens(lensTrouble) })).footed("trouble").unless(scr.noTrouble)
+	return on("t", "t", "failures and possible actions", "view", act(func() { scr.showLens(lensTrouble) })).footed("trouble").unless(scr.trouble.none)
 }
 
 func (scr *watchScreen) lensLogKey() binding {
@@ -156,126 +155,29 @@ func (scr *watchScreen) lensLogKey() binding {
 
 // lensKeys are the keys of every lens.
 func (scr *watchScreen) lensKeys() []binding {
-	return slices.Concat([]binding{scr.freezeKey(), scr.earlierKey(), scr.laterKey(), scr.fasterKey(), scr.slowerKey(), scr.firstKey(), scr.lastKey()}, scr.c.rolloutKeys())
-}
-
-func (scr *watchScreen) tableKeys() []binding {
 	return slices.Concat([]binding{
-		on("up k", "↑ k", "up", "move", act(func() { scr.moveRow(-1) })),
-		on("down j", "↓ j", "down", "move", act(func() { scr.moveRow(1) })),
-		on("pgup ctrl+u", "PgUp", "page up", "move", act(func() { scr.moveRow(-scr.c.h / 2) })),
-		on("pgdown ctrl+d", "PgDn", "page down", "move", act(func() { scr.moveRow(scr.c.h / 2) })),
-		on("g home", "g", "first", "move", act(func() { scr.moveRow(-1 << 30) })),
-		on("G end", "G", "last", "move", act(func() { scr.moveRow(1 << 30) })),
-		on("enter", "Enter", "details of the machine", "view", scr.openRow).footed("node").unless(func() string {
-			if len(scr.machines()) == 0 {
-				return "no machine is listed"
-			}
-			return ""
-		}),
-		on("m", "m", "map of all nodes", "view", act(func() { scr.lens = lensMap })).footed("map"),
-		scr.lensLogKey(), scr.lensTroubleKey(), scr.filterKey(),
-		on("s", "s", "sort by another column", "view", act(func() { scr.sort = (scr.sort + 1) % view.Sorts })).footed("sort"),
-		on("y", "y", "copy the row", "copy", act(scr.copyRow)),
-		scr.backKey(),
-	}, scr.lensKeys())
-}
-
-func (scr *watchScreen) mapKeys() []binding {
-	return slices.Concat([]binding{
-		on("up k", "↑ k", "up", "move", act(func() { scr.moveCell(-1, 0) })),
-		on("down j", "↓ j", "down", "move", act(func() { scr.moveCell(1, 0) })),
-		on("left h", "← h", "left", "move", act(func() { scr.moveCell(0, -1) })),
-		on("right", "→", "right", "move", act(func() { scr.moveCell(0, 1) })),
-		on("tab", "Tab", "next group", "move", act(func() { scr.nextGroup(1) })).footed("group"),
-		on("shift+tab", "⇧Tab", "previous group", "move", act(func() { scr.nextGroup(-1) })),
-		on("n", "n", "next cell with a failed or moving node", "move", scr.nextActiveCell).footed("next active"),
-		on("enter", "Enter", "details of the worst machine in the cell", "view", scr.openCell).footed("node"),
-		on("m", "m", "table", "view", act(func() { scr.lens = lensTable })).footed("table"),
-		scr.backKey(), scr.lensLogKey(), scr.lensTroubleKey(),
-		on("y", "y", "copy the names in the cell", "copy", act(scr.copyCell)),
-	}, scr.lensKeys())
-}
-
-func (scr *watchScreen) nodeKeys() []binding {
-	return slices.Concat([]binding{
-		on("up k", "↑ k", "older lines", "move", act(func() { scr.moveLine(-1) })),
-		on("down j", "↓ j", "newer lines", "move", act(func() { scr.moveLine(1) })),
-		on("left p", "←", "previous machine", "move", act(func() { scr.stepNode(-1) })),
-		on("right n", "→", "next machine", "move", act(func() { scr.stepNode(1) })).footed("next"),
-		on("o", "o", "the other machine of the replacement", "view", act(scr.otherNode)).footed("other").unless(func() string {
-			if n := scr.shown().Node(scr.node); n == nil || scr.shown().Node(n.Counterpart) == nil {
-				return "no other machine is known"
-			}
-			return ""
-		}),
-		on("l L", "l", "its log, with filters", "view", act(func() {
-			scr.log.filter = "node:" + strings.ReplaceAll(scr.node, " ", "?") // filter terms cannot contain spaces
-			scr.showLens(lensLog)
-		})).footed("log"),
-		on("y", "y", "copy its newest log line, or its state", "copy", act(scr.copyNode)).footed("copy"),
-		scr.backKey(),
-	}, scr.lensKeys())
-}
-
-func (scr *watchScreen) logKeys() []binding {
-	return slices.Concat([]binding{
-		on("/", "/", "filter: source:operator node:a* level:warn word", "find", act(func() { scr.typing = true })).footed("filter"),
-		on("f", "f", "cycle through the sources", "find", act(scr.nextSource)).footed("source"),
-		on("e", "e", "toggle: warnings and errors only", "find", act(func() { scr.log.level = (scr.log.level + 2) % 4 })).footed("errors"),
-		on("w", "w", "wrap long lines", "view", act(func() { scr.log.wrap = !scr.log.wrap })).footed("wrap"),
-		on("up k", "↑ k", "up", "move", act(func() { scr.moveLine(-1) })),
-		on("down j", "↓ j", "down", "move", act(func() { scr.moveLine(1) })),
-		on("pgup ctrl+u", "PgUp", "page up", "move", act(func() { scr.moveLine(-scr.c.h / 2) })),
-		on("pgdown ctrl+d", "PgDn", "page down", "move", act(func() { scr.moveLine(scr.c.h / 2) })),
-		on("g home", "g", "first line", "move", act(func() { scr.moveLine(-1 << 30) })),
-		on("G end", "G", "follow the newest", "move", act(func() { scr.log.pinned = false })).footed("follow"),
-		on("enter", "Enter", "details of the machine in the line", "view", scr.openLine).unless(func() string {
-			if x, ok := scr.lineAt(); !ok || scr.shown().Node(x.Node) == nil {
-				return "the line names no machine"
-			}
-			return ""
-		}),
-		on("y", "y", "copy the line", "copy", act(scr.copyLine)).footed("copy"),
-		scr.backKey(),
-	}, scr.lensKeys())
-}
-
-func (scr *watchScreen) troubleKeys() []binding {
-	return slices.Concat([]binding{
-		on("up k", "↑ k", "up", "move", act(func() { scr.choice = max(0, scr.choice-1) })),
-		on("down j", "↓ j", "down", "move", act(func() { scr.choice = min(scr.choice+1, len(scr.choices())-1) })),
-		on("enter", "Enter", "do it (asks first), or copy the command", "do", scr.choose).footed("choose"),
-		scr.lensLogKey(),
-		on("y", "y", "copy the cause", "copy", act(func() { scr.c.copyText(scr.cause(), "the cause") })).footed("copy cause"),
-		scr.backKey(),
-	}, scr.lensKeys())
+		scr.freezeKey(),
+		on("[", "[", "back one minute", "replay", act(func() { scr.seek(-time.Minute) })).unless(scr.noReplay),
+		on("]", "]", "forward one minute", "replay", act(func() { scr.seek(time.Minute) })).unless(scr.noReplay),
+		on("+ =", "+", "faster", "replay", act(func() { scr.player.faster(1) })).unless(scr.noReplay),
+		on("-", "-", "slower", "replay", act(func() { scr.player.faster(-1) })).unless(scr.noReplay),
+		on("{", "{", "to the beginning", "replay", act(func() { scr.seekTo(scr.player.first()) })).unless(scr.noReplay),
+		on("}", "}", "to the end", "replay", act(func() { scr.seekTo(scr.player.last()) })).unless(scr.noReplay),
+	}, scr.c.rollout.keys())
 }
 
 // keys are the keys of the current lens.
-func (scr *watchScreen) keys() []binding {
-	switch scr.lens {
-	case lensMap:
-		return scr.mapKeys()
-	case lensNode:
-		return scr.nodeKeys()
-	case lensLog:
-		return scr.logKeys()
-	case lensTrouble:
-		return scr.troubleKeys()
-	}
-	return scr.tableKeys()
-}
+func (scr *watchScreen) keys() []binding { return scr.shownLens().keys() }
 
 // shown is the board on the screen: the frozen copy or the live one.
-func (w *watchScreen) shown() *rollout.Board {
-	if w.frozen != nil {
-		return w.frozen
+func (scr *watchScreen) shown() *rollout.Board {
+	if scr.frozen != nil {
+		return scr.frozen
 	}
-	if w.board == nil {
-		w.board = &rollout.Board{}
+	if scr.board == nil {
+		scr.board = &rollout.Board{}
 	}
-	return w.board
+	return scr.board
 }
 
 // apply applies events to the board.
@@ -312,22 +214,18 @@ func (scr *watchScreen) open() tea.Cmd {
 		return scr.ticking()
 	}
 	scr.close()
-	*scr = watchScreen{c: scr.c, origin: fromLive, gen: scr.gen + 1, board: &rollout.Board{}, filter: scr.filter}
+	scr.restart(watchScreen{origin: fromLive, gen: scr.gen + 1, board: &rollout.Board{}}, scr.table.filter)
 	scr.enter()
 	gen, send, after := scr.gen, scr.c.deps.send, scr.c.deps.after
 	ctx, cancel := context.WithCancel(scr.c.ctx)
 	scr.cancel = cancel
 	return tea.Batch(scr.ticking(), func() tea.Msg {
-		events := newCollector(func(b []plan.Event) { send(watchBatch{gen, b}) })
-		collecting, stop := context.WithCancel(context.Background())
-		gone := make(chan struct{})
-		go func() { defer close(gone); events.Run(collecting) }()
 		r := scr.c.deps.Watch
 		r.Stay, r.After = true, after
-		err := scr.c.deps.Engine.Watch(ctx, r, events.emit)
-		stop()
-		<-gone
-		events.flush()
+		var err error
+		collect(func(b []plan.Event) { send(watchBatch{gen, b}) }, func(emit func(plan.Event)) {
+			err = scr.c.deps.Engine.Watch(ctx, r, emit)
+		})
 		return watchEnded{gen, err}
 	})
 }
@@ -372,17 +270,16 @@ func (scr *watchScreen) takeMsg(msg tea.Msg) tea.Cmd {
 // ticking schedules the next clock tick while the screen is visible: every second, and
 // more often during a replay. A frozen view has no ticks.
 func (scr *watchScreen) ticking() tea.Cmd {
-	w := scr
-	plays := w.origin == fromReplay && w.player.playing
-	if w.ticks || scr.c.screen != scr || w.frozen != nil && !plays || w.origin == fromReplay && !plays {
+	plays := scr.origin == fromReplay && scr.player.playing
+	if scr.ticks || scr.c.screen != scr || scr.frozen != nil && !plays || scr.origin == fromReplay && !plays {
 		return nil
 	}
-	w.ticks = true
+	scr.ticks = true
 	gap := time.Second
 	if plays {
 		gap = playGap
 	}
-	gen := w.gen
+	gen := scr.gen
 	if scr.c.deps.after != nil && !plays {
 		second := scr.c.deps.after(gap)
 		return func() tea.Msg { <-second; return watchTick{gen} }
@@ -407,17 +304,16 @@ func (scr *watchScreen) clock() time.Time {
 // freeze freezes or unfreezes the view; events are still applied to the board. It pauses or
 // resumes a replay.
 func (scr *watchScreen) freeze() tea.Cmd {
-	w := scr
 	switch {
-	case w.origin == fromReplay:
-		w.player.toggle()
+	case scr.origin == fromReplay:
+		scr.player.toggle()
 		return scr.ticking()
-	case w.frozen != nil:
-		w.frozen = nil
+	case scr.frozen != nil:
+		scr.frozen = nil
 		return scr.ticking()
 	}
-	w.frozenAt = scr.clock()
-	w.frozen = w.shown().Clone()
+	scr.frozenAt = scr.clock()
+	scr.frozen = scr.shown().Clone()
 	return nil
 }
 
@@ -433,29 +329,28 @@ func (scr *watchScreen) showLens(l lens) {
 
 // leave clears the filter, leaves the lens, or leaves the screen.
 func (scr *watchScreen) leave() tea.Cmd {
-	w := scr
 	switch {
-	case w.lens == lensLog && w.log.filter != "":
-		w.log.filter = ""
-	case w.lens == lensTable && w.filter != "":
-		w.filter = ""
-	case w.lens == lensMap:
-		w.lens = lensTable
-	case w.lens != lensTable:
-		w.lens = w.from
-		if w.lens == lensNode || w.lens == lensLog || w.lens == lensTrouble {
-			w.lens = lensTable
+	case scr.lens == lensLog && scr.log.filter != "":
+		scr.log.filter = ""
+	case scr.lens == lensTable && scr.table.filter != "":
+		scr.table.filter = ""
+	case scr.lens == lensMap:
+		scr.lens = lensTable
+	case scr.lens != lensTable:
+		scr.lens = scr.from
+		if scr.lens == lensNode || scr.lens == lensLog || scr.lens == lensTrouble {
+			scr.lens = lensTable
 		}
-	case w.origin == fromRun:
-		scr.c.screen = w.back
+	case scr.origin == fromRun:
+		scr.c.screen = scr.back
 	case scr.c.upg.lockedBy != "":
 		scr.close()
 		scr.c.screen = scr.c.result
 	case scr.c.deps.OnlyWatch:
-		return scr.c.leave()
+		return scr.c.quit.leave()
 	default:
 		scr.close()
-		return scr.c.goHome()
+		return scr.c.overview.show()
 	}
 	return nil
 }
@@ -479,243 +374,20 @@ func (scr *watchScreen) noReplay() string {
 	return ""
 }
 
-// machineCache caches a list of machines with the inputs it was computed from.
-type machineCache struct {
-	board  *rollout.Board
-	moves  int
-	filter string
-	sort   view.SortBy
-	second int64 // for filters by age
-	list   []*rollout.BoardNode
-	err    error // of the filter
-}
-
-// machines are the rows of the table: those in flight, or those that match the filter.
-func (scr *watchScreen) machines() []*rollout.BoardNode {
-	w := scr
-	b, now := w.shown(), scr.clock()
-	f, err := view.ParseFilter(w.filter)
-	r := machineCache{board: b, moves: b.Moves(), filter: w.filter, sort: w.sort}
-	if f.UsesAge {
-		r.second = now.Unix()
-	}
-	old := &w.rows
-	if old.board == r.board && old.moves == r.moves && old.filter == r.filter && old.sort == r.sort && old.second == r.second && old.list != nil {
-		return old.list
-	}
-	r.err = err
-	r.list = view.MachinesOf(b, f, w.sort, now)
-	*old = r
-	return r.list
-}
-
-// flight is the list of machines on the screen.
-func (scr *watchScreen) flight() view.Flight {
-	list := scr.machines()
-	return view.Flight{List: list, At: scr.rowAt(list), Sort: scr.sort, Filter: scr.filter, Typing: scr.typing, Err: scr.rows.err}
-}
-
-// rowAt is the index of the machine under the cursor.
-func (scr *watchScreen) rowAt(list []*rollout.BoardNode) int {
-	return max(0, slices.IndexFunc(list, func(n *rollout.BoardNode) bool { return n.Name == scr.at }))
-}
-
-func (scr *watchScreen) moveRow(by int) {
-	list := scr.machines()
-	if len(list) == 0 {
-		return
-	}
-	scr.at = list[max(0, min(scr.rowAt(list)+by, len(list)-1))].Name
-}
-
-func (scr *watchScreen) openRow() tea.Cmd {
-	list := scr.machines()
-	scr.openNode(list[scr.rowAt(list)].Name)
-	return nil
-}
-
 func (scr *watchScreen) openNode(name string) {
 	scr.showLens(lensNode)
-	scr.node, scr.at = name, name
+	scr.machine.name, scr.table.at = name, name
 	scr.log.pinned = false
-}
-
-func (scr *watchScreen) copyRow() {
-	list := scr.machines()
-	if len(list) == 0 {
-		scr.c.copyText("", "")
-		return
-	}
-	scr.c.copyText(view.NodeLine(scr.page(), list[scr.rowAt(list)]), "the line")
-}
-
-// stepNode shows the previous or next machine, in the order of the table or, if the machine
-// is not in the table, by name.
-func (scr *watchScreen) stepNode(by int) {
-	list := scr.machines()
-	i := slices.IndexFunc(list, func(n *rollout.BoardNode) bool { return n.Name == scr.node })
-	if i < 0 {
-		list = list[:0:0]
-		for n := range scr.shown().Nodes() {
-			list = append(list, n)
-		}
-		slices.SortFunc(list, func(x, y *rollout.BoardNode) int { return strings.Compare(x.Name, y.Name) })
-		i = slices.IndexFunc(list, func(n *rollout.BoardNode) bool { return n.Name == scr.node })
-	}
-	if len(list) > 0 {
-		scr.openNode(list[max(0, min(i+by, len(list)-1))].Name)
-	}
-}
-
-func (scr *watchScreen) otherNode() {
-	if n := scr.shown().Node(scr.node); n != nil {
-		scr.openNode(n.Counterpart)
-	}
-}
-
-func (scr *watchScreen) copyNode() {
-	if x, ok := scr.lineAt(); ok {
-		scr.c.copyText(term.Clean(x.Text), "the line")
-		return
-	}
-	if n := scr.shown().Node(scr.node); n != nil {
-		scr.c.copyText(view.NodeLine(scr.page(), n), "its state")
-		return
-	}
-	scr.c.copyText("", "")
 }
 
 // typed handles a key of the filter of the table or the log.
 func (scr *watchScreen) typed(k tea.KeyMsg) {
-	text := &scr.filter
+	text := &scr.table.filter
 	if scr.lens == lensLog {
 		text = &scr.log.filter
 	}
 	*text, scr.typing = editFilter(*text, k)
 	scr.log.pinned = false
-}
-
-// lineView is the state of the log lens.
-type lineView struct {
-	filter string
-	source string // "" for all
-	level  int    // index into view.LogLevels: the lowest level shown
-	wrap   bool
-	// pinned keeps line number at, counted from the first line ever logged, in view; else the
-	// view follows the newest line.
-	pinned  bool
-	at      int
-	matched matchedLines
-}
-
-// matchedLines caches the numbers of the lines that match a filter. It grows with the log as
-// long as the inputs stay the same.
-type matchedLines struct {
-	board        *rollout.Board
-	filter, only string
-	source       string
-	level        int
-	upTo         int
-	list         []int
-	err          error
-}
-
-// lines are the numbers of the lines that the log lens shows. For the node lens they are
-// those of its machine and of the other machine of the replacement.
-func (scr *watchScreen) lines() []int {
-	w := scr
-	b := w.shown()
-	key := matchedLines{board: b, filter: w.log.filter, source: w.log.source, level: w.log.level}
-	if w.lens == lensNode {
-		key = matchedLines{board: b, only: w.node}
-	}
-	f := &w.log.matched
-	if f.board != key.board || f.filter != key.filter || f.source != key.source || f.level != key.level || f.only != key.only {
-		*f = key
-	}
-	chosen, err := view.ParseFilter(f.filter)
-	f.err = err
-	other := ""
-	if n := b.Node(f.only); n != nil {
-		other = n.Counterpart
-	}
-	gone := b.Log.Dropped()
-	for i := max(0, f.upTo-gone); i < b.Log.Len(); i++ {
-		x := b.Log.At(i)
-		switch {
-		case f.only != "" && x.Node != f.only && (other == "" || x.Node != other):
-		case f.source != "" && x.Source != f.source:
-		case f.level > 0 && slices.Index(view.LogLevels, x.Level) < f.level:
-		case !chosen.Line(&x):
-		default:
-			f.list = append(f.list, gone+i)
-		}
-	}
-	f.upTo = gone + b.Log.Len()
-	if k, _ := slices.BinarySearch(f.list, gone); k > 0 {
-		f.list = f.list[k:]
-	}
-	return f.list
-}
-
-// lineIndex is the index of the line under the cursor.
-func (scr *watchScreen) lineIndex(list []int) int {
-	if !scr.log.pinned {
-		return len(list) - 1
-	}
-	i, _ := slices.BinarySearch(list, scr.log.at)
-	return min(i, len(list)-1)
-}
-
-func (scr *watchScreen) moveLine(by int) {
-	list := scr.lines()
-	if len(list) == 0 {
-		return
-	}
-	i := max(0, min(scr.lineIndex(list)+by, len(list)-1))
-	scr.log.pinned, scr.log.at = i < len(list)-1, list[i]
-}
-
-// lineAt is the line under the cursor.
-func (scr *watchScreen) lineAt() (x rollout.BoardLine, ok bool) {
-	list := scr.lines()
-	if len(list) == 0 {
-		return x, false
-	}
-	l := &scr.shown().Log
-	return l.At(list[scr.lineIndex(list)] - l.Dropped()), true
-}
-
-func (scr *watchScreen) copyLine() {
-	x, _ := scr.lineAt()
-	scr.c.copyText(term.Clean(x.Text), "the line")
-}
-
-func (scr *watchScreen) openLine() tea.Cmd {
-	if x, ok := scr.lineAt(); ok {
-		scr.openNode(x.Node)
-	}
-	return nil
-}
-
-// nextSource filters by the next source.
-func (scr *watchScreen) nextSource() {
-	all := scr.sources()
-	i := slices.Index(all, scr.log.source)
-	scr.log.source = all[(i+1)%len(all)]
-	scr.log.pinned = false
-}
-
-// sources are the names of the log's sources in order, after "" for all.
-func (scr *watchScreen) sources() []string {
-	out := []string{""}
-	for s := range scr.shown().Log.Sources() {
-		if s != "" {
-			out = append(out, s)
-		}
-	}
-	slices.Sort(out)
-	return out
 }
 
 // command returns the command line that reproduces the watch screen.
@@ -727,15 +399,15 @@ func (scr *watchScreen) command() string {
 	if k := scr.c.deps.Watch.Kubeconfig; k != "" {
 		args += " --kubeconfig " + view.QuoteArg(k)
 	}
-	if scr.filter != "" {
-		args += " --filter " + view.QuoteArg(scr.filter)
+	if scr.table.filter != "" {
+		args += " --filter " + view.QuoteArg(scr.table.filter)
 	}
 	return scr.c.deps.Commands.Command(args)
 }
 
 // begin is the initial command of the console when it was started by `watch`.
 func (scr *watchScreen) begin() tea.Cmd {
-	scr.c.busy = ""
+	scr.c.task.busy = ""
 	if scr.c.deps.Replay != nil {
 		return scr.openReplay(scr.c.deps.Replay)
 	}

@@ -112,8 +112,8 @@ var benchBegin = enginefake.Start.Add(20 * time.Minute)
 // benchWatch is a console that watches a rollout of 5,000 nodes.
 func benchWatch(b *testing.B, w, h int) *console {
 	c := newConsole(b.Context(), term.Display{Colours: term.Colours256}, consoleDeps{Options: Options{Engine: &enginefake.Engine{}, Now: func() time.Time { return benchBegin }}})
-	c.w, c.h, c.screen, c.busy, c.ticking = w, h, c.watch, "", true
-	*c.watch = watchScreen{c: c, origin: fromLive, board: &rollout.Board{}, ticks: true}
+	c.w, c.h, c.screen, c.task.busy, c.ticking = w, h, c.watch, "", true
+	c.watch.restart(watchScreen{origin: fromLive, board: &rollout.Board{}, ticks: true}, "")
 	c.now = benchBegin
 	c.watch.apply(enginefake.Until(enginefake.RolloutOf(b, 5000), benchBegin.Sub(enginefake.Start)))
 	return c

@@ -58,9 +58,9 @@ func attached(events []plan.Event, d time.Duration) []plan.Event {
 // watching is a console with a live watch that has received some events.
 func watching(s *stage, events []plan.Event, d time.Duration) *stage {
 	s.at(d)
-	s.c.busy = ""
+	s.c.task.busy = ""
 	s.c.screen = s.c.watch
-	*s.c.watch = watchScreen{c: s.c, origin: fromLive, gen: 1, board: &rollout.Board{}, cancel: func() {}}
+	s.c.watch.restart(watchScreen{origin: fromLive, gen: 1, board: &rollout.Board{}, cancel: func() {}}, "")
 	s.tell(watchBatch{1, events})
 	return s
 }
@@ -141,7 +141,7 @@ var watchScenes = []scene{
 	}},
 	{"watch-replay", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		st := s(&enginefake.Engine{})
-		st.c.busy = ""
+		st.c.task.busy = ""
 		st.c.deps.Replay = &Record{Path: "events.jsonl", Events: enginefake.RolloutOf(t, 500), At: enginefake.Start.Add(middle)}
 		st.c.deps.OnlyWatch = true
 		st.do(st.c.Init())
@@ -233,7 +233,7 @@ func TestEveryLensIsReached(t *testing.T) {
 			lens lens
 			asks bool
 		}
-		at := func(c *console) state { return state{c.watch.lens, c.rolloutPrompt != nil} }
+		at := func(c *console) state { return state{c.watch.lens, c.rollout.prompt != nil} }
 		open := func(path []string) *stage {
 			s := watching(newStage(t, &enginefake.Engine{HomeData: enginefake.DemoHome(engine.StageCluster), StatusData: enginefake.DemoStatus()}, term.Display{}, 80, 24), failing(t), middle)
 			return s.view(path)
@@ -269,7 +269,7 @@ func TestEveryLensIsReached(t *testing.T) {
 		for l := lensTable; l <= lensTrouble; l++ {
 			path, ok := found[state{l, false}]
 			if !ok {
-				t.Errorf("%s is not reached", l.title())
+				t.Errorf("lens %d is not reached", l)
 				continue
 			}
 			s := open(path)
@@ -277,7 +277,7 @@ func TestEveryLensIsReached(t *testing.T) {
 				s.press("esc")
 			}
 			if s.c.screen != s.c.overview {
-				t.Errorf("from %s Esc leads to %s", l.title(), s.c.screen.title())
+				t.Errorf("from lens %d Esc leads to %s", l, s.c.screen.title())
 			}
 		}
 		if _, ok := found[state{lensTable, true}]; !ok {
@@ -376,7 +376,7 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, keys := range [][]string{{}, {"m", "n"}, {"enter"}, {"l"}, {"l", "w", "up"}, {"t"}, {"?"}} {
 			s := newStage(t, &enginefake.Engine{}, term.Display{}, 120, 40)
-			s.c.busy, s.c.deps.Replay, s.c.deps.OnlyWatch = "", r, true
+			s.c.task.busy, s.c.deps.Replay, s.c.deps.OnlyWatch = "", r, true
 			s.do(s.c.Init())
 			s.view(keys)
 			frame := s.c.View() + strings.Join(s.c.exitSummary(), "\n")
@@ -397,7 +397,7 @@ func TestReplaySeeks(t *testing.T) {
 	events := enginefake.RolloutOf(t, 500)
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t, &enginefake.Engine{}, term.Display{}, 120, 40)
-		s.c.busy, s.c.deps.OnlyWatch = "", true
+		s.c.task.busy, s.c.deps.OnlyWatch = "", true
 		s.c.deps.Replay = &Record{Path: "x", Events: events, At: enginefake.Start.Add(middle)}
 		s.do(s.c.Init())
 		want := func(what string, d time.Duration) {

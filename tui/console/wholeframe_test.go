@@ -20,8 +20,8 @@ func TestCachesDoNotChangeFrames(t *testing.T) {
 			at := enginefake.Start
 			console := func() *console {
 				c := newConsole(t.Context(), term.Display{Colours: term.Colours256}, consoleDeps{Options: Options{Engine: &enginefake.Engine{}, Now: func() time.Time { return at }}})
-				c.w, c.h, c.screen, c.busy, c.ticking = 120, 40, c.watch, "", true
-				*c.watch = watchScreen{c: c, origin: fromLive, board: &rollout.Board{}, ticks: true}
+				c.w, c.h, c.screen, c.task.busy, c.ticking = 120, 40, c.watch, "", true
+				c.watch.restart(watchScreen{origin: fromLive, board: &rollout.Board{}, ticks: true}, "")
 				for _, k := range keys {
 					c.key(keyOf(k))
 				}
