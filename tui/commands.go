@@ -468,10 +468,10 @@ It changes nothing. The exit code is 1 if the API server does not answer.`,
 
 func (s *session) configCommand() *cobra.Command {
 	cmd := group("config", "Write, check and migrate the configuration",
-		"Write, check and migrate constellation-conf.yaml, which describes the desired cluster.",
+		"Write, check and migrate constellation-conf.yaml, which describes the desired cluster.\nPrint your preferences.",
 		`  constellation config generate sandbox
   constellation config validate`)
-	cmd.AddCommand(s.configGenerate(), s.configValidate(), s.configMigrate())
+	cmd.AddCommand(s.configGenerate(), s.configValidate(), s.configMigrate(), s.configPreferences())
 	return cmd
 }
 

@@ -353,4 +353,3 @@ func (s *session) failed(err error) *mcp.CallToolResult {
 	}
 	return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: dataBegin + "\n" + b + "\n" + dataEnd}}}
 }
-
