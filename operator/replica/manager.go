@@ -16,11 +16,11 @@ import (
 	"constellation/operator/liblog"
 )
 
-const (
-	// The API server sheds load by itself; these limits only bound the requests of a bug.
-	clientQPS, clientBurst = 500, 1000
+// The API server sheds load by itself; these limits only bound the requests of a bug.
+const clientQPS, clientBurst = 500, 1000
 
-	// A leader that hangs is replaced after LeaseDuration. A leader that stops is replaced at once.
+// A leader that hangs is replaced after LeaseDuration. A leader that stops is replaced at once.
+const (
 	LeaseDuration = 15 * time.Second
 	RenewDeadline = 10 * time.Second
 	RetryPeriod   = 2 * time.Second
