@@ -718,7 +718,7 @@ func (d *Decision) mayCreate(role v1alpha1.Role, g *Group) bool {
 		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", v1alpha1.Reference{}, time.Time{})
 		return false
 	}
-	return true
+	return d.givesEtcd(role)
 }
 
 // giveUp binds the intent to the replacement node: its machine leaves, the old node stays.
