@@ -44,9 +44,10 @@ type clustersScreen struct {
 	first  int // of the first visible row in shown
 	fit    int // rows that the last frame had
 	filter string
-	types  bool // the filter is being typed
-	gen    int  // of the observation
-	left   int  // clusters that have not answered
+	types  bool          // the filter is being typed
+	gen    int           // of the observation
+	left   int           // clusters that have not answered
+	drawn  chan struct{} // closed with the first frame, which must not wait for connections
 }
 
 // glanced is the answer of a cluster, or the end of its time.
@@ -56,7 +57,7 @@ type glanced struct {
 }
 
 func newClustersScreen(c *console) *clustersScreen {
-	scr := &clustersScreen{c: c, fit: 1}
+	scr := &clustersScreen{c: c, fit: 1, drawn: make(chan struct{})}
 	if k := c.deps.Clusters; k != nil {
 		for _, x := range k.List {
 			scr.rows = append(scr.rows, view.ClusterRow{Context: x, Guarded: k.Guarded(x.Name, x.Server)})
@@ -102,6 +103,10 @@ func (scr *clustersScreen) observe() tea.Cmd {
 		names[i] = scr.rows[i].Name
 	}
 	return func() tea.Msg {
+		select {
+		case <-scr.drawn:
+		case <-parent.Done():
+		}
 		slots := make(chan struct{}, max(1, k.Parallel))
 		var wg sync.WaitGroup
 		for _, i := range rows {
@@ -161,6 +166,11 @@ func (scr *clustersScreen) header() []string {
 }
 
 func (scr *clustersScreen) view(w, h int) []string {
+	select {
+	case <-scr.drawn:
+	default:
+		close(scr.drawn)
+	}
 	rows := scr.shown()
 	scr.fit = view.VisibleClusters(h)
 	scr.at = max(0, min(scr.at, len(rows)-1))
@@ -181,7 +191,7 @@ func (scr *clustersScreen) view(w, h int) []string {
 func (scr *clustersScreen) why() []string {
 	switch {
 	case scr.types:
-		return []string{scr.c.th.Row(scr.c.w).Add(term.Accent, " / ").Add(term.Plain, scr.filter+scr.c.th.Cursor).String()}
+		return []string{scr.c.th.Row(scr.c.w).Add(term.Accent, " / ").Add(term.Plain, scr.filter+"▏").String()}
 	case scr.filter != "":
 		return []string{scr.c.th.Row(scr.c.w).Add(term.Faint, " filter: "+scr.filter+", Esc shows all").String()}
 	}

@@ -172,7 +172,7 @@ func (scr *clusterScreen) body(w int) []string {
 func (scr *clusterScreen) why() []string {
 	switch {
 	case scr.types:
-		return []string{scr.c.th.Row(scr.c.w).Add(term.Caution, " Type "+term.Clean(scr.x().Name)+" to unlock: ").Add(term.Plain, scr.name+scr.c.th.Cursor).String()}
+		return []string{scr.c.th.Row(scr.c.w).Add(term.Caution, " Type "+term.Clean(scr.x().Name)+" to unlock: ").Add(term.Plain, scr.name+"▏").String()}
 	case scr.c.task.busy != "":
 		text := "Now: " + scr.c.task.busy
 		if scr.doing != "" {

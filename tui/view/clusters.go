@@ -8,7 +8,6 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
-	"constellation/engine/words"
 	"constellation/tui/term"
 )
 
@@ -112,7 +111,7 @@ func clusterRow(pg Page, w, names int, wide bool, x *ClusterRow, chosen bool) st
 		case n[plan.Warn] > 0:
 			st = term.Caution
 		}
-		return r.Add(st, fmt.Sprintf("%d blocking, %s", n[plan.Block], words.Count(n[plan.Warn], "warning"))).String()
+		return r.Add(st, fmt.Sprintf("%d blocking, %d warn", n[plan.Block], n[plan.Warn])).String()
 	}
 	switch len(g.Findings) {
 	case 0:
