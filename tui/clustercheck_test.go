@@ -39,6 +39,17 @@ func (c clusters) Check(context.Context, cluster.Selected, time.Duration, check.
 	}, nil
 }
 
+func (clusters) List(cluster.Access) (cluster.Contexts, error) {
+	return cluster.Contexts{
+		List:   []cluster.Context{{Name: "dev", Server: "https://dev.example"}, {Name: "prod", Server: "https://prod.example", Current: true}},
+		Select: func(name string) (cluster.Selected, error) { return cluster.Selected{Context: name}, nil },
+	}, nil
+}
+
+func (clusters) Look(_ context.Context, s cluster.Selected) check.Glance {
+	return check.Glance{Context: s.Context, State: check.GlanceReachable, Kubernetes: "v1.35.4"}
+}
+
 func (clusters) CheckRole(bool) string { return "kind: ClusterRole\n" }
 
 func checkWith(t *testing.T, found []plan.Finding, args ...string) (stdout, stderr string, code int) {

@@ -264,8 +264,9 @@ func (s *session) root() *cobra.Command {
 runs its upgrades, and backs it up.
 
 Without a verb it opens the console on the workspace, the folder that holds the files of
-one cluster. Without a terminal it prints an overview of the workspace as text. With
---accessible it prints that text, lists the possible next commands and prompts for one.
+one cluster. In a folder without such files it lists the clusters of your kubeconfig; -C .
+opens the console on the folder. Without a terminal it prints an overview of the workspace as
+text. With --accessible it prints that text, lists the possible next commands and prompts for one.
 
 Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or configuration; 3 nothing to do;
 4 blocked by a finding; 5 an acknowledgement is missing; 6 upgrade available (upgrade check
@@ -297,6 +298,12 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 					return err
 				}
 				return s.askNext(cmd.Context())
+			}
+			if k, prefs, err := s.severalClusters(cmd.Flags().Changed("workspace")); err != nil || k != nil {
+				if err != nil {
+					return err
+				}
+				return s.clustersConsole(cmd.Context(), k, prefs)
 			}
 			return s.console(cmd.Context(), consoleOptions{})
 		},

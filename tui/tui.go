@@ -83,6 +83,10 @@ type Clusters interface {
 	Select(cluster.Access) (cluster.Selected, error)
 	// Check checks a cluster. Each of its requests is bounded by the timeout unless that is zero.
 	Check(ctx context.Context, s cluster.Selected, timeout time.Duration, r check.ForeignRequest, emit func(plan.Event)) (check.ClusterCheck, error)
+	// List returns the contexts of a kubeconfig.
+	List(cluster.Access) (cluster.Contexts, error)
+	// Look observes a cluster within the deadline of ctx.
+	Look(ctx context.Context, s cluster.Selected) check.Glance
 	// CheckRole returns the manifest of the least ClusterRole for a check.
 	CheckRole(dryRun bool) string
 }

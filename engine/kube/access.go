@@ -150,13 +150,27 @@ func selectIn(all *clientcmdapi.Config, a cluster.Access, self string) (cluster.
 	return cluster.Selected{Context: name, Server: server.Server, Kubeconfig: b}, nil
 }
 
-// List returns the contexts of the kubeconfig that a names. It reads the files once.
+// List returns the contexts of the kubeconfig that a names. It reads the files once. Credential
+// plugins of these contexts get no standard input, because a console uses the terminal.
 func (c Clusters) List(a cluster.Access) (cluster.Contexts, error) {
 	all, err := mergedKubeconfig(a)
 	if err != nil {
 		return cluster.Contexts{}, err
 	}
+	for _, u := range all.AuthInfos {
+		if e := u.Exec; e != nil && e.InteractiveMode != clientcmdapi.AlwaysExecInteractiveMode {
+			e.InteractiveMode = clientcmdapi.NeverExecInteractiveMode
+		}
+	}
 	out := cluster.Contexts{Select: func(name string) (cluster.Selected, error) {
+		if x := all.Contexts[name]; x != nil {
+			if u := all.AuthInfos[x.AuthInfo]; u != nil && u.Exec != nil && u.Exec.InteractiveMode == clientcmdapi.AlwaysExecInteractiveMode {
+				return cluster.Selected{}, &plan.Error{
+					Op: "select context " + strconv.Quote(name), Err: errors.New("its credential plugin reads from the terminal"), Exit: plan.ExitUsage,
+					Remedy: "constellation check --context " + name,
+				}
+			}
+		}
 		return selectIn(all, cluster.Access{Context: name}, c.self)
 	}}
 	for _, name := range slices.Sorted(maps.Keys(all.Contexts)) {
