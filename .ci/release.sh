@@ -18,6 +18,10 @@ SOURCE_DATE_EPOCH=$(git log -1 --format=%ct); export SOURCE_DATE_EPOCH
 mkdir -p bin/tools
 go build -o bin/tools/attest ./engine/provenance/attest
 (cd .ci/release && go build -o ../../bin/tools/goreleaser github.com/goreleaser/goreleaser/v2)
+# The charts for any cluster, and the manifest that is rendered from the chart.
+rm -rf bin/charts && mkdir -p bin/charts
+go run ./assets/render/pack -release "$RELEASE" -out bin/charts constellation-plans
+cp assets/plans/system-upgrade.yaml bin/charts/
 
 config=.ci/release/goreleaser.yaml
 if [ -n "${TARGET:-}" ]; then
@@ -33,6 +37,7 @@ bin/tools/goreleaser "${args[@]}" --skip "$skip"
 
 # A statement over everything that the checksums name.
 cd bin/release
+cp -R ../charts/. .
 checksums=$(ls constellation_*_checksums.txt)
 name=${checksums%_checksums.txt}
 ../tools/attest release -checksums "$checksums" -out "$name.intoto.json" -release "$RELEASE" -builder "$BUILDER" -source "$SOURCE" \
