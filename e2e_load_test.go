@@ -190,19 +190,21 @@ func judge(asked []request, journal []recorder.Entry) (kept int, lost []request)
 		}
 	}
 	for _, e := range journal {
-		switch {
-		case e.Node != nil:
-			if e.Node.Ready {
-				first(ready, e.Node.Name, e.Time)
+		switch f := e.Fact.(type) {
+		case *recorder.Node:
+			if f.Ready {
+				first(ready, f.Name, e.Time)
 			}
-			if e.Node.CordonedByUs || e.Node.Gone {
-				first(cordoned, e.Node.Name, e.Time)
+			if f.CordonedByUs || f.Gone {
+				first(cordoned, f.Name, e.Time)
 			}
-			if e.Node.Gone {
-				first(leaves, e.Node.Name, e.Time)
+			if f.Gone {
+				first(leaves, f.Name, e.Time)
 			}
-		case e.Pending != nil && e.Pending.Goal == "Leave":
-			first(leaves, e.Pending.Machine[strings.LastIndexByte(e.Pending.Machine, '/')+1:], e.Time)
+		case *recorder.Pending:
+			if f.Goal == "Leave" {
+				first(leaves, f.Machine[strings.LastIndexByte(f.Machine, '/')+1:], e.Time)
+			}
 		}
 	}
 	type user struct {
@@ -236,11 +238,11 @@ func TestJudgeCountsAvoidableFailures(t *testing.T) {
 	begin := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
 	at := func(s int) time.Time { return begin.Add(time.Duration(s) * time.Second) }
 	journal := []recorder.Entry{
-		{Time: at(0), Node: &recorder.Node{Name: "old", Ready: true}},
-		{Time: at(10), Node: &recorder.Node{Name: "new", Ready: true}},
-		{Time: at(20), Node: &recorder.Node{Name: "old", Ready: true, CordonedByUs: true}},
-		{Time: at(30), Pending: &recorder.Pending{Name: "replace-0", Goal: "Leave", Machine: "sandbox://demo/old"}},
-		{Time: at(40), Node: &recorder.Node{Name: "old", Gone: true}},
+		{Time: at(0), Fact: &recorder.Node{Name: "old", Ready: true}},
+		{Time: at(10), Fact: &recorder.Node{Name: "new", Ready: true}},
+		{Time: at(20), Fact: &recorder.Node{Name: "old", Ready: true, CordonedByUs: true}},
+		{Time: at(30), Fact: &recorder.Pending{Name: "replace-0", Goal: "Leave", Machine: "sandbox://demo/old"}},
+		{Time: at(40), Fact: &recorder.Node{Name: "old", Gone: true}},
 	}
 	answer := func(machine string, outside bool, from int) request {
 		return request{machine: machine, outside: outside, begun: at(from), ended: at(from + 1)}

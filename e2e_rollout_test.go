@@ -74,8 +74,8 @@ func (c *cloud) killOperator(r *recorder.Recorder) {
 	for deadline := time.Now().Add(5 * time.Minute); time.Now().Before(deadline); time.Sleep(time.Second) {
 		holder := ""
 		for _, e := range slices.Backward(r.Journal()) {
-			if e.Lease != nil {
-				holder = e.Lease.Holder
+			if f := recorder.As[*recorder.Lease](e.Fact); f != nil {
+				holder = f.Holder
 				break
 			}
 		}
@@ -120,16 +120,22 @@ func (c *cloud) rollout(limit time.Duration, kills []func(recorder.Entry) bool) 
 			t.Fatalf("timeout after %v waiting until %s\n%s", limit, what, c.kubectl("get", "nodeversion,nodes,pendingnodes,joiningnodes", "-o", "wide"))
 		}
 	}
-	next("the target is observed", func(e recorder.Entry) bool { return e.Target != nil && !e.Target.Ready })
+	next("the target is observed", func(e recorder.Entry) bool {
+		return recorder.As[*recorder.Target](e.Fact) != nil && !recorder.As[*recorder.Target](e.Fact).Ready
+	})
 	for i, k := range kills {
 		next(fmt.Sprintf("the operator is at the point of kill %d", i+1), k)
 		c.killOperator(r)
 	}
-	next("NodeVersion is Ready", func(e recorder.Entry) bool { return e.Target != nil && e.Target.Ready })
+	next("NodeVersion is Ready", func(e recorder.Entry) bool {
+		return recorder.As[*recorder.Target](e.Fact) != nil && recorder.As[*recorder.Target](e.Fact).Ready
+	})
 	// Each machine has requested the service since, and the autoscaler is enabled again.
 	nodes := strings.Fields(c.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"))
 	for _, n := range nodes {
-		next("the service answers "+n, func(e recorder.Entry) bool { return e.Probe != nil && e.Probe.From == n && e.Probe.Err == "" })
+		next("the service answers "+n, func(e recorder.Entry) bool {
+			return recorder.As[*recorder.Probe](e.Fact) != nil && recorder.As[*recorder.Probe](e.Fact).From == n && recorder.As[*recorder.Probe](e.Fact).Err == ""
+		})
 	}
 	c.eventually(2*time.Minute, "the autoscaler runs again", func(n string) bool { return n == "1" },
 		"-n", "kube-system", "get", "deployment", "constellation-cluster-autoscaler", "-o", "jsonpath={.status.replicas}")
@@ -142,8 +148,12 @@ func (c *cloud) rollout(limit time.Duration, kills []func(recorder.Entry) bool) 
 	c.wantAnswer(nodes...)
 }
 
-func adopted(e recorder.Entry) bool  { return e.Node != nil && e.Node.Donor != "" && !e.Node.Ready }
-func cordoned(e recorder.Entry) bool { return e.Node != nil && e.Node.CordonedByUs }
+func adopted(e recorder.Entry) bool {
+	return recorder.As[*recorder.Node](e.Fact) != nil && recorder.As[*recorder.Node](e.Fact).Donor != "" && !recorder.As[*recorder.Node](e.Fact).Ready
+}
+func cordoned(e recorder.Entry) bool {
+	return recorder.As[*recorder.Node](e.Fact) != nil && recorder.As[*recorder.Node](e.Fact).CordonedByUs
+}
 
 // TestRolloutOfAnImage replaces one control plane and one worker with machines of a newer
 // image. The operator is killed twice: after the new control plane has joined, and during a
@@ -175,7 +185,9 @@ func TestRolloutToTheNextKubernetes(t *testing.T) {
 	c.run(2*time.Minute, "upgrade", "prepare", "--non-interactive", "--yes",
 		"--to", "v1.1.0", "--kubernetes", "v1.36.3", "--acknowledge", "oldest-supports-kubernetes").want(plan.ExitDone)
 	c.rollout(40*time.Minute, []func(recorder.Entry) bool{
-		func(e recorder.Entry) bool { return e.Target != nil && e.Target.Phase == "apply" },
+		func(e recorder.Entry) bool {
+			return recorder.As[*recorder.Target](e.Fact) != nil && recorder.As[*recorder.Target](e.Fact).Phase == "apply"
+		},
 		cordoned,
 	})
 	if out := c.kubectl("get", "nodes", "-o", `jsonpath={.items[*].status.nodeInfo.kubeletVersion}`); strings.Contains(out, "v1.35") || strings.Count(out, "v1.36.3") != 5 {

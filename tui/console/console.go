@@ -104,7 +104,7 @@ type console struct {
 	screens        // all screens
 	screen  screen // the one that is shown
 
-	// What is shown over or instead of a screen, and questions that every screen can ask.
+	// Overlays of a screen, and the questions of all screens.
 	help    helpPage
 	pal     palette
 	quit    quitting

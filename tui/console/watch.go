@@ -87,7 +87,7 @@ func newWatchScreen(c *console) *watchScreen {
 	return scr
 }
 
-// restart replaces the state of the screen. Its lenses begin anew, with a filter of the table.
+// restart replaces the state of the screen. Its lenses lose theirs, except that the table gets filter.
 func (scr *watchScreen) restart(state watchScreen, filter string) {
 	state.c = scr.c
 	*scr = state

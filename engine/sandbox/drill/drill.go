@@ -346,8 +346,8 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 	err := x.rec.Wait(ctx, func(j []recorder.Entry) bool {
 		for ; from < len(j); from++ {
 			e := &j[from]
-			if e.Target != nil {
-				target = e.Target
+			if t, is := e.Fact.(*recorder.Target); is {
+				target = t
 			}
 			for _, at := range seen.points(e) {
 				for i := range plan {
@@ -409,25 +409,27 @@ func settled(j []recorder.Entry) bool {
 	begun := false
 	for i := range j {
 		e := &j[i]
-		begun = begun || e.Mark == recorder.Begin
-		switch {
-		case e.Machines != nil:
+		begun = begun || e.Fact == recorder.Begin
+		switch f := e.Fact.(type) {
+		case *recorder.Machines:
 			if !begun {
-				first = e.Machines
+				first = f
 			}
-			last = e.Machines
-		case e.Scaler != nil:
+			last = f
+		case *recorder.Scaler:
 			if !begun {
-				scalerThen = *e.Scaler
+				scalerThen = *f
 			}
-			scaler = *e.Scaler
-		case e.Node != nil:
-			nodes[e.Node.Name] = *e.Node
-			if e.Node.Gone {
+			scaler = *f
+		case *recorder.Node:
+			nodes[f.Name] = *f
+			if f.Gone {
 				clear(answered)
 			}
-		case e.Probe != nil && e.Probe.From != "" && e.Probe.Err == "":
-			answered[e.Probe.From], asked = true, true
+		case *recorder.Probe:
+			if f.From != "" && f.Err == "" {
+				answered[f.From], asked = true, true
+			}
 		}
 	}
 	if first == nil || len(last.List) != len(first.List) || scaler.Replicas != scalerThen.Replicas {
@@ -452,11 +454,11 @@ func unled(j []recorder.Entry) bool {
 	nodes := map[string]bool{}
 	holder := ""
 	for i := range j {
-		switch e := &j[i]; {
-		case e.Lease != nil:
-			holder = e.Lease.Holder
-		case e.Node != nil:
-			nodes[e.Node.Name] = !e.Node.Gone
+		switch f := j[i].Fact.(type) {
+		case *recorder.Lease:
+			holder = f.Holder
+		case *recorder.Node:
+			nodes[f.Name] = !f.Gone
 		}
 	}
 	return holder == "" || nodes[holder]

@@ -437,21 +437,21 @@ func TestPoints(t *testing.T) {
 	s := newSeen()
 	var got []at
 	for _, e := range []recorder.Entry{
-		{Node: &recorder.Node{Name: "old", UID: "0", CordonedByUs: true}},
-		{Target: &recorder.Target{Ready: true}},
-		{Mark: recorder.Begin},
-		{Target: &recorder.Target{}},
-		{Target: &recorder.Target{Phase: "apply", Node: "cp"}},
-		{Target: &recorder.Target{Phase: "apply", Node: "cp", Line: "another"}},
-		{Pending: &recorder.Pending{Token: "t", Donor: "old"}},
-		{Machines: &recorder.Machines{List: []recorder.Machine{{ID: "i", Name: "new", Token: "t", State: "Creating"}}}},
-		{Node: &recorder.Node{Name: "new", UID: "1", Donor: "old"}},
-		{Node: &recorder.Node{Name: "new", UID: "1", Donor: "old", Ready: true}},
-		{Node: &recorder.Node{Name: "old", UID: "0", CordonedByUs: true}},
-		{Node: &recorder.Node{Name: "older", UID: "2", CordonedByUs: true}},
-		{Pending: &recorder.Pending{Token: "t", Donor: "old", Goal: "Leave", Node: "old"}},
-		{Machines: &recorder.Machines{List: []recorder.Machine{{ID: "o", Name: "old", State: "Terminating"}}}},
-		{Node: &recorder.Node{Name: "older", UID: "2", CordonedByUs: true, Gone: true}},
+		{Fact: &recorder.Node{Name: "old", UID: "0", CordonedByUs: true}},
+		{Fact: &recorder.Target{Ready: true}},
+		{Fact: recorder.Begin},
+		{Fact: &recorder.Target{}},
+		{Fact: &recorder.Target{Phase: "apply", Node: "cp"}},
+		{Fact: &recorder.Target{Phase: "apply", Node: "cp", Line: "another"}},
+		{Fact: &recorder.Pending{Token: "t", Donor: "old"}},
+		{Fact: &recorder.Machines{List: []recorder.Machine{{ID: "i", Name: "new", Token: "t", State: "Creating"}}}},
+		{Fact: &recorder.Node{Name: "new", UID: "1", Donor: "old"}},
+		{Fact: &recorder.Node{Name: "new", UID: "1", Donor: "old", Ready: true}},
+		{Fact: &recorder.Node{Name: "old", UID: "0", CordonedByUs: true}},
+		{Fact: &recorder.Node{Name: "older", UID: "2", CordonedByUs: true}},
+		{Fact: &recorder.Pending{Token: "t", Donor: "old", Goal: "Leave", Node: "old"}},
+		{Fact: &recorder.Machines{List: []recorder.Machine{{ID: "o", Name: "old", State: "Terminating"}}}},
+		{Fact: &recorder.Node{Name: "older", UID: "2", CordonedByUs: true, Gone: true}},
 	} {
 		got = append(got, s.points(&e)...)
 	}
@@ -512,15 +512,15 @@ func TestItIsSettledWhenServicesHaveAnsweredSinceTheLastNodeWent(t *testing.T) {
 		for _, n := range names {
 			m.List = append(m.List, recorder.Machine{Name: n, State: string(cloud.Ready)})
 		}
-		return recorder.Entry{Machines: m}
+		return recorder.Entry{Fact: m}
 	}
 	node := func(name string, gone bool) recorder.Entry {
-		return recorder.Entry{Node: &recorder.Node{Name: name, Ready: !gone, Gone: gone}}
+		return recorder.Entry{Fact: &recorder.Node{Name: name, Ready: !gone, Gone: gone}}
 	}
 	answer := func(from, err string) recorder.Entry {
-		return recorder.Entry{Probe: &recorder.Probe{From: from, Err: err}}
+		return recorder.Entry{Fact: &recorder.Probe{From: from, Err: err}}
 	}
-	replaced := []recorder.Entry{ready("a", "b"), node("a", false), node("b", false), {Mark: recorder.Begin}, node("c", false), ready("a", "c"), node("b", true)}
+	replaced := []recorder.Entry{ready("a", "b"), node("a", false), node("b", false), {Fact: recorder.Begin}, node("c", false), ready("a", "c"), node("b", true)}
 	for name, tt := range map[string]struct {
 		then []recorder.Entry
 		want bool

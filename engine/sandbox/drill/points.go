@@ -40,7 +40,7 @@ func newSeen() *seen { return &seen{known: map[string]bool{}, count: map[string]
 
 // points returns those that an entry is the first to show.
 func (s *seen) points(e *recorder.Entry) (reached []at) {
-	if e.Mark == recorder.Begin {
+	if e.Fact == recorder.Begin {
 		s.begun = true
 	}
 	// The state before the upgrade contains no points.
@@ -54,21 +54,23 @@ func (s *seen) points(e *recorder.Entry) (reached []at) {
 			reached = append(reached, at{point, s.count[point], subject})
 		}
 	}
-	switch {
-	case e.Target != nil:
-		if s.begun && !e.Target.Ready {
+	switch f := e.Fact.(type) {
+	case *recorder.Target:
+		if s.begun && !f.Ready {
 			reach(pointBegun, "", "")
 		}
-		if e.Target.Phase == "apply" {
-			reach(pointKubeadm, e.Target.Node, e.Target.Node)
+		if f.Phase == "apply" {
+			reach(pointKubeadm, f.Node, f.Node)
 		}
-	case e.Pending != nil && !e.Pending.Gone && e.Pending.Token != "":
-		reach(pointIntent, e.Pending.Token, e.Pending.Donor)
-		if e.Pending.Goal == "Leave" {
-			reach(pointBound, e.Pending.Token, e.Pending.Node)
+	case *recorder.Pending:
+		if !f.Gone && f.Token != "" {
+			reach(pointIntent, f.Token, f.Donor)
+			if f.Goal == "Leave" {
+				reach(pointBound, f.Token, f.Node)
+			}
 		}
-	case e.Machines != nil:
-		for _, m := range e.Machines.List {
+	case *recorder.Machines:
+		for _, m := range f.List {
 			if m.Token != "" {
 				reach(pointRequested, m.Token, m.Name)
 			}
@@ -76,15 +78,17 @@ func (s *seen) points(e *recorder.Entry) (reached []at) {
 				reach(pointGoing, m.ID, m.Name)
 			}
 		}
-	case e.Node != nil && !e.Node.Gone:
-		if e.Node.Donor != "" {
-			reach(pointAdopted, e.Node.UID, e.Node.Name)
-			if e.Node.Ready {
-				reach(pointReady, e.Node.UID, e.Node.Name)
+	case *recorder.Node:
+		if !f.Gone {
+			if f.Donor != "" {
+				reach(pointAdopted, f.UID, f.Name)
+				if f.Ready {
+					reach(pointReady, f.UID, f.Name)
+				}
 			}
-		}
-		if e.Node.CordonedByUs {
-			reach(pointCordoned, e.Node.UID, e.Node.Name)
+			if f.CordonedByUs {
+				reach(pointCordoned, f.UID, f.Name)
+			}
 		}
 	}
 	return reached

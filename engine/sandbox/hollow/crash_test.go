@@ -230,11 +230,11 @@ func TestOperatorIsKilled(t *testing.T) {
 		var machines *recorder.Machines
 		var lease *recorder.Lease
 		for i := range j {
-			if j[i].Machines != nil {
-				machines = j[i].Machines
-			}
-			if j[i].Lease != nil {
-				lease = j[i].Lease
+			switch f := j[i].Fact.(type) {
+			case *recorder.Machines:
+				machines = f
+			case *recorder.Lease:
+				lease = f
 			}
 		}
 		if machines == nil || lease == nil || lease.Holder != "" || len(machines.List) != workers+controlPlanes {

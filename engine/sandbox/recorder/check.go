@@ -173,36 +173,36 @@ func (v *view) apply(e *Entry) {
 			put()
 		}
 	}
-	switch {
-	case e.Stream != nil:
-		set(!e.Stream.Cut, func() { v.cut[e.Stream.Kind] = true }, func() { delete(v.cut, e.Stream.Kind) })
-	case e.Node != nil:
-		set(e.Node.Gone, func() { v.nodes[e.Node.Name] = *e.Node }, func() { delete(v.nodes, e.Node.Name); delete(v.lastReady, e.Node.Name) })
-	case e.Pending != nil:
-		set(e.Pending.Gone, func() { v.pending[e.Pending.Name] = *e.Pending }, func() { delete(v.pending, e.Pending.Name) })
-	case e.Joining != nil:
-		set(e.Joining.Gone, func() { v.joining[e.Joining.Name] = true }, func() { delete(v.joining, e.Joining.Name) })
-	case e.Server != nil:
-		set(e.Server.Gone, func() { v.servers[e.Server.Node] = e.Server.Version }, func() { delete(v.servers, e.Server.Node) })
-	case e.Target != nil:
-		v.target = e.Target
-		v.versions[e.Target.Components] = e.Target.Kubernetes
-	case e.Strategy != nil:
-		v.strategy = e.Strategy
-	case e.Scaler != nil:
-		v.scaler = *e.Scaler
-	case e.Lease != nil:
-		v.lease = e.Lease.Holder
-	case e.Machines != nil:
-		v.machines = make(map[string]Machine, len(e.Machines.List))
-		for _, m := range e.Machines.List {
+	switch f := e.Fact.(type) {
+	case *Stream:
+		set(!f.Cut, func() { v.cut[f.Kind] = true }, func() { delete(v.cut, f.Kind) })
+	case *Node:
+		set(f.Gone, func() { v.nodes[f.Name] = *f }, func() { delete(v.nodes, f.Name); delete(v.lastReady, f.Name) })
+	case *Pending:
+		set(f.Gone, func() { v.pending[f.Name] = *f }, func() { delete(v.pending, f.Name) })
+	case *Joining:
+		set(f.Gone, func() { v.joining[f.Name] = true }, func() { delete(v.joining, f.Name) })
+	case *Server:
+		set(f.Gone, func() { v.servers[f.Node] = f.Version }, func() { delete(v.servers, f.Node) })
+	case *Target:
+		v.target = f
+		v.versions[f.Components] = f.Kubernetes
+	case *Strategy:
+		v.strategy = f
+	case *Scaler:
+		v.scaler = *f
+	case *Lease:
+		v.lease = f.Holder
+	case *Machines:
+		v.machines = make(map[string]Machine, len(f.List))
+		for _, m := range f.List {
 			if m.State != string(cloud.Terminated) {
 				v.machines[m.ID] = m
 			}
 		}
 		v.listed = true
-	case e.Members != nil:
-		v.members, v.asked = e.Members.List, true
+	case *Members:
+		v.members, v.asked = f.List, true
 	}
 	for name, n := range v.nodes {
 		if n.Ready {
@@ -363,13 +363,12 @@ func (c *checker) lasting(holds bool, limit time.Duration, rule Rule, key, forma
 
 func (c *checker) next(e *Entry) {
 	before, there := Node{}, false
-	if e.Node != nil {
-		before, there = c.v.nodes[e.Node.Name]
+	if n := As[*Node](e.Fact); n != nil {
+		before, there = c.v.nodes[n.Name]
 	}
 	was := c.v.target
 	c.v.apply(e)
-	switch {
-	case e.Mark == Begin:
+	if e.Fact == Begin {
 		c.start = c.v.clone()
 		c.answered, c.readyAt, c.begun = map[string]time.Time{}, map[string]time.Time{}, map[string]bool{}
 		for name, n := range c.v.nodes {
@@ -379,19 +378,24 @@ func (c *checker) next(e *Entry) {
 		}
 		c.complete()
 		return
-	case c.start == nil || c.ended:
+	}
+	if c.start == nil || c.ended {
 		return
-	case e.Mark == End:
-		c.end()
-		c.ended = true
-		return
-	case e.Node != nil:
-		c.node(before, there, *e.Node)
-	case e.Target != nil:
-		c.published(was, e.Target)
-	case e.Probe != nil:
-		c.probe(e.Probe)
-	case e.Machines != nil:
+	}
+	switch f := e.Fact.(type) {
+	case Mark:
+		if f == End {
+			c.end()
+			c.ended = true
+			return
+		}
+	case *Node:
+		c.node(before, there, *f)
+	case *Target:
+		c.published(was, f)
+	case *Probe:
+		c.probe(f)
+	case *Machines:
 		c.machines()
 	}
 	c.always()

@@ -37,17 +37,17 @@ func (s *story) drop(which func(Entry) bool) { *s = slices.DeleteFunc(*s, which)
 func (s *story) edit(change func(*Entry)) {
 	for i := range *s {
 		e := &(*s)[i]
-		switch {
-		case e.Node != nil:
-			n := *e.Node
-			e.Node = &n
-		case e.Target != nil:
-			t := *e.Target
-			e.Target = &t
-		case e.Members != nil:
-			e.Members = &Members{List: slices.Clone(e.Members.List)}
-		case e.Machines != nil:
-			e.Machines = &Machines{List: slices.Clone(e.Machines.List)}
+		switch f := e.Fact.(type) {
+		case *Node:
+			n := *f
+			e.Fact = &n
+		case *Target:
+			t := *f
+			e.Fact = &t
+		case *Members:
+			e.Fact = &Members{List: slices.Clone(f.List)}
+		case *Machines:
+			e.Fact = &Machines{List: slices.Clone(f.List)}
 		}
 		change(e)
 	}
@@ -71,7 +71,7 @@ func node(name string, change func(*Node)) Entry {
 	if change != nil {
 		change(n)
 	}
-	return Entry{Node: n}
+	return Entry{Fact: n}
 }
 
 // replaces makes a node the replacement of an old node.
@@ -89,7 +89,7 @@ func leaving(heir string) func(*Node) {
 	}
 }
 
-func gone(name string) Entry { return Entry{Node: &Node{Name: name, Gone: true}} }
+func gone(name string) Entry { return Entry{Fact: &Node{Name: name, Gone: true}} }
 
 // cloudHas lists machines, as "worker-2 Creating token".
 func cloudHas(list ...[3]string) Entry {
@@ -101,7 +101,7 @@ func cloudHas(list ...[3]string) Entry {
 		}
 		m.List = append(m.List, e)
 	}
-	return Entry{Machines: m}
+	return Entry{Fact: m}
 }
 
 func etcdHas(names ...string) Entry {
@@ -109,7 +109,7 @@ func etcdHas(names ...string) Entry {
 	for _, n := range names {
 		m.List = append(m.List, Member{Name: n})
 	}
-	return Entry{Members: m}
+	return Entry{Fact: m}
 }
 
 func target(kubernetes, cp, worker, phase string, ready bool) Entry {
@@ -117,15 +117,15 @@ func target(kubernetes, cp, worker, phase string, ready bool) Entry {
 	if kubernetes == "v1.35.4" {
 		t.Image, t.Components, t.Kubernetes = oldImage, oldParts, kubernetes
 	}
-	return Entry{Target: t}
+	return Entry{Fact: t}
 }
 
 func intent(name, donor, group, goal, machine string) Entry {
-	return Entry{Pending: &Pending{Name: name, Goal: goal, Token: "token of " + donor, Donor: donor, Group: group, Machine: machine}}
+	return Entry{Fact: &Pending{Name: name, Goal: goal, Token: "token of " + donor, Donor: donor, Group: group, Machine: machine}}
 }
 
 func cleared(name, donor string) Entry {
-	return Entry{Pending: &Pending{Name: name, Gone: true, Token: "token of " + donor, Donor: donor}}
+	return Entry{Fact: &Pending{Name: name, Gone: true, Token: "token of " + donor, Donor: donor}}
 }
 
 // good is the journal of a correct rollout: one control plane, one worker.
@@ -134,13 +134,13 @@ func good() story {
 	cp, w := [3]string{"control-plane-0", "Ready"}, [3]string{"worker-0", "Ready"}
 	s.tell(0,
 		node("control-plane-0", nil), node("worker-0", nil), cloudHas(cp, w), etcdHas("control-plane-0"), target("v1.35.4", oldParts, oldParts, "", true),
-		Entry{Strategy: &Strategy{Enabled: true}}, Entry{Scaler: &Scaler{Replicas: 1, Pods: 1}}, Entry{Lease: &Lease{Holder: "control-plane-0"}},
-		Entry{Server: &Server{Node: "control-plane-0", Version: "v1.35.4"}}, Entry{Mark: Begin})
+		Entry{Fact: &Strategy{Enabled: true}}, Entry{Fact: &Scaler{Replicas: 1, Pods: 1}}, Entry{Fact: &Lease{Holder: "control-plane-0"}},
+		Entry{Fact: &Server{Node: "control-plane-0", Version: "v1.35.4"}}, Entry{Fact: Begin})
 	s.tell(1, target("v1.36.3", oldParts, oldParts, "", false))
-	s.tell(2, Entry{Strategy: &Strategy{Paused: true}}, Entry{Scaler: &Scaler{}})
+	s.tell(2, Entry{Fact: &Strategy{Paused: true}}, Entry{Fact: &Scaler{}})
 	s.tell(3, target("v1.36.3", oldParts, oldParts, "apply", false))
-	s.tell(60, Entry{Stream: &Stream{Kind: "nodes", Cut: true}})
-	s.tell(150, Entry{Stream: &Stream{Kind: "nodes"}}, Entry{Server: &Server{Node: "control-plane-0", Version: "v1.36.3"}})
+	s.tell(60, Entry{Fact: &Stream{Kind: "nodes", Cut: true}})
+	s.tell(150, Entry{Fact: &Stream{Kind: "nodes"}}, Entry{Fact: &Server{Node: "control-plane-0", Version: "v1.36.3"}})
 	s.tell(151, node("control-plane-0", func(n *Node) { n.Ready, n.Kubelet = false, "v1.36.3" }))
 	s.tell(160, node("control-plane-0", func(n *Node) { n.Kubelet = "v1.36.3" }))
 	s.tell(170, target("v1.36.3", newParts, oldParts, "done", false))
@@ -150,34 +150,34 @@ func good() story {
 	s.tell(171, intent("replace-0", "control-plane-0", cps, "Join", ""))
 	s.tell(172, cloudHas(cp, w, [3]string{cp1[0], "Creating", cp1[2]}))
 	s.tell(175, cloudHas(cp, w, cp1))
-	s.tell(180, node("control-plane-1", func(n *Node) { replaces("")(n); n.Ready = false }), Entry{Joining: &Joining{Name: "control-plane-1"}})
-	s.tell(182, etcdHas("control-plane-0", "control-plane-1"), Entry{Joining: &Joining{Name: "control-plane-1", Gone: true}})
-	s.tell(185, node("control-plane-1", replaces("control-plane-0")), Entry{Server: &Server{Node: "control-plane-1", Version: "v1.36.3"}}, Entry{Probe: &Probe{From: "control-plane-1"}})
+	s.tell(180, node("control-plane-1", func(n *Node) { replaces("")(n); n.Ready = false }), Entry{Fact: &Joining{Name: "control-plane-1"}})
+	s.tell(182, etcdHas("control-plane-0", "control-plane-1"), Entry{Fact: &Joining{Name: "control-plane-1", Gone: true}})
+	s.tell(185, node("control-plane-1", replaces("control-plane-0")), Entry{Fact: &Server{Node: "control-plane-1", Version: "v1.36.3"}}, Entry{Fact: &Probe{From: "control-plane-1"}})
 	s.tell(186, node("control-plane-0", func(n *Node) { kubelet(n); leaving("control-plane-1")(n) }))
-	s.tell(190, Entry{Lease: &Lease{Holder: "control-plane-1"}})
+	s.tell(190, Entry{Fact: &Lease{Holder: "control-plane-1"}})
 	s.tell(200, intent("replace-0", "control-plane-0", cps, "Leave", "sandbox://s/control-plane-0"))
 	s.tell(202, etcdHas("control-plane-1"))
 	s.tell(203, cloudHas([3]string{cp[0], "Terminating"}, w, cp1))
-	s.tell(205, cloudHas(w, cp1), gone("control-plane-0"), Entry{Server: &Server{Node: "control-plane-0", Gone: true}})
+	s.tell(205, cloudHas(w, cp1), gone("control-plane-0"), Entry{Fact: &Server{Node: "control-plane-0", Gone: true}})
 	s.tell(206, cleared("replace-0", "control-plane-0"), target("v1.36.3", newParts, newParts, "done", false))
 
 	w1 := [3]string{"worker-1", "Ready", "token of worker-0"}
 	s.tell(210, intent("replace-0", "worker-0", workers, "Join", ""))
 	s.tell(212, cloudHas(w, cp1, w1))
-	s.tell(216, node("worker-1", replaces("worker-0")), Entry{Probe: &Probe{From: "worker-1"}})
+	s.tell(216, node("worker-1", replaces("worker-0")), Entry{Fact: &Probe{From: "worker-1"}})
 	s.tell(217, node("worker-0", leaving("worker-1")))
 	s.tell(225, intent("replace-0", "worker-0", workers, "Leave", "sandbox://s/worker-0"))
 	s.tell(226, cloudHas([3]string{w[0], "Terminating"}, cp1, w1))
 	s.tell(228, cloudHas(cp1, w1), gone("worker-0"))
 	s.tell(229, cleared("replace-0", "worker-0"))
-	s.tell(230, target("v1.36.3", newParts, newParts, "done", true), Entry{Strategy: &Strategy{Enabled: true}}, Entry{Scaler: &Scaler{Replicas: 1}})
-	s.tell(235, Entry{Probe: &Probe{From: "control-plane-1"}}, Entry{Probe: &Probe{From: "worker-1"}})
-	s.tell(240, Entry{Mark: End})
+	s.tell(230, target("v1.36.3", newParts, newParts, "done", true), Entry{Fact: &Strategy{Enabled: true}}, Entry{Fact: &Scaler{Replicas: 1}})
+	s.tell(235, Entry{Fact: &Probe{From: "control-plane-1"}}, Entry{Fact: &Probe{From: "worker-1"}})
+	s.tell(240, Entry{Fact: End})
 	return s
 }
 
 func TestCheck(t *testing.T) {
-	isPending := func(e Entry) bool { return e.Pending != nil }
+	isPending := func(e Entry) bool { return As[*Pending](e.Fact) != nil }
 	between := func(e Entry, from, to float64) bool { return !e.Time.Before(at(from)) && e.Time.Before(at(to)) }
 	for _, tt := range []struct {
 		name string
@@ -186,17 +186,17 @@ func TestCheck(t *testing.T) {
 	}{
 		{"a rollout as it should be", func(*story) {}, nil},
 		{"nothing at all", func(s *story) { *s = nil }, []Rule{Whole}},
-		{"no end", func(s *story) { s.drop(func(e Entry) bool { return e.Mark == End }) }, []Rule{Whole}},
-		{"no observation of etcd members", func(s *story) { s.drop(func(e Entry) bool { return e.Members != nil }) }, []Rule{Whole}},
+		{"no end", func(s *story) { s.drop(func(e Entry) bool { return e.Fact == End }) }, []Rule{Whole}},
+		{"no observation of etcd members", func(s *story) { s.drop(func(e Entry) bool { return As[*Members](e.Fact) != nil }) }, []Rule{Whole}},
 
 		{"an old node goes although its replacement is not Ready", func(s *story) {
 			s.edit(func(e *Entry) {
-				if e.Node != nil && e.Node.Name == "worker-1" {
-					e.Node.Ready = false
+				if f := As[*Node](e.Fact); f != nil && f.Name == "worker-1" {
+					f.Ready = false
 				}
 			})
 			s.tell(232, node("worker-1", replaces("worker-0")))
-			s.tell(236, Entry{Probe: &Probe{From: "worker-1"}})
+			s.tell(236, Entry{Fact: &Probe{From: "worker-1"}})
 		}, []Rule{ReadyFloor}},
 		{"a node is deleted before its replacement exists", func(s *story) { s.tell(207, gone("worker-0")); s.tell(208, node("worker-0", nil)) }, []Rule{ReadyFloor}},
 		{"a node is not Ready for two minutes", func(s *story) {
@@ -213,24 +213,28 @@ func TestCheck(t *testing.T) {
 			s.tell(213, cloudHas([3]string{"worker-0", "Ready"}, [3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready", "token of worker-0"}, [3]string{"worker-2", "Creating"}))
 		}, []Rule{SurgeBudget}},
 
-		{"a member leaves before the replacement node has started", func(s *story) { s.drop(func(e Entry) bool { return e.Members != nil && between(e, 170, 200) }) }, nil},
+		{"a member leaves before the replacement node has started", func(s *story) {
+			s.drop(func(e Entry) bool { return As[*Members](e.Fact) != nil && between(e, 170, 200) })
+		}, nil},
 		{"a voter is missing for a moment", func(s *story) { s.tell(181, etcdHas("")) }, []Rule{EtcdVoters}},
 		{"the replacement node is only a learner", func(s *story) {
 			s.edit(func(e *Entry) {
-				if e.Members != nil && between(*e, 182, 204) {
-					for i := range e.Members.List {
-						e.Members.List[i].Learner = e.Members.List[i].Name == "control-plane-1"
+				if f := As[*Members](e.Fact); f != nil && between(*e, 182, 204) {
+					for i := range f.List {
+						f.List[i].Learner = f.List[i].Name == "control-plane-1"
 					}
 				}
 			})
 			s.tell(204, etcdHas("control-plane-1"))
 		}, []Rule{EtcdVoters}},
 		{"a machine goes before its member", func(s *story) {
-			s.drop(func(e Entry) bool { return between(e, 202, 203) || between(e, 205, 206) && e.Machines != nil })
+			s.drop(func(e Entry) bool {
+				return between(e, 202, 203) || between(e, 205, 206) && As[*Machines](e.Fact) != nil
+			})
 			s.tell(218, etcdHas("control-plane-1"))
 			s.edit(func(e *Entry) {
-				if e.Machines != nil && between(*e, 203, 220) {
-					e.Machines.List = append([]Machine{{ID: "sandbox://s/control-plane-0", Name: "control-plane-0", Group: cps, ControlPlane: true, State: "Terminating"}}, slices.DeleteFunc(e.Machines.List, func(m Machine) bool {
+				if f := As[*Machines](e.Fact); f != nil && between(*e, 203, 220) {
+					f.List = append([]Machine{{ID: "sandbox://s/control-plane-0", Name: "control-plane-0", Group: cps, ControlPlane: true, State: "Terminating"}}, slices.DeleteFunc(f.List, func(m Machine) bool {
 						return m.Name == "control-plane-0" || m.Name == "worker-1" && between(*e, 205, 219)
 					})...)
 				}
@@ -244,8 +248,8 @@ func TestCheck(t *testing.T) {
 			s.tell(168, cleared("replace-1", "worker-0"))
 		}, []Rule{WorkersLast}},
 		{"a worker is replaced while a control plane is on its way", func(s *story) {
-			s.tell(172, Entry{Pending: &Pending{Name: "replace-1", Goal: "Join", Token: "other", Donor: "worker-0", Group: workers}})
-			s.tell(189, Entry{Pending: &Pending{Name: "replace-1", Token: "other", Donor: "worker-0", Gone: true}})
+			s.tell(172, Entry{Fact: &Pending{Name: "replace-1", Goal: "Join", Token: "other", Donor: "worker-0", Group: workers}})
+			s.tell(189, Entry{Fact: &Pending{Name: "replace-1", Token: "other", Donor: "worker-0", Gone: true}})
 		}, []Rule{WorkersLast}},
 
 		{"an old node names a replacement that does not name it", func(s *story) {
@@ -256,27 +260,33 @@ func TestCheck(t *testing.T) {
 			s.drop(func(e Entry) bool { return between(e, 217, 230) })
 			s.later(230, 100)
 			s.tell(218, node("control-plane-1", replaces("worker-0")))
-			s.tell(285, Entry{Note: "a minute later"})
+			s.tell(285, Entry{Fact: Note("a minute later")})
 			s.tell(300, cloudHas([3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready"}), gone("worker-0"), cleared("replace-0", "worker-0"))
 		}, []Rule{Pairs}},
 
 		{"the autoscaler runs on", func(s *story) { s.drop(func(e Entry) bool { return between(e, 2, 3) }) }, []Rule{AutoscalerPaused}},
-		{"its Deployment runs on", func(s *story) { s.drop(func(e Entry) bool { return e.Scaler != nil && between(e, 2, 3) }) }, []Rule{AutoscalerPaused}},
-		{"the autoscaler is kept", func(s *story) { s.drop(func(e Entry) bool { return e.Strategy != nil && between(e, 230, 231) }) }, []Rule{AutoscalerPaused}},
+		{"its Deployment runs on", func(s *story) { s.drop(func(e Entry) bool { return As[*Scaler](e.Fact) != nil && between(e, 2, 3) }) }, []Rule{AutoscalerPaused}},
+		{"the autoscaler is kept", func(s *story) {
+			s.drop(func(e Entry) bool { return As[*Strategy](e.Fact) != nil && between(e, 230, 231) })
+		}, []Rule{AutoscalerPaused}},
 		{"the autoscaler is given back late", func(s *story) {
-			s.drop(func(e Entry) bool { return (e.Strategy != nil || e.Scaler != nil) && between(e, 230, 231) })
+			s.drop(func(e Entry) bool {
+				return (As[*Strategy](e.Fact) != nil || As[*Scaler](e.Fact) != nil) && between(e, 230, 231)
+			})
 			s.later(235, 90)
-			s.tell(300, Entry{Note: "a minute later"})
-			s.tell(320, Entry{Strategy: &Strategy{Enabled: true}}, Entry{Scaler: &Scaler{Replicas: 1}})
+			s.tell(300, Entry{Fact: Note("a minute later")})
+			s.tell(320, Entry{Fact: &Strategy{Enabled: true}}, Entry{Fact: &Scaler{Replicas: 1}})
 		}, []Rule{AutoscalerPaused}},
 
 		{"the new machine has no pending node", func(s *story) {
 			s.drop(func(e Entry) bool { return isPending(e) && between(e, 210, 230) })
 			s.later(213, 40*60)
-			s.tell(35*60, Entry{Note: "half an hour later"})
+			s.tell(35*60, Entry{Fact: Note("half an hour later")})
 		}, []Rule{MachineTracked}},
 		{"the Node of a running machine is deleted", func(s *story) {
-			s.drop(func(e Entry) bool { return e.Node != nil && e.Node.Name == "worker-0" && between(e, 217, 229) })
+			s.drop(func(e Entry) bool {
+				return As[*Node](e.Fact) != nil && As[*Node](e.Fact).Name == "worker-0" && between(e, 217, 229)
+			})
 			s.later(217, 15)
 			s.tell(217, gone("worker-0"))
 		}, []Rule{MachineTracked}},
@@ -289,14 +299,14 @@ func TestCheck(t *testing.T) {
 			s.tell(185.5, node("control-plane-1", func(n *Node) { replaces("control-plane-0")(n); n.UID = "other"; n.Kubelet = "v1.35.4" }), node("control-plane-1", func(n *Node) { replaces("control-plane-0")(n); n.UID = "other" }))
 		}, []Rule{VersionSkew}},
 		{"a kubelet is newer than its API server", func(s *story) {
-			s.drop(func(e Entry) bool { return e.Server != nil && between(e, 150, 151) })
+			s.drop(func(e Entry) bool { return As[*Server](e.Fact) != nil && between(e, 150, 151) })
 		}, []Rule{VersionSkew}},
 		{"a worker is newer than the oldest API server", func(s *story) {
 			s.tell(10, node("worker-0", kubelet36))
 			s.tell(30, target("v1.36.3", oldParts, oldParts, "apply", false))
 			s.edit(func(e *Entry) {
-				if e.Node != nil && e.Node.Name == "worker-0" && between(*e, 100, 300) && !e.Node.Gone {
-					e.Node.Kubelet = "v1.36.3"
+				if f := As[*Node](e.Fact); f != nil && f.Name == "worker-0" && between(*e, 100, 300) && !f.Gone {
+					f.Kubelet = "v1.36.3"
 				}
 			})
 		}, []Rule{VersionSkew}},
@@ -305,8 +315,8 @@ func TestCheck(t *testing.T) {
 		}, []Rule{VersionSkew}},
 		{"joining machines jump a minor", func(s *story) {
 			s.edit(func(e *Entry) {
-				if e.Target != nil && e.Target.Kubernetes == "v1.35.4" {
-					e.Target.Kubernetes = "v1.34.9"
+				if f := As[*Target](e.Fact); f != nil && f.Kubernetes == "v1.35.4" {
+					f.Kubernetes = "v1.34.9"
 				}
 			})
 		}, []Rule{VersionSkew}},
@@ -318,51 +328,53 @@ func TestCheck(t *testing.T) {
 		{"a foreign cordon becomes ours", func(s *story) { s.tell(20, node("worker-0", func(n *Node) { n.Cordoned = true })) }, []Rule{ForeignCordon}},
 		{"the operator removes its own machine", func(s *story) {
 			s.edit(func(e *Entry) {
-				if e.Lease != nil && e.Time.After(at(2)) {
+				if f := As[*Lease](e.Fact); f != nil && e.Time.After(at(2)) {
 					e.Time = at(234)
 				}
 			})
-			s.drop(func(e Entry) bool { return e.Machines != nil && between(e, 205, 206) })
+			s.drop(func(e Entry) bool { return As[*Machines](e.Fact) != nil && between(e, 205, 206) })
 			s.tell(217.5, cloudHas([3]string{"worker-0", "Ready"}, [3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready", "token of worker-0"}))
-			s.drop(func(e Entry) bool { return e.Machines != nil && between(e, 206, 217) })
+			s.drop(func(e Entry) bool { return As[*Machines](e.Fact) != nil && between(e, 206, 217) })
 		}, []Rule{LeaseMoved}},
 
 		{"a service is silent after a replacement", func(s *story) {
-			s.drop(func(e Entry) bool { return e.Probe != nil && between(e, 235, 236) && e.Probe.From == "worker-1" })
+			s.drop(func(e Entry) bool {
+				return As[*Probe](e.Fact) != nil && between(e, 235, 236) && As[*Probe](e.Fact).From == "worker-1"
+			})
 		}, []Rule{ServiceAnswers}},
 		{"a service is silent for twenty seconds", func(s *story) {
-			s.tell(190, Entry{Probe: &Probe{From: "control-plane-1", Err: "timeout"}})
-			s.tell(207, Entry{Probe: &Probe{From: "control-plane-1", Err: "timeout"}})
-			s.tell(208, Entry{Probe: &Probe{From: "control-plane-1"}})
+			s.tell(190, Entry{Fact: &Probe{From: "control-plane-1", Err: "timeout"}})
+			s.tell(207, Entry{Fact: &Probe{From: "control-plane-1", Err: "timeout"}})
+			s.tell(208, Entry{Fact: &Probe{From: "control-plane-1"}})
 		}, []Rule{ServiceAnswers}},
 		{"a service is silent for ten seconds", func(s *story) {
-			s.tell(190, Entry{Probe: &Probe{From: "control-plane-1", Err: "timeout"}})
-			s.tell(195, Entry{Probe: &Probe{From: "control-plane-1"}})
+			s.tell(190, Entry{Fact: &Probe{From: "control-plane-1", Err: "timeout"}})
+			s.tell(195, Entry{Fact: &Probe{From: "control-plane-1"}})
 		}, nil},
 
 		{"a node is forgotten", func(s *story) {
 			s.drop(func(e Entry) bool { return between(e, 210, 230) })
 			s.edit(func(e *Entry) {
-				if e.Probe != nil && e.Probe.From == "worker-1" {
-					e.Probe = &Probe{From: "worker-0"}
+				if f := As[*Probe](e.Fact); f != nil && f.From == "worker-1" {
+					e.Fact = &Probe{From: "worker-0"}
 				}
 			})
 		}, []Rule{Converged}},
 		{"workers are kept", func(s *story) {
 			s.drop(func(e Entry) bool { return between(e, 210, 230) })
 			s.edit(func(e *Entry) {
-				if e.Target != nil {
-					e.Target.KeepWorkers = true
+				if f := As[*Target](e.Fact); f != nil {
+					f.KeepWorkers = true
 				}
-				if e.Probe != nil && e.Probe.From == "worker-1" {
-					e.Probe = &Probe{From: "worker-0"}
+				if f := As[*Probe](e.Fact); f != nil && f.From == "worker-1" {
+					e.Fact = &Probe{From: "worker-0"}
 				}
 			})
 		}, nil},
 		{"NodeVersion is not Ready", func(s *story) {
 			s.edit(func(e *Entry) {
-				if e.Target != nil {
-					e.Target.Ready = false
+				if f := As[*Target](e.Fact); f != nil {
+					f.Ready = false
 				}
 			})
 		}, []Rule{Converged}},
@@ -379,13 +391,13 @@ func TestCheck(t *testing.T) {
 		{"a mark is left", func(s *story) {
 			s.tell(239, node("worker-1", func(n *Node) { replaces("worker-0")(n); n.Heir = "worker-0" }))
 		}, []Rule{NothingLeft}},
-		{"an intent is left", func(s *story) { s.tell(239, Entry{Pending: &Pending{Name: "machine-worker-7", Goal: "Join"}}) }, []Rule{NothingLeft}},
-		{"a joining node is left", func(s *story) { s.tell(239, Entry{Joining: &Joining{Name: "worker-7"}}) }, []Rule{NothingLeft}},
+		{"an intent is left", func(s *story) { s.tell(239, Entry{Fact: &Pending{Name: "machine-worker-7", Goal: "Join"}}) }, []Rule{NothingLeft}},
+		{"a joining node is left", func(s *story) { s.tell(239, Entry{Fact: &Joining{Name: "worker-7"}}) }, []Rule{NothingLeft}},
 		{"a machine is left", func(s *story) {
 			s.tell(239, cloudHas([3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready"}, [3]string{"worker-2", "Ready"}))
 		}, []Rule{NothingLeft}},
 		{"a member is left", func(s *story) { s.tell(239, etcdHas("control-plane-0", "control-plane-1")) }, []Rule{NothingLeft}},
-		{"the lease of a gone node is left", func(s *story) { s.drop(func(e Entry) bool { return e.Lease != nil && e.Time.After(at(2)) }) }, []Rule{NothingLeft}},
+		{"the lease of a gone node is left", func(s *story) { s.drop(func(e Entry) bool { return As[*Lease](e.Fact) != nil && e.Time.After(at(2)) }) }, []Rule{NothingLeft}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := good()
@@ -407,17 +419,17 @@ func TestCheck(t *testing.T) {
 func kept() story {
 	s := good()
 	s.drop(func(e Entry) bool {
-		return !e.Time.Before(at(171)) || e.Node != nil && e.Node.Name == "control-plane-0" && e.Time.After(at(2))
+		return !e.Time.Before(at(171)) || As[*Node](e.Fact) != nil && As[*Node](e.Fact).Name == "control-plane-0" && e.Time.After(at(2))
 	})
 	s.edit(func(e *Entry) {
-		if e.Node != nil {
-			e.Node.InPlace = true
+		if f := As[*Node](e.Fact); f != nil {
+			f.InPlace = true
 		}
 	})
 	place := func(n *Node) { n.InPlace = true }
 	upgraded := func(n *Node) { place(n); n.Kubelet, n.Components = "v1.36.3", newParts }
 	intent := func(of string, phase string, gone bool) Entry {
-		return Entry{Pending: &Pending{Name: "replace-0", Goal: "Upgrade", Machine: "sandbox://s/" + of, Node: of, Phase: phase, Gone: gone}}
+		return Entry{Fact: &Pending{Name: "replace-0", Goal: "Upgrade", Machine: "sandbox://s/" + of, Node: of, Phase: phase, Gone: gone}}
 	}
 	cordoned := func(change func(*Node)) func(*Node) {
 		return func(n *Node) { change(n); n.Cordoned, n.CordonedByUs = true, true }
@@ -432,15 +444,15 @@ func kept() story {
 	s.tell(200, node("worker-0", cordoned(func(n *Node) { place(n); n.Kubelet = "v1.36.3" })))
 	s.tell(201, node("worker-0", cordoned(upgraded)))
 	s.tell(202, intent("worker-0", "done", true), node("worker-0", upgraded))
-	s.tell(203, target("v1.36.3", newParts, newParts, "done", true), Entry{Strategy: &Strategy{Enabled: true}}, Entry{Scaler: &Scaler{Replicas: 1}})
-	s.tell(204, Entry{Probe: &Probe{From: "control-plane-0"}}, Entry{Probe: &Probe{From: "worker-0"}})
-	s.tell(205, Entry{Mark: End})
+	s.tell(203, target("v1.36.3", newParts, newParts, "done", true), Entry{Fact: &Strategy{Enabled: true}}, Entry{Fact: &Scaler{Replicas: 1}})
+	s.tell(204, Entry{Fact: &Probe{From: "control-plane-0"}}, Entry{Fact: &Probe{From: "worker-0"}})
+	s.tell(205, Entry{Fact: End})
 	return s
 }
 
 func TestCheckInPlace(t *testing.T) {
 	of := func(e Entry, node string, from float64) bool {
-		return e.Node != nil && e.Node.Name == node && !e.Time.Before(at(from))
+		return As[*Node](e.Fact) != nil && As[*Node](e.Fact).Name == node && !e.Time.Before(at(from))
 	}
 	for _, tt := range []struct {
 		name string
@@ -451,21 +463,21 @@ func TestCheckInPlace(t *testing.T) {
 		{"the image stays only in place", func(s *story) {
 			s.edit(func(e *Entry) {
 				if of(*e, "worker-0", 0) {
-					e.Node.InPlace = false
+					As[*Node](e.Fact).InPlace = false
 				}
 			})
 		}, []Rule{Converged}},
 		{"another machine under its name", func(s *story) {
 			s.edit(func(e *Entry) {
 				if of(*e, "worker-0", 201) {
-					e.Node.UID = "uid of another"
+					As[*Node](e.Fact).UID = "uid of another"
 				}
 			})
 		}, []Rule{MachineKept}},
 		{"its kubelet is exchanged while it takes pods", func(s *story) {
 			s.edit(func(e *Entry) {
 				if of(*e, "worker-0", 181) {
-					e.Node.Cordoned, e.Node.CordonedByUs = false, false
+					As[*Node](e.Fact).Cordoned, As[*Node](e.Fact).CordonedByUs = false, false
 				}
 			})
 		}, []Rule{MachineKept}},
@@ -473,7 +485,7 @@ func TestCheckInPlace(t *testing.T) {
 			s.drop(func(e Entry) bool { return of(e, "control-plane-0", 172) })
 			s.tell(201.5, node("control-plane-0", func(n *Node) { n.InPlace, n.Kubelet, n.Components = true, "v1.36.3", newParts }))
 		}, []Rule{WorkersLast}},
-		{"the autoscaler runs meanwhile", func(s *story) { s.tell(185, Entry{Scaler: &Scaler{Replicas: 1}}) }, []Rule{AutoscalerPaused}},
+		{"the autoscaler runs meanwhile", func(s *story) { s.tell(185, Entry{Fact: &Scaler{Replicas: 1}}) }, []Rule{AutoscalerPaused}},
 		{"its cordon is left", func(s *story) { s.drop(func(e Entry) bool { return of(e, "worker-0", 202) }) }, []Rule{NothingLeft}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -504,13 +516,13 @@ func kubelet36(n *Node) { n.Kubelet = "v1.36.3" }
 func TestSummarize(t *testing.T) {
 	s := good()
 	for i := range 5 {
-		p := Entry{Probe: &Probe{From: "control-plane-1"}}
+		p := Entry{Fact: &Probe{From: "control-plane-1"}}
 		if i == 1 || i == 2 {
-			p.Probe = &Probe{From: "control-plane-1", Err: "timeout"}
+			p.Fact = &Probe{From: "control-plane-1", Err: "timeout"}
 		}
 		s.tell(190+float64(i), p)
 	}
-	s.tell(50, Entry{Probe: &Probe{Err: "refused"}})
+	s.tell(50, Entry{Fact: &Probe{Err: "refused"}})
 	want := Summary{
 		Makespan: 239 * time.Second, Upgrade: 167 * time.Second, Machines: 3,
 		Replacements: []Replacement{

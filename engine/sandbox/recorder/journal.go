@@ -9,13 +9,27 @@ import (
 	"time"
 )
 
-// Entry is one observation. Exactly one field beside Time is set. Entries are in
-// order of time.
+// Entry is one observation. Entries are in order of time.
 type Entry struct {
+	Time time.Time
+	Fact Fact // nil only in an entry of a newer recorder
+}
+
+// Fact is what an entry reports: a Mark, a Note, or a pointer to one of the types below.
+type Fact interface{ setIn(*line) }
+
+// As returns f if it is an F, else nil.
+func As[F Fact](f Fact) F {
+	x, _ := f.(F)
+	return x
+}
+
+// line is an entry in a file.
+type line struct {
 	Time time.Time `json:"time"`
 
 	Mark     Mark      `json:"mark,omitempty"`
-	Note     string    `json:"note,omitempty"` // action of the caller, for users
+	Note     Note      `json:"note,omitempty"`
 	Stream   *Stream   `json:"stream,omitempty"`
 	Node     *Node     `json:"node,omitempty"`
 	Pending  *Pending  `json:"pending,omitempty"`
@@ -29,6 +43,73 @@ type Entry struct {
 	Members  *Members  `json:"members,omitempty"`
 	Probe    *Probe    `json:"probe,omitempty"`
 }
+
+func (f Mark) setIn(l *line)      { l.Mark = f }
+func (f Note) setIn(l *line)      { l.Note = f }
+func (f *Stream) setIn(l *line)   { l.Stream = f }
+func (f *Node) setIn(l *line)     { l.Node = f }
+func (f *Pending) setIn(l *line)  { l.Pending = f }
+func (f *Joining) setIn(l *line)  { l.Joining = f }
+func (f *Target) setIn(l *line)   { l.Target = f }
+func (f *Strategy) setIn(l *line) { l.Strategy = f }
+func (f *Scaler) setIn(l *line)   { l.Scaler = f }
+func (f *Lease) setIn(l *line)    { l.Lease = f }
+func (f *Server) setIn(l *line)   { l.Server = f }
+func (f *Machines) setIn(l *line) { l.Machines = f }
+func (f *Members) setIn(l *line)  { l.Members = f }
+func (f *Probe) setIn(l *line)    { l.Probe = f }
+
+// MarshalJSON implements json.Marshaler.
+func (e Entry) MarshalJSON() ([]byte, error) {
+	l := line{Time: e.Time}
+	if e.Fact != nil {
+		e.Fact.setIn(&l)
+	}
+	return json.Marshal(l)
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (e *Entry) UnmarshalJSON(b []byte) error {
+	var l line
+	if err := json.Unmarshal(b, &l); err != nil {
+		return err
+	}
+	*e = Entry{Time: l.Time}
+	switch {
+	case l.Mark != "":
+		e.Fact = l.Mark
+	case l.Note != "":
+		e.Fact = l.Note
+	case l.Stream != nil:
+		e.Fact = l.Stream
+	case l.Node != nil:
+		e.Fact = l.Node
+	case l.Pending != nil:
+		e.Fact = l.Pending
+	case l.Joining != nil:
+		e.Fact = l.Joining
+	case l.Target != nil:
+		e.Fact = l.Target
+	case l.Strategy != nil:
+		e.Fact = l.Strategy
+	case l.Scaler != nil:
+		e.Fact = l.Scaler
+	case l.Lease != nil:
+		e.Fact = l.Lease
+	case l.Server != nil:
+		e.Fact = l.Server
+	case l.Machines != nil:
+		e.Fact = l.Machines
+	case l.Members != nil:
+		e.Fact = l.Members
+	case l.Probe != nil:
+		e.Fact = l.Probe
+	}
+	return nil
+}
+
+// Note is an action of the caller, for users.
+type Note string
 
 // Mark divides a journal.
 type Mark string

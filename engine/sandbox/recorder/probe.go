@@ -78,7 +78,7 @@ func (r *Recorder) probe(ctx context.Context, c *http.Client, from, url string) 
 		if err != nil {
 			p.Err = err.Error()
 		}
-		r.add(Entry{Probe: p})
+		r.add(Entry{Fact: p})
 	}
 }
 
@@ -161,7 +161,7 @@ func (r *Recorder) pollMembers(ctx context.Context) {
 			}
 			if last == nil || !slices.Equal(m.List, last.List) {
 				last = m
-				r.add(Entry{Members: m})
+				r.add(Entry{Fact: m})
 			}
 			r.seen("members")
 			break

@@ -155,13 +155,15 @@ func (r *Recorder) Close() error {
 }
 
 // Begin marks the current state as the one that a rollout must preserve.
-func (r *Recorder) Begin() { r.add(Entry{Mark: Begin}) }
+func (r *Recorder) Begin() { r.add(Entry{Fact: Begin}) }
 
 // End marks the end of the rollout.
-func (r *Recorder) End() { r.add(Entry{Mark: End}) }
+func (r *Recorder) End() { r.add(Entry{Fact: End}) }
 
 // Note records an action of the caller.
-func (r *Recorder) Note(format string, args ...any) { r.add(Entry{Note: fmt.Sprintf(format, args...)}) }
+func (r *Recorder) Note(format string, args ...any) {
+	r.add(Entry{Fact: Note(fmt.Sprintf(format, args...))})
+}
 
 // Journal returns the entries so far.
 func (r *Recorder) Journal() []Entry {
@@ -238,10 +240,10 @@ func (r *Recorder) kinds() []kind {
 			if u := o.(*v1alpha1.PendingNode).Status.Upgrade; u != nil {
 				e.Phase = u.Phase
 			}
-			return Entry{Pending: e}
+			return Entry{Fact: e}
 		}},
 		{"joiningnodes", func() client.ObjectList { return &v1alpha1.JoiningNodeList{} }, nil, func(o client.Object, gone bool) Entry {
-			return Entry{Joining: &Joining{Name: o.GetName(), Gone: gone}}
+			return Entry{Fact: &Joining{Name: o.GetName(), Gone: gone}}
 		}},
 		{"nodeversions", func() client.ObjectList { return &v1alpha1.NodeVersionList{} }, []client.ListOption{named(v1alpha1.NodeVersionName)}, targetEntry},
 		{"autoscalingstrategies", func() client.ObjectList { return &v1alpha1.AutoscalingStrategyList{} }, nil, r.strategyEntry},
@@ -274,13 +276,13 @@ func nodeEntry(o client.Object, gone bool) Entry {
 		e.Taints = append(e.Taints, t.Key)
 	}
 	slices.Sort(e.Taints)
-	return Entry{Node: e}
+	return Entry{Fact: e}
 }
 
 func targetEntry(o client.Object, gone bool) Entry {
 	nv := o.(*v1alpha1.NodeVersion)
 	if gone {
-		return Entry{Note: "NodeVersion was deleted"}
+		return Entry{Fact: Note("NodeVersion was deleted")}
 	}
 	t := &Target{
 		Image: nv.Spec.Image, Components: nv.Spec.KubernetesComponentsReference, Kubernetes: nv.Spec.KubernetesClusterVersion,
@@ -298,15 +300,15 @@ func targetEntry(o client.Object, gone bool) Entry {
 			t.Reason = c.Reason
 		}
 	}
-	return Entry{Target: t}
+	return Entry{Fact: t}
 }
 
 func (r *Recorder) strategyEntry(o client.Object, gone bool) Entry {
 	if gone {
-		return Entry{Note: "AutoscalingStrategy was deleted"}
+		return Entry{Fact: Note("AutoscalingStrategy was deleted")}
 	}
 	s := o.(*v1alpha1.AutoscalingStrategy)
-	return Entry{Strategy: &Strategy{Enabled: s.Spec.Enabled, Paused: s.Annotations[v1alpha1.AnnotationPaused] == "true"}}
+	return Entry{Fact: &Strategy{Enabled: s.Spec.Enabled, Paused: s.Annotations[v1alpha1.AnnotationPaused] == "true"}}
 }
 
 // autoscalerName is the prefix of the Deployment's name in an AutoscalingStrategy
@@ -322,7 +324,7 @@ func (r *Recorder) deploymentEntry(o client.Object, gone bool) Entry {
 	if d.Spec.Replicas != nil {
 		e.Replicas = *d.Spec.Replicas
 	}
-	return Entry{Scaler: e}
+	return Entry{Fact: e}
 }
 
 func (r *Recorder) leaseEntry(o client.Object, gone bool) Entry {
@@ -331,7 +333,7 @@ func (r *Recorder) leaseEntry(o client.Object, gone bool) Entry {
 	if h := l.Spec.HolderIdentity; h != nil && !gone && !r.cfg.Nameless {
 		holder, _, _ = strings.Cut(*h, "_") // host name, which is the node's, and an ID of the process
 	}
-	return Entry{Lease: &Lease{Holder: holder}}
+	return Entry{Fact: &Lease{Holder: holder}}
 }
 
 func serverEntry(o client.Object, gone bool) Entry {
@@ -342,7 +344,7 @@ func serverEntry(o client.Object, gone bool) Entry {
 			e.Version = c.Image[i+1:]
 		}
 	}
-	return Entry{Server: e}
+	return Entry{Fact: e}
 }
 
 // retry is the delay before an interrupted watch is retried.
@@ -378,7 +380,7 @@ func (r *Recorder) watch(ctx context.Context, k kind) {
 		l := k.list()
 		err := r.once(ctx, k, l, last, note, func() {
 			if cut {
-				r.add(Entry{Stream: &Stream{Kind: k.name}})
+				r.add(Entry{Fact: &Stream{Kind: k.name}})
 			}
 			cut = false
 			r.seen(k.name)
@@ -389,7 +391,7 @@ func (r *Recorder) watch(ctx context.Context, k kind) {
 		if !cut && err != nil {
 			cut = true
 			r.cfg.Log.Debug("watch cut", "kind", k.name, "err", err)
-			r.add(Entry{Stream: &Stream{Kind: k.name, Cut: true}})
+			r.add(Entry{Fact: &Stream{Kind: k.name, Cut: true}})
 		}
 		delay.For(ctx, retry)
 	}
@@ -464,7 +466,7 @@ func (r *Recorder) pollMachines(ctx context.Context) {
 		}
 		if b, err := json.Marshal(m); err == nil && string(b) != last {
 			last = string(b)
-			r.add(Entry{Machines: m})
+			r.add(Entry{Fact: m})
 		}
 		r.seen("machines")
 		r.probeFrom(ctx, list)

@@ -69,29 +69,31 @@ type summarizer struct {
 func (s *summarizer) add(e *Entry) (ended bool) {
 	was := s.v.target
 	s.v.apply(e)
-	if e.Mark == Begin {
+	if e.Fact == Begin {
 		s.begin = e.Time
 	}
 	if s.begin.IsZero() {
 		return false
 	}
-	switch {
-	case e.Mark == End:
-		s.Makespan = e.Time.Sub(s.begin)
-		return true
-	case e.Target != nil:
-		if was != nil && (was.Components != e.Target.Components || was.Image != e.Target.Image) {
+	switch f := e.Fact.(type) {
+	case Mark:
+		if f == End {
+			s.Makespan = e.Time.Sub(s.begin)
+			return true
+		}
+	case *Target:
+		if was != nil && (was.Components != f.Components || was.Image != f.Image) {
 			s.begin = e.Time
 		}
 		s.addRun(e.Time)
-	case e.Machines != nil:
+	case *Machines:
 		s.Machines = max(s.Machines, len(s.v.machines))
-	case e.Pending != nil:
-		s.addPending(e.Time, e.Pending)
-	case e.Node != nil:
-		s.addNode(e.Time, e.Node)
-	case e.Probe != nil:
-		s.addProbe(e.Time, e.Probe)
+	case *Pending:
+		s.addPending(e.Time, f)
+	case *Node:
+		s.addNode(e.Time, f)
+	case *Probe:
+		s.addProbe(e.Time, f)
 	}
 	return false
 }
