@@ -419,6 +419,7 @@ func nodeFrom(n *corev1.Node) decision.Node {
 		Group: a[v1alpha1.AnnotationGroup], OldNode: a[v1alpha1.AnnotationDonor],
 		Replacement: a[v1alpha1.AnnotationHeir], Obsolete: a[v1alpha1.AnnotationObsolete] == "true", OnHold: a[v1alpha1.AnnotationHeld] == "true", RetryRequest: a[v1alpha1.AnnotationRetry], InPlaceLabel: n.Labels[v1alpha1.LabelInPlace] == "true",
 	}
+	out.Unlabeled = out.Role != v1alpha1.ControlPlaneRole
 	if n.Spec.Unschedulable {
 		out.Cordon = decision.CordonedByOthers
 		if since, ok := a[v1alpha1.AnnotationCordoned]; ok {

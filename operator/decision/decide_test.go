@@ -172,6 +172,14 @@ func TestDecide(t *testing.T) {
 			w.Instances = append(w.Instances, Instance{ID: newNode.ProviderID, Name: newNode.Name, Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "control-plane-2", Group: cpGroup}}
 		}, nil, "HeirNotVoting", "False HeirNotVoting"},
+		{"a control plane that votes before its join is complete does not take over yet", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			newNode := machine("control-plane-3", func(n *Node) { n.OldNode, n.Unlabeled = "control-plane-2", true })
+			w.Nodes[2].Image = image1
+			w.Nodes = append(w.Nodes, newNode)
+			w.Instances = append(w.Instances, Instance{ID: newNode.ProviderID, Name: newNode.Name, Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
+			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "control-plane-2", Group: cpGroup}}
+			w.Etcd = append(w.Etcd, Member{Node: newNode.Name, Voter: true, Healthy: true})
+		}, nil, "HeirNotReady", "False HeirNotReady"},
 		{"a control plane that a person added may join, however old its machine is", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			added := machine("control-plane-3")
 			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2

@@ -53,6 +53,7 @@ type Node struct {
 	Role                 v1alpha1.Role
 	Ready                bool
 	NotReadyPod          string // node-critical pod that is not Ready yet on a replacement node
+	Unlabeled            bool   // it lacks the label of control planes, which kubeadm sets at the end of a join
 	ProviderID           string
 	Kubelet              string // version
 	BootID               string // of its last boot; empty: not known
