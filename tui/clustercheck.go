@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -215,22 +215,10 @@ func (s *session) ownCluster(ws *workspace.Workspace, a cluster.Access) error {
 	if err != nil {
 		return err
 	}
-	own, err := ws.Kubeconfig()
-	if err != nil {
+	if err := s.sameCluster("check", ws, &sel); err != nil {
 		return err
 	}
-	_, server, err := workspace.KubeconfigServer(own)
-	if err != nil {
-		return err
-	}
-	if server.Value != sel.Server {
-		return &plan.Error{
-			Op: fmt.Sprintf("check context %q", sel.Context), Exit: plan.ExitUsage,
-			Err:    fmt.Errorf("it leads to %s, and the workspace %s to %s", sel.Server, filepath.Base(ws.Path(".")), server.Value),
-			Remedy: "leave out the flags to check the workspace's cluster, or run the command in another directory",
-		}
-	}
-	return nil
+	return s.sameUser(ws, &sel)
 }
 
 func (s *session) writeSARIF(cli string, rules *findings.Rules, judged []findings.Judged) error {
@@ -247,15 +235,24 @@ type clusterDocument struct {
 	Exit    int `json:"exit"`
 }
 
-// writeClusterCheck prints the result of a check without a workspace.
-func (s *session) writeClusterCheck(k *check.ClusterCheck, o clusterCheckOptions, rules *findings.Rules) error {
-	sp := view.CommandFormatter{Program: s.Program, Context: o.Context}
-	if o.Kubeconfig != "" {
-		sp.Kubeconfig = o.Kubeconfig
-		if path, err := filepath.Abs(o.Kubeconfig); err == nil {
-			sp.Kubeconfig = path
+// marked is k with the titles of findings that do not count marked. judged are those of all hops.
+func marked(k *check.ClusterCheck, judged []findings.Judged) *check.ClusterCheck {
+	out := *k
+	out.Hops = slices.Clone(k.Hops)
+	for i := range out.Hops {
+		h := &out.Hops[i]
+		h.Findings = slices.Clone(h.Findings)
+		for j := range h.Findings {
+			h.Findings[j].Title += status(&judged[0])
+			judged = judged[1:]
 		}
 	}
+	return &out
+}
+
+// writeClusterCheck prints the result of a check without a workspace.
+func (s *session) writeClusterCheck(k *check.ClusterCheck, o clusterCheckOptions, rules *findings.Rules) error {
+	sp := s.formatterOf(o.Access, &cluster.Selected{})
 	judged, notes := rules.Judge(k.Findings())
 	k.Notes = append(k.Notes, notes...)
 	d := clusterDocument{ClusterCheck: k, Findings: judged, Failing: len(findings.Threshold(o.failOn).Failing(judged))}
@@ -269,11 +266,11 @@ func (s *session) writeClusterCheck(k *check.ClusterCheck, o clusterCheckOptions
 	case asSARIF:
 		err = s.writeSARIF(k.CLI, rules, judged)
 	case pipelineFormat(asMarkdown):
-		_, err = fmt.Fprint(s.out, view.ClusterCheckMarkdown(k, sp))
+		_, err = fmt.Fprint(s.out, view.ClusterCheckMarkdown(marked(k, judged), sp))
 	default:
 		pg := s.page()
 		pg.Commands = sp
-		s.print(view.ClusterCheck(pg, s.answerWidth(), k))
+		s.print(view.ClusterCheck(pg, s.answerWidth(), marked(k, judged)))
 	}
 	if err == nil && d.Exit != plan.ExitDone {
 		err = exitStatus(d.Exit)

@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"constellation/engine/cloud/providers"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
 	"constellation/engine/workspace"
@@ -456,19 +457,36 @@ Init can be interrupted at any time. Run the same command again to resume it.`,
 }
 
 func (s *session) statusCommand() *cobra.Command {
-	var out format
+	var (
+		out    format
+		access cluster.Access
+	)
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show versions, nodes and health of the cluster",
 		Long: `Show the current state of the cluster: current and target versions, nodes, machines that
 have not joined yet, services and health problems.
 
+Without a workspace, or with --kubeconfig or --context, it shows any cluster: versions,
+nodes, cordons, Plans, and what keeps a drain stuck.
+
 It changes nothing. The exit code is 1 if the API server does not answer.`,
 		Example: `  constellation status
+  constellation status --context prod-eu
   constellation status -o json | jq '.nodes[].name'`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return s.printStatus(cmd.Context(), out) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			sel, err := s.selectCluster("get status of", access, true)
+			if err != nil {
+				return err
+			}
+			if sel != nil {
+				return s.printStatusOf(cmd.Context(), out, access, sel)
+			}
+			return s.printStatus(cmd.Context(), out)
+		},
 	}
+	s.accessFlags(cmd, &access)
 	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }

@@ -50,6 +50,8 @@ import (
 type Engine interface {
 	console.Engine
 
+	// StatusOf describes a cluster without a workspace.
+	StatusOf(context.Context, cluster.Selected) (engine.Status, error)
 	// Skip excludes a node or a group from rollouts, or resumes it, and returns its previous
 	// state.
 	Skip(ctx context.Context, name string, skip bool) (cluster.SkipState, error)

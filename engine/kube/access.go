@@ -3,6 +3,7 @@ package kube
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -147,7 +148,21 @@ func selectIn(all *clientcmdapi.Config, a cluster.Access, self string) (cluster.
 	if err != nil {
 		return cluster.Selected{}, errors.New("write kubeconfig: it is not valid") // the error could quote secrets
 	}
-	return cluster.Selected{Context: name, Server: server.Server, Kubeconfig: b}, nil
+	return cluster.Selected{Context: name, Server: server.Server, Kubeconfig: b, Identity: identityOf(user), RequestTimeout: a.RequestTimeout}, nil
+}
+
+// identityOf is a digest of the credentials of a user, without the place where they were read.
+func identityOf(user *clientcmdapi.AuthInfo) string {
+	u := user.DeepCopy()
+	u.LocationOfOrigin, u.Extensions = "", nil
+	b, err := json.Marshal(u)
+	if err != nil {
+		return ""
+	}
+	if u.Exec != nil { // interactive parts are not marshalled
+		b = fmt.Appendf(b, "%q %q %v", u.Exec.Command, u.Exec.Args, u.Exec.Env)
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(b))
 }
 
 // List returns the contexts of the kubeconfig that a names. It reads the files once. Credential
