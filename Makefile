@@ -55,6 +55,10 @@ FORCE:
 bin/kubectl: FORCE
 	@go run ./engine/sandbox/build/cmd -only kubectl -o $@
 
+.PHONY: man
+man: ## write a manual page for each verb into bin/man
+	@go run -ldflags "-X constellation/engine/version.Release=$(RELEASE)" ./tui/man -o bin/man
+
 .PHONY: demo
 demo: binaries ## create a cluster in a sandbox; ARGS=--non-interactive for scripts
 	@DEMO_DIR='$(DEMO_DIR)' KEEP='$(KEEP)' KUBERNETES='$(KUBERNETES)' .ci/demo.sh $(ARGS)

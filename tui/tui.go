@@ -146,6 +146,12 @@ func (a App) Main() int {
 	return a.Run(args)
 }
 
+// Command returns the program's commands, for documentation.
+func (a App) Command() *cobra.Command {
+	a.Env, a.Now = os.Getenv, time.Now
+	return newSession(a).root()
+}
+
 // completionName is the name under which kubectl starts a plugin to complete its arguments.
 const completionName = "kubectl_complete-constellation"
 
