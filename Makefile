@@ -62,6 +62,10 @@ bin/kubectl: FORCE
 release: ## build packages, archives and charts into bin/release; KEY=file signs, TARGET=linux_amd64 builds one
 	@RELEASE='$(RELEASE)' KEY='$(KEY)' TARGET='$(TARGET)' .ci/release.sh
 
+.PHONY: man
+man: ## write a manual page for each verb into bin/man
+	@go run -ldflags "-X constellation/engine/version.Release=$(RELEASE)" ./tui/man -o bin/man
+
 .PHONY: demo
 demo: binaries ## create a cluster in a sandbox; ARGS=--non-interactive for scripts
 	@DEMO_DIR='$(DEMO_DIR)' KEEP='$(KEEP)' KUBERNETES='$(KUBERNETES)' .ci/demo.sh $(ARGS)

@@ -169,3 +169,16 @@ func TestPluginOfKubectl(t *testing.T) {
 		t.Errorf("exit %d: %s", code, out.String())
 	}
 }
+
+// kubectl completes a plugin's arguments by a program of another name.
+func TestPluginCompletion(t *testing.T) {
+	t.Chdir(t.TempDir())
+	args := pluginArgs("/usr/local/bin/kubectl_complete-constellation", []string{"check", "--context", ""})
+	out, errs, code := checkWith(t, nil, args...)
+	if code != 0 || !strings.HasPrefix(out, "dev\nprod\n:") {
+		t.Errorf("exit %d: %q %s", code, out, errs)
+	}
+	if got := pluginArgs("/usr/local/bin/kubectl-constellation", []string{"check"}); len(got) != 1 {
+		t.Errorf("the plugin itself gets %q", got)
+	}
+}

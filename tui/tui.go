@@ -31,6 +31,8 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -139,7 +141,28 @@ func (a App) Main() int {
 		wd, _ := os.Getwd() // on error, paths stay absolute
 		a.Program = view.CalledAs(os.Args[0], wd)
 	}
-	return a.Run(os.Args[1:])
+	args := os.Args[1:]
+	if len(os.Args) > 0 {
+		args = pluginArgs(os.Args[0], args)
+	}
+	return a.Run(args)
+}
+
+// Command returns the program's commands, for documentation.
+func (a App) Command() *cobra.Command {
+	a.Env, a.Now = os.Getenv, time.Now
+	return newSession(a).root()
+}
+
+// completionName is the name under which kubectl starts a plugin to complete its arguments.
+const completionName = "kubectl_complete-constellation"
+
+// pluginArgs returns the arguments of a program that was started as arg0.
+func pluginArgs(arg0 string, args []string) []string {
+	if strings.TrimSuffix(filepath.Base(arg0), ".exe") != completionName {
+		return args
+	}
+	return append([]string{cobra.ShellCompRequestCmd}, args...)
 }
 
 // Run runs the program with args, without the program's name, and returns its exit

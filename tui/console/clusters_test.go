@@ -85,8 +85,10 @@ func TestClustersAnswerWithinTheirDeadline(t *testing.T) {
 		k := &kubeconfigFake{}
 		s := clustersStage(t, k.clusters(contextsFake("silent-0", "silent-1", "dev", "eks", "prod-eu", "silent-2")...), 80, 24)
 		began := time.Now()
+		if got := text(s); !strings.Contains(got, "silent-0") { // the terminal draws it before Init
+			t.Errorf("the first frame:\n%s", got)
+		}
 		s.do(s.c.Init())
-		s.c.View()
 		s.settle()
 		got := text(s)
 		if !strings.Contains(got, "2 reachable, 3 waiting, 1 not queried") || !strings.Contains(got, "needs its credential plugin: press Enter") || strings.Contains(got, "\x1b") {

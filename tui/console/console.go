@@ -150,6 +150,9 @@ func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
 	c.help.c, c.quit.c, c.rollout.c, c.task.c, c.wizard.c, c.upg.c = c, c, c, c, c, c
 	c.task.busy, c.task.take = "reading the workspace", c.run.takeEvents
 	c.screen, c.log.back = c.start, c.start
+	if d.Clusters != nil { // the first frame is drawn before Init
+		c.screen, c.task.busy = c.clusters, ""
+	}
 	return c
 }
 
@@ -159,7 +162,6 @@ func (c *console) Init() tea.Cmd {
 		return c.watch.begin()
 	}
 	if c.deps.Clusters != nil {
-		c.screen, c.task.busy = c.clusters, ""
 		return c.clusters.observe()
 	}
 	return tea.Batch(c.overview.read(), c.scheduleTick())
