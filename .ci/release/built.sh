@@ -10,3 +10,5 @@ if [ "$name" = constellation ] && [ "$target" = "$(go env GOHOSTOS)_$(go env GOH
   mkdir -p bin/release/completions
   for shell in bash zsh fish; do "$file" completion "$shell" > "bin/release/completions/constellation.$shell"; done
 fi
+# Packages take over the times of these files.
+find "bin/release/provenance/$target" -exec touch -d "@$SOURCE_DATE_EPOCH" {} +
