@@ -128,6 +128,7 @@ var rightsOf = map[string][]string{
 		"constellation-system: coordination.k8s.io/leases: create",
 		"constellation-system: events: create,patch",
 		"constellation-system: pods/portforward: create",
+		"constellation-system: configmaps (constellation-revoked-nodes): get",
 		"constellation-system: serviceaccounts/token (constellation-operator): create",
 		"default: events.k8s.io/events: create,patch",
 		"kube-system: apps/deployments (constellation-cluster-autoscaler): get,patch",

@@ -146,7 +146,6 @@ type revoking struct {
 	request RevokeRequest
 	by      string
 	plan    *plan.Plan
-	later   string // see revokeView; when the new machine was requested
 }
 
 // revokeView is what the cluster, and the cloud if it was asked, report of one machine.
@@ -223,7 +222,14 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 		case revocation.RemovalPrefix + name:
 			v.removal = m
 		case revocation.RefillPrefix + name:
-			v.refill = m
+			if v.refill == nil || v.refill.Leaves {
+				v.refill = m
+			}
+		default:
+			// Made instead of a machine that got the refused name.
+			if m.Donor == name && !m.Leaves && strings.HasPrefix(m.Name, revocation.RefillPrefix) {
+				v.refill = m
+			}
 		}
 	}
 	v.heir = heirOf(name, v.nodes, ro.Moves)
@@ -303,7 +309,7 @@ func heirOf(name string, nodes []*cluster.Node, moves []cluster.Move) *cluster.N
 		if m.Leaves {
 			leaves[m.Node] = true
 		}
-		if m.Donor == name && !m.Leaves && m.Name != revocation.RefillPrefix+name && m.Machine != "" {
+		if m.Donor == name && !m.Leaves && !strings.HasPrefix(m.Name, revocation.RefillPrefix) && m.Machine != "" {
 			return nil // not settled yet
 		}
 	}
@@ -536,7 +542,6 @@ func (x *revoking) remove(ctx context.Context, r *plan.Reporter) error {
 			if err := k.RefillMachine(ctx, name, v.entry, hex.EncodeToString(b), x.e.now().Add(refillWithin)); err != nil {
 				return err
 			}
-			x.later = v.later
 		}
 		if v.removal != nil || v.removed() {
 			return nil
@@ -603,8 +608,9 @@ func (x *revoking) waitReplaced(ctx context.Context, r *plan.Reporter) error {
 		case v.heir != nil && v.heir.State == plan.NodeReady:
 			heir = v.heir.Name
 			return true, nil
-		case v.heir == nil && v.later != "" && v.later != x.later:
-			// The cloud gives the lowest free name, so another attempt would end the same way.
+		case v.heir == nil && v.later != "" && (v.refill == nil || v.refill.Leaves):
+			// Otherwise the operator creates another machine while this one has the name. The intent
+			// in the cluster shows that, whichever process requested the machine.
 			return false, &plan.Error{
 				Op:     op,
 				Err:    fmt.Errorf("the cloud gave the name %s to the new machine %s, and the record refuses this name until %s", name, v.later, v.entry.Until.UTC().Format("2006-01-02")),

@@ -456,6 +456,7 @@ func TestRevokeSaysThatTheNewMachineGotTheRefusedName(t *testing.T) {
 			s.cluster.RemoveNode("worker-1")
 			s.cluster.EndMove(revocation.RemovalPrefix + "worker-1")
 			s.incarnation("2", cloud.Creating, false)
+			s.cluster.EndMove(revocation.RefillPrefix + "worker-1") // as an operator of an older release
 		}
 		return nil
 	})

@@ -80,7 +80,8 @@ type nodeVersions struct {
 	gathered map[string]gathering
 	ripens   time.Duration
 	versions map[string]string // Kubernetes of components, by name
-	cached   func() []any      // the Nodes of the cache
+	revoked  revokedNames
+	cached   func() []any // the Nodes of the cache
 	book     nodeBook
 	nodes    []decision.Node // buffer for those of a world; see nodesOf
 

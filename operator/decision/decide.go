@@ -277,7 +277,7 @@ func (d *Decision) idOf(id string) string {
 // isOrphanedReplacement reports whether the operator created m to replace a node that still exists, and
 // somebody deleted the intent.
 func (d *Decision) isOrphanedReplacement(m *Instance) bool {
-	if m.Token == "" || d.tracked[m.Token] || Gone(m) {
+	if m.Token == "" || d.tracked[m.Token] || Gone(m) || d.refused(m) {
 		return false
 	}
 	n := d.NodeOf[m.ID]
@@ -563,7 +563,7 @@ func (d *Decision) isBarred() bool {
 // controlPlaneMoves reports whether a control plane is joining or leaving.
 func (d *Decision) controlPlaneMoves() bool {
 	for i := range d.w.Intents {
-		if d.roleOf(&d.w.Intents[i]) == v1alpha1.ControlPlaneRole {
+		if in := &d.w.Intents[i]; d.roleOf(in) == v1alpha1.ControlPlaneRole && !d.keepsName(in) {
 			return true
 		}
 	}
@@ -574,7 +574,7 @@ func (d *Decision) controlPlaneMoves() bool {
 func (d *Decision) controlPlaneJoins() bool {
 	return slices.ContainsFunc(d.w.Instances, func(m Instance) bool {
 		g := d.Group(m.Group)
-		return g != nil && g.Role == v1alpha1.ControlPlaneRole && d.NodeOf[m.ID] == nil && !Gone(&m)
+		return g != nil && g.Role == v1alpha1.ControlPlaneRole && d.NodeOf[m.ID] == nil && !Gone(&m) && !d.refused(&m)
 	})
 }
 
@@ -613,6 +613,9 @@ func (d *Decision) advanceReplacement(r *replacement) {
 		d.do(Action{Kind: ClearIntent, Intent: *r.Intent}) // trackOrphans removes the old node, which has left etcd
 	case d.unneeded(r) || r.oldNode != nil && d.postponed(r.oldNode):
 		d.giveUp(r)
+	case d.refused(r.machine):
+		// trackOrphans tracks the machine, which keeps its name while the next one is created.
+		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 	case r.newNode == nil:
 		late := d.w.Now.After(r.machine.Since.Add(JoinDeadline)) || r.machine.State == "Failed"
 		if d.when(ruleOverdue, late) {

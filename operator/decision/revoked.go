@@ -1,6 +1,8 @@
 package decision
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,6 +27,45 @@ import (
 // one.
 func (in *Intent) refills() bool {
 	return strings.HasPrefix(in.Name, revocation.RefillPrefix) && in.Token != "" && in.OldNode != ""
+}
+
+// A cloud can give the name of a revoked machine to a later one, which the join service refuses until
+// the certificates of the name have expired. If the operator deleted such a machine first, the
+// next one could get the name again. So its intent ends, and another machine is created for the
+// same purpose meanwhile. The refused machine is tracked like any other without a Node: it is
+// deleted when its time to join is over. It takes no surge slot, because it never joins.
+
+// refused reports whether m has the name of another machine, which was revoked, and is no Node.
+func (d *Decision) refused(m *Instance) bool {
+	if m == nil || m.Name == "" || Gone(m) || d.NodeOf[m.ID] != nil {
+		return false
+	}
+	_, refused := d.w.Revoked.Refuses(m.Name, m.ID)
+	_, revoked := d.w.Revoked.Revoked(m.Name, m.ID)
+	return refused && !revoked
+}
+
+// keepsName reports whether in tracks a refused machine.
+func (d *Decision) keepsName(in *Intent) bool {
+	return in.Goal == v1alpha1.JoinGoal && in.Token == "" && d.refused(d.Instance(in.Machine))
+}
+
+// refillAgain records the intent of another machine in place of the one of in, whose name is refused.
+// That intent ends afterwards. It reports whether it did either.
+func (d *Decision) refillAgain(in *Intent, m *Instance) bool {
+	if !d.refused(m) || d.w.Now.After(in.Deadline) {
+		return false
+	}
+	sum := sha256.Sum256([]byte(in.Token + "\x00" + m.ID))
+	next := *in
+	next.Token = hex.EncodeToString(sum[:12])
+	next.Name = revocation.RefillPrefix + in.OldNode + "." + next.Token[:8]
+	if !slices.ContainsFunc(d.w.Intents, func(o Intent) bool { return o.Name == next.Name }) {
+		d.do(Action{Kind: RecordIntent, Intent: next})
+		return true
+	}
+	d.do(Action{Kind: ClearIntent, Intent: *in})
+	return true
 }
 
 // removeRevoked removes a revoked machine: etcd member, machine and Node. The order of the first
@@ -102,6 +143,7 @@ func (d *Decision) refill(in *Intent) {
 		if n == nil { // else its Node goes first
 			d.do(Action{Kind: ClearIntent, Intent: *in})
 		}
+	case d.refillAgain(in, m):
 	case n == nil:
 		if over := m.Since.Add(JoinDeadline); !d.giveUpRefill(in, m, over) {
 			d.Wait("MachineJoins", fmt.Sprintf("machine %s, which replaces the revoked node %s, has not joined yet; it is deleted when its time to join is over", m.Name, in.OldNode), about, over)
@@ -215,7 +257,7 @@ func (d *Decision) removalPending(node string) bool {
 func (d *Decision) otherControlPlaneMoves(in *Intent) bool {
 	for i := range d.w.Intents {
 		o := &d.w.Intents[i]
-		if o.Name == in.Name || d.roleOf(o) != v1alpha1.ControlPlaneRole {
+		if o.Name == in.Name || d.roleOf(o) != v1alpha1.ControlPlaneRole || d.keepsName(o) || o.OldNode == in.OldNode && o.refills() && d.refused(d.ByToken[o.Token]) {
 			continue
 		}
 		// A replacement without a machine waits for this one.

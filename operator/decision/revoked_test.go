@@ -1,6 +1,9 @@
 package decision
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
 	"testing"
 	"time"
 
@@ -237,5 +240,76 @@ func TestAnnotationMarksARevokedIntent(t *testing.T) {
 	metav1.SetMetaDataAnnotation(&p.ObjectMeta, v1alpha1.AnnotationRevoked, "by ops@laptop: captured")
 	if !IntentOf(p).Revoked {
 		t.Error("an intent with the annotation is not revoked")
+	}
+}
+
+// A cloud that reuses names gives those of revoked machines to new ones, which cannot join. Without the
+// refused machine the next one would get the name again, for a year.
+func TestRefusedNamesAreKeptWhileTheNextMachineIsCreated(t *testing.T) {
+	refuse := func(w *World, name, group, token string) {
+		w.Revoked = revocation.List{name: {ProviderID: "sandbox://t/" + name + "#1"}}
+		w.Instances = append(w.Instances, Instance{ID: "sandbox://t/" + name + "#2", Name: name, Group: group, Token: token, State: "Ready", Since: w.Now})
+	}
+	tracking := func(w *World, name, group string) Intent {
+		return Intent{Name: MachinePrefix + name, Goal: v1alpha1.JoinGoal, Machine: "sandbox://t/" + name + "#2", Node: name, Group: group, Deadline: w.Now.Add(JoinDeadline)}
+	}
+	again := refilling("worker-1", workerGroup)
+	again.Name, again.Token = "refill-worker-1.5e4c22f2", "another"
+	for _, tt := range []struct {
+		name    string
+		edit    func(*World)
+		want    []string
+		waiting string
+	}{
+		{"another machine is requested in place of the revoked one", func(w *World) {
+			w.Nodes[3].Image = image2
+			w.without("worker-1", "Terminated")
+			refuse(w, "worker-1", workerGroup, "r")
+			w.Intents = []Intent{refilling("worker-1", workerGroup)}
+		}, []string{"record intent refill-worker-1.%s Join donor=worker-1"}, ""},
+		{"the intent of the refused machine ends after that", func(w *World) {
+			w.Nodes[3].Image = image2
+			w.without("worker-1", "Terminated")
+			refuse(w, "worker-1", workerGroup, "r")
+			w.Intents = []Intent{refilling("worker-1", workerGroup), again}
+		}, []string{"clear intent refill-worker-1 Join donor=worker-1", "create machine refill-worker-1.%s Join donor=worker-1"}, ""},
+		{"the next machine is created while the refused one is tracked", func(w *World) {
+			w.Nodes[3].Image = image2
+			w.without("worker-1", "Terminated")
+			refuse(w, "worker-1", workerGroup, "r")
+			w.Intents = []Intent{tracking(w, "worker-1", workerGroup), again}
+		}, []string{"create machine refill-worker-1.%s Join donor=worker-1"}, ""},
+		{"a refused machine in a surge slot releases the slot", func(w *World) {
+			refuse(w, "worker-7", workerGroup, "t")
+			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "worker-0", Group: workerGroup, Deadline: w.Now.Add(JoinDeadline)}}
+		}, []string{"clear intent replace-0 Join donor=worker-0"}, ""},
+		{"its machine is tracked and not deleted, and the node is replaced by another one", func(w *World) {
+			refuse(w, "worker-7", workerGroup, "t")
+		}, []string{"record intent machine-worker-7 Join machine=sandbox://t/worker-7#2", "record intent replace-0 Join donor=worker-0"}, ""},
+		{"a refused control plane does not block the others", func(w *World) {
+			w.Nodes[0].Image = image1
+			refuse(w, "control-plane-7", cpGroup, "t")
+			w.Intents = []Intent{tracking(w, "control-plane-7", cpGroup)}
+		}, []string{"record intent replace-0 Join donor=control-plane-0"}, ""},
+		{"it is deleted when its time to join is over", func(w *World) {
+			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
+			refuse(w, "worker-7", workerGroup, "t")
+			in := tracking(w, "worker-7", workerGroup)
+			in.Deadline = w.Now.Add(-time.Second)
+			w.Intents = []Intent{in}
+		}, []string{"bind intent machine-worker-7 Leave machine=sandbox://t/worker-7#2"}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) { tt.edit(w) })
+			sum := sha256.Sum256([]byte("r\x00sandbox://t/worker-1#2"))
+			name := hex.EncodeToString(sum[:4])
+			for i := range w.Intents {
+				w.Intents[i].Name = strings.Replace(w.Intents[i].Name, "5e4c22f2", name, 1)
+			}
+			for i := range tt.want {
+				tt.want[i] = strings.Replace(tt.want[i], "%s", name, 1)
+			}
+			wantDecision(t, tt.want, tt.waiting)(decide(s, w))
+		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -41,6 +42,9 @@ type World struct {
 	NodesLocked   bool
 	NodesLockedBy string
 	Versions      map[string]string // Kubernetes of a components ConfigMap, by its name
+
+	// Revoked is the record of revoked machines. It is read only while a machine has no Node.
+	Revoked revocation.List
 
 	// Index and Lookup find the values above, if the observer has built them already; nil: Decide
 	// builds them. Lookup requires Nodes in the order of their names.
