@@ -24,7 +24,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-logr/logr"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -37,16 +36,13 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/crash"
 	"constellation/operator/decision"
-	"constellation/operator/liblog"
 	"constellation/operator/nodelock"
 	"constellation/operator/replica"
 )
@@ -146,21 +142,10 @@ type Config struct {
 	agents agents // used instead of the agents that Relay reaches
 }
 
-const (
-	defaultDiscovery = 15 * time.Minute
+const defaultDiscovery = 15 * time.Minute
 
-	// The API server sheds load by itself; these limits only bound the requests of a bug.
-	clientQPS, clientBurst = 500, 1000
-
-	// A leader that hangs is replaced after leaseDuration. A leader that stops is replaced at once.
-	leaseDuration = 15 * time.Second
-	renewDeadline = 10 * time.Second
-	retryPeriod   = 2 * time.Second
-)
-
-// Run runs the operator until ctx ends or leadership is lost. After an error the process must end,
-// because it may not continue as leader.
-func Run(ctx context.Context, c Config) error {
+// fill sets what is empty to its default.
+func (c *Config) fill() {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -173,31 +158,20 @@ func Run(ctx context.Context, c Config) error {
 	if c.DiscoveryInterval == 0 {
 		c.DiscoveryInterval = defaultDiscovery
 	}
-	// The framework's logger is the process's; so is the operator.
-	libraries := logr.FromSlogHandler(liblog.Handler(c.Log.Handler()))
-	ctrl.SetLogger(libraries)
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return fmt.Errorf("register kinds: %w", err)
-	}
-	access := rest.CopyConfig(c.Cluster)
-	access.QPS, access.Burst = clientQPS, clientBurst
-	access.UserAgent = "constellation-operator"
+}
+
+// Run runs the operator until ctx ends or leadership is lost. After an error the process must end,
+// because it may not continue as leader.
+func Run(ctx context.Context, c Config) error {
+	c.fill()
+	access := replica.Access(c.Cluster, "constellation-operator")
 	closeHungConnections(access)
 	if err := await(ctx, access, c.Log); err != nil {
 		return err
 	}
-	mgr, err := newManager(c, access, scheme, libraries)
+	mgr, err := newManager(c, access)
 	if err != nil {
 		return err
-	}
-	gauges, err := newGauges()
-	if err != nil {
-		return fmt.Errorf("register metrics: %w", err)
-	}
-	counters, err := newCounters()
-	if err != nil {
-		return fmt.Errorf("register metrics: %w", err)
 	}
 	binary := rest.CopyConfig(access)
 	binary.ContentType, binary.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
@@ -213,13 +187,8 @@ func Run(ctx context.Context, c Config) error {
 		defer func() { _ = h.Close() }()
 		h.log = c.Log
 		c.Host = h
-		if c.SnapshotAddress != "" {
-			// Every replica serves snapshots of its own host, leader or not.
-			s := newSnapshots(core, h.snapshot, c.Log)
-			s.state = h.etcdState
-			if err := mgr.Add(replica.Everywhere(func(ctx context.Context) error { return s.serve(ctx, c.SnapshotAddress) })); err != nil {
-				return err
-			}
+		if err := serveSnapshots(c, mgr, core, h); err != nil {
+			return err
 		}
 	}
 	if c.leave == nil {
@@ -230,11 +199,42 @@ func Run(ctx context.Context, c Config) error {
 		defer r.keep(nil)
 		c.agents = r
 	}
-	// All work of the leader ends before Run returns.
+	end, err := addControllers(ctx, c, mgr, core)
+	if err != nil {
+		return err
+	}
+	defer end()
+	c.Log.Info("operator started", "namespace", c.Namespace)
+	if err := mgr.Start(ctx); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("run controllers: %w", err)
+	}
+	return nil
+}
+
+// serveSnapshots serves snapshots of the host's etcd if c has an address for them. Every replica
+// serves those of its own host, leader or not.
+func serveSnapshots(c Config, mgr manager.Manager, core kubernetes.Interface, h *agentHost) error {
+	if c.SnapshotAddress == "" {
+		return nil
+	}
+	s := newSnapshots(core, h.snapshot, c.Log)
+	s.state = h.etcdState
+	return mgr.Add(replica.Everywhere(func(ctx context.Context) error { return s.serve(ctx, c.SnapshotAddress) }))
+}
+
+// addControllers adds all controllers to mgr. end ends all work of the leader and returns when it
+// has ended.
+func addControllers(ctx context.Context, c Config, mgr manager.Manager, core kubernetes.Interface) (end func(), err error) {
+	gauges, err := newGauges()
+	if err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	counters, err := newCounters()
+	if err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
 	lead, resign := context.WithCancel(ctx)
 	var begun sync.WaitGroup
-	defer begun.Wait()
-	defer resign()
 	fleet := newFleet(countedCloud{c.Cloud, counters}, c.now)
 	events := mgr.GetEventRecorder("constellation-operator")
 	groups := &groups{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, interval: c.DiscoveryInterval}
@@ -246,10 +246,14 @@ func Run(ctx context.Context, c Config) error {
 		spawn: func(do func(context.Context)) { begun.Go(func() { do(lead) }) },
 	}
 	drainer := newDrainer(core, versions.wake, c.Log)
-	defer drainer.close()
 	versions.drains = drainer
 	versions.gate = newReadinessGate(core, versions.wake, c.Log)
-	defer versions.gate.close()
+	end = func() {
+		versions.gate.close()
+		drainer.close()
+		resign()
+		begun.Wait()
+	}
 	versions.lock = nodelock.New(mgr.GetClient(), mgr.GetAPIReader(), c.now)
 	versions.init()
 	for _, add := range []func(manager.Manager) error{
@@ -267,46 +271,34 @@ func Run(ctx context.Context, c Config) error {
 		},
 	} {
 		if err := add(mgr); err != nil {
-			return err
+			end()
+			return nil, err
 		}
 	}
-	c.Log.Info("operator started", "namespace", c.Namespace)
-	if err := mgr.Start(ctx); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("run controllers: %w", err)
-	}
-	return nil
+	return end, nil
 }
 
 // newManager returns the manager of the controllers, with its cache and its leader election.
-func newManager(c Config, access *rest.Config, scheme *runtime.Scheme, libraries logr.Logger) (manager.Manager, error) {
-	yes := true
-	metrics := c.MetricsAddress
-	if metrics == "" {
-		metrics = "0" // controller-runtime: no server
+func newManager(c Config, access *rest.Config) (manager.Manager, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, fmt.Errorf("register kinds: %w", err)
 	}
-	mgr, err := manager.New(access, manager.Options{
-		Scheme: scheme,
-		Logger: libraries,
-		Cache: cache.Options{
-			DefaultTransform: cache.TransformStripManagedFields(),
-			ByObject: map[client.Object]cache.ByObject{
-				&corev1.Node{}: {Transform: trimNode},
-				// Only this binding is removed, so the role can name it.
-				&rbacv1.ClusterRoleBinding{}: {Field: fields.OneTermEqualSelector("metadata.name", autoApproval)},
-				// There is only one, so the role can name it.
-				&v1alpha1.NodeVersion{}: {Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.NodeVersionName)},
-			},
+	o := replica.Options(scheme, c.Log, c.MetricsAddress, c.HealthAddress)
+	o.Cache = cache.Options{
+		DefaultTransform: cache.TransformStripManagedFields(),
+		ByObject: map[client.Object]cache.ByObject{
+			&corev1.Node{}: {Transform: trimNode},
+			// Only this binding is removed, so the role can name it.
+			&rbacv1.ClusterRoleBinding{}: {Field: fields.OneTermEqualSelector("metadata.name", autoApproval)},
+			// There is only one, so the role can name it.
+			&v1alpha1.NodeVersion{}: {Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.NodeVersionName)},
 		},
-		// These are read by name, rarely; the role permits no list.
-		Client:         client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.ConfigMap{}, &appsv1.Deployment{}}}},
-		LeaderElection: !c.NoElection, LeaderElectionID: LeaseName, LeaderElectionNamespace: c.Namespace,
-		LeaderElectionReleaseOnCancel: true,
-		LeaseDuration:                 ptr(leaseDuration), RenewDeadline: ptr(renewDeadline), RetryPeriod: ptr(retryPeriod),
-		Metrics:                metricsserver.Options{BindAddress: metrics},
-		HealthProbeBindAddress: c.HealthAddress,
-		// Names are for metrics; a process that runs two operators is a test.
-		Controller: config.Controller{SkipNameValidation: &yes},
-	})
+	}
+	// These are read by name, rarely; the role permits no list.
+	o.Client = client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.ConfigMap{}, &appsv1.Deployment{}}}}
+	o.LeaderElection, o.LeaderElectionID, o.LeaderElectionNamespace = !c.NoElection, LeaseName, c.Namespace
+	mgr, err := manager.New(access, o)
 	if err != nil {
 		return nil, fmt.Errorf("connect to API server: %w", err)
 	}
@@ -322,7 +314,7 @@ func await(ctx context.Context, access *rest.Config, log *slog.Logger) error {
 	}
 	const least, most = 100 * time.Millisecond, 500 * time.Millisecond
 	for wait := least; ; wait = min(2*wait, most) {
-		try, cancel := context.WithTimeout(ctx, renewDeadline)
+		try, cancel := context.WithTimeout(ctx, replica.RenewDeadline)
 		err := d.RESTClient().Get().AbsPath("/version").Do(try).Error()
 		cancel()
 		if err == nil || ctx.Err() != nil {

@@ -35,6 +35,7 @@ import (
 	"constellation/operator/decision"
 	"constellation/operator/plans"
 	"constellation/operator/readiness"
+	"constellation/operator/replica"
 )
 
 // cloudInTest is a fake cloud for the operator's tests. Its machines are Nodes that run nothing, and
@@ -1709,7 +1710,7 @@ func apiServerAwayForLong(t *testing.T, r *rolling) {
 	r.mu.Lock()
 	r.ahead += 10 * time.Minute
 	r.mu.Unlock()
-	time.Sleep(leaseDuration + 2*time.Second) // the outage
+	time.Sleep(replica.LeaseDuration + 2*time.Second) // the outage
 	away := time.Since(stopped).Seconds()
 	r.writes.mu.Lock()
 	requests := r.writes.requests - before

@@ -332,7 +332,7 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 		c.GroupID = "cluster"
 		root.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{s.configCommand(), s.releaseCommand(), s.sandboxStub(), s.mcpCommand(), s.versionCommand()} {
+	for _, c := range []*cobra.Command{s.configCommand(), s.releaseCommand(), s.sandboxStub(), s.mcpCommand(), s.selfCommand(), s.versionCommand()} {
 		c.GroupID = "around"
 		root.AddCommand(c)
 	}

@@ -225,33 +225,13 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 	}
 	table(w, "", head)
 
-	var all, known int
-	var unknown []string
-	digest := func(name, d string) string {
-		if all++; d != "" {
-			known++
-			return d
-		}
-		unknown = append(unknown, name)
-		return "no known digest"
-	}
+	var digests digestCount
 	fmt.Fprintln(w, "\nservices")
-	var rows [][]string
-	for _, v := range d.Services {
-		switch {
-		case v.Kind == cluster.ServiceOfKubernetes:
-			rows = append(rows, []string{v.Name, "-", "same version as Kubernetes, see below"})
-		case v.Image == "":
-			rows = append(rows, []string{v.Name, v.Version.String(), "part of the OS image"})
-		default:
-			rows = append(rows, []string{v.Name, v.Version.String(), v.Image})
-		}
-	}
-	table(w, "  ", rows)
+	table(w, "  ", serviceRows(d))
 
 	if len(d.ForeignCharts) > 0 {
 		fmt.Fprintln(w, "\nthird-party charts")
-		rows = nil
+		var rows [][]string
 		for _, c := range d.ForeignCharts {
 			name := c.Name
 			if c.Chart != c.Name {
@@ -263,8 +243,74 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 	}
 
 	fmt.Fprintf(w, "\nkubernetes (default for new clusters: %s)\n", term.Clean(d.DefaultKubernetes))
+	patches, components := patchRows(d)
+	table(w, "  ", patches)
+
+	fmt.Fprintln(w, "\nprogram")
+	var rows [][]string
+	for _, c := range d.Downloads {
+		rows = append(rows, []string{c.OS + "/" + c.Arch, c.URL, digests.of(c.URL, c.Digest)})
+	}
+	if len(rows) == 0 {
+		rows = [][]string{{"no download address"}}
+	}
+	table(w, "  ", rows)
+
+	fmt.Fprintln(w, "\nOS images")
+	rows = nil
+	if d.Images != nil {
+		for _, o := range d.Images.OS {
+			rows = append(rows, []string{o.Provider, o.Reference, digests.of("OS image for "+o.Provider, o.Digest)})
+		}
+		for _, c := range d.Images.Containers {
+			digests.of(c.Reference, c.Digest)
+		}
+	}
+	if len(rows) == 0 {
+		rows = [][]string{{"none listed"}}
+	}
+	table(w, "  ", rows)
+
+	fmt.Fprintf(w, "\ndigests  known for all %d node components and for %d of %d images and downloads\n", components, digests.known, digests.all)
+	for _, u := range byImage(digests.unknown) {
+		fmt.Fprintf(w, "  missing for %s\n", u)
+	}
+	s.feedText(d.Feed)
+}
+
+// digestCount counts the images and downloads whose digest is known.
+type digestCount struct {
+	all, known int
+	unknown    []string // names
+}
+
+// of counts digest, which is empty if it is unknown, and returns it for the page.
+func (c *digestCount) of(name, digest string) string {
+	if c.all++; digest != "" {
+		c.known++
+		return digest
+	}
+	c.unknown = append(c.unknown, name)
+	return "no known digest"
+}
+
+func serviceRows(d *engine.ReleaseDetail) (rows [][]string) {
+	for _, v := range d.Services {
+		switch {
+		case v.Kind == cluster.ServiceOfKubernetes:
+			rows = append(rows, []string{v.Name, "-", "same version as Kubernetes, see below"})
+		case v.Image == "":
+			rows = append(rows, []string{v.Name, v.Version.String(), "part of the OS image"})
+		default:
+			rows = append(rows, []string{v.Name, v.Version.String(), v.Image})
+		}
+	}
+	return rows
+}
+
+// patchRows are the patches of Kubernetes, and the number of their components.
+func patchRows(d *engine.ReleaseDetail) (rows [][]string, components int) {
 	rows = [][]string{{"PATCH", "ETCD", "COREDNS", "AUTOSCALER", "PAUSE", "CRICTL", "CNI PLUGINS"}}
-	components := 0
 	for _, p := range d.Patches {
 		row := []string{p.Version.String(), p.Etcd, p.CoreDNS, cmp.Or(p.Autoscaler, "-"), p.Pause, p.Crictl, p.CNIPlugins}
 		if p.Faulty != "" {
@@ -278,38 +324,7 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 			components += len(list)
 		}
 	}
-	table(w, "  ", rows)
-
-	fmt.Fprintln(w, "\nprogram")
-	rows = nil
-	for _, c := range d.Downloads {
-		rows = append(rows, []string{c.OS + "/" + c.Arch, c.URL, digest(c.URL, c.Digest)})
-	}
-	if len(rows) == 0 {
-		rows = [][]string{{"no download address"}}
-	}
-	table(w, "  ", rows)
-
-	fmt.Fprintln(w, "\nOS images")
-	rows = nil
-	if d.Images != nil {
-		for _, o := range d.Images.OS {
-			rows = append(rows, []string{o.Provider, o.Reference, digest("OS image for "+o.Provider, o.Digest)})
-		}
-		for _, c := range d.Images.Containers {
-			digest(c.Reference, c.Digest)
-		}
-	}
-	if len(rows) == 0 {
-		rows = [][]string{{"none listed"}}
-	}
-	table(w, "  ", rows)
-
-	fmt.Fprintf(w, "\ndigests  known for all %d node components and for %d of %d images and downloads\n", components, known, all)
-	for _, u := range byImage(unknown) {
-		fmt.Fprintf(w, "  missing for %s\n", u)
-	}
-	s.feedText(d.Feed)
+	return rows, components
 }
 
 // verified is the JSON output of release verify.

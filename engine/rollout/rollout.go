@@ -493,6 +493,7 @@ var rolloutRemedies = map[string]string{
 	"DrainBlocked":      "make room for the named pod; `constellation upgrade check` has the command that clears it",
 	"HeirCordoned":      "uncordon the new node with kubectl",
 	"EtcdUnhealthy":     "repair the named member of etcd",
+	"EtcdTagMissing":    "set etcd.local.imageTag with `kubectl -n kube-system edit configmap kubeadm-config` to that of the target, or run `constellation upgrade apply` again",
 	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is retried with backoff, at once with `constellation upgrade retry NODE`; `constellation upgrade skip NODE` leaves the node as it is",
 	"TargetRefused":     "set a reachable target: `constellation upgrade check` lists them",
 	"ComponentsUnknown": "`constellation upgrade prepare` publishes what nodes install",

@@ -109,6 +109,38 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 		d.host.LimitMemory(limit)
 	}
 
+	if err := d.assemble(st); err != nil {
+		return err
+	}
+
+	listeners, err := d.listen(ctx, st)
+	if err != nil {
+		return err
+	}
+	// Drivers stop after the last request was answered, because a shutdown waits for
+	// machines.
+	driving, endDriving := context.WithCancel(context.WithoutCancel(ctx))
+	defer endDriving()
+	if err := d.fleet.start(driving, st); err != nil {
+		return err
+	}
+	d.log.Info("sandbox served", "sandbox", d.name, "machines", len(st.Instances), "pid", os.Getpid())
+
+	err = d.servers(ctx, st, listeners).Wait()
+	endDriving()
+	done := make(chan struct{})
+	go func() { d.fleet.wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(serveGrace):
+		d.log.Warn("machine operations abandoned", "after", serveGrace)
+	}
+	d.log.Info("sandbox no longer served", "sandbox", d.name, "err", err)
+	return err
+}
+
+// assemble makes the parts that answer requests: machines, mirror and registry.
+func (d *daemon) assemble(st *state) (err error) {
 	d.fleet = &fleet{
 		log: d.log, platform: d.host, firmware: d.firmware, spec: d.complete, admit: d.admit,
 		save: func(s *state) error { return s.write(d.dirs.of(d.name, stateName)) },
@@ -141,20 +173,11 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 		return fmt.Errorf("kubernetes %s is not in the cache any more; run `constellation sandbox fetch %s`", st.Kubernetes, st.Kubernetes)
 	}
 	d.refresh()
+	return nil
+}
 
-	listeners, err := d.listen(ctx, st)
-	if err != nil {
-		return err
-	}
-	// Drivers stop after the last request was answered, because a shutdown waits for
-	// machines.
-	driving, endDriving := context.WithCancel(context.WithoutCancel(ctx))
-	defer endDriving()
-	if err := d.fleet.start(driving, st); err != nil {
-		return err
-	}
-	d.log.Info("sandbox served", "sandbox", d.name, "machines", len(st.Instances), "pid", os.Getpid())
-
+// servers begins to answer requests on all listeners until ctx ends.
+func (d *daemon) servers(ctx context.Context, st *state, on listeners) *errgroup.Group {
 	a := &api{
 		Control: NewControl(d.fleet, d.log), log: d.log, fleet: d.fleet, mirror: d.mirror, images: d.images, refresh: d.refresh, shutdown: d.shutdown,
 		info: func(i *sandboxapi.Info) { i.TrustRoots = d.trust },
@@ -167,42 +190,32 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 	g, gctx := errgroup.WithContext(ctx)
 	control := a.control()
 	if st.Simulated {
-		for _, l := range []*net.Listener{&listeners.control, &listeners.registry, &listeners.mirror} {
+		for _, l := range []*net.Listener{&on.control, &on.registry, &on.mirror} {
 			*l = forOwner(*l, d.log)
 		}
 		control = atItsAddress(control)
 		g.Go(func() error { d.metadataOfEach(gctx, a.metadata()); return nil })
 	} else {
-		g.Go(func() error { return serveHTTP(gctx, listeners.metadata, a.metadata(), d.log) })
+		g.Go(func() error { return serveHTTP(gctx, on.metadata, a.metadata(), d.log) })
 	}
-	g.Go(func() error { return serveHTTP(gctx, listeners.control, control, d.log) })
-	g.Go(func() error { return serveHTTP(gctx, listeners.socket, a.host(), d.log) })
-	g.Go(func() error { return serveHTTP(gctx, listeners.registry, d.registry, d.log) })
-	g.Go(func() error { return serveHTTP(gctx, listeners.mirror, d.mirror, d.log) })
+	g.Go(func() error { return serveHTTP(gctx, on.control, control, d.log) })
+	g.Go(func() error { return serveHTTP(gctx, on.socket, a.host(), d.log) })
+	g.Go(func() error { return serveHTTP(gctx, on.registry, d.registry, d.log) })
+	g.Go(func() error { return serveHTTP(gctx, on.mirror, d.mirror, d.log) })
 	for _, s := range []struct {
 		b *balancer
 		l []net.Listener
 	}{
-		{apiServers, []net.Listener{listeners.apiServer, cuttable{listeners.hostAPIServer, d.fleet}}},
-		{inits, []net.Listener{listeners.init, cuttable{listeners.hostInit, d.fleet}}},
-		{joins, []net.Listener{listeners.join}},
+		{apiServers, []net.Listener{on.apiServer, cuttable{on.hostAPIServer, d.fleet}}},
+		{inits, []net.Listener{on.init, cuttable{on.hostInit, d.fleet}}},
+		{joins, []net.Listener{on.join}},
 	} {
 		g.Go(func() error { s.b.run(gctx); return nil })
 		for _, l := range s.l {
 			g.Go(func() error { return s.b.serve(gctx, l) })
 		}
 	}
-	err = g.Wait()
-	endDriving()
-	done := make(chan struct{})
-	go func() { d.fleet.wait(); close(done) }()
-	select {
-	case <-done:
-	case <-time.After(serveGrace):
-		d.log.Warn("machine operations abandoned", "after", serveGrace)
-	}
-	d.log.Info("sandbox no longer served", "sandbox", d.name, "err", err)
-	return err
+	return g
 }
 
 func (d *daemon) balancer(name string, backends func() []backend) *balancer {

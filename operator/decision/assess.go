@@ -94,32 +94,7 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 	if w.LastEtcd == nil { // a new leader has not listed them yet
 		s.EtcdMembers = before.EtcdMembers
 	}
-	mints, exists := map[string]bool{}, map[string]bool{}
-	for _, p := range w.Pending {
-		exists[p.Node] = false // for all we know
-	}
-	for i := range w.Nodes {
-		if _, asked := exists[w.Nodes[i].Name]; asked {
-			exists[w.Nodes[i].Name] = true
-		}
-	}
-	pending := map[string]v1alpha1.Reference{}
-	for _, p := range w.Pending {
-		if p.Kind == "PendingNode" && p.Ready {
-			mints[p.Node] = true
-		}
-		// A machine may have a JoiningNode and a PendingNode, of which the PendingNode is more exact.
-		// An object whose Node exists is about to be deleted.
-		key := cmp.Or(p.Node, p.Name)
-		if _, seen := pending[key]; !exists[p.Node] && (!seen || p.Kind == "PendingNode") {
-			pending[key] = v1alpha1.Reference{Kind: p.Kind, Name: p.Name}
-		}
-	}
-	for i := range w.Impostors {
-		if _, asked := exists[w.Impostors[i].Name]; asked {
-			exists[w.Impostors[i].Name] = true
-		}
-	}
+	waiting, mints := pendingMachines(w)
 	var byClass [mint + 1]struct {
 		n     int32
 		first []v1alpha1.Reference // as many as the status lists
@@ -152,12 +127,6 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 			byClass[invalid].first = append(byClass[invalid].first, v1alpha1.Reference{Kind: "Node", Name: w.Impostors[i].Name})
 		}
 	}
-	var waiting []v1alpha1.Reference
-	for _, r := range pending {
-		waiting = append(waiting, r)
-	}
-	slices.SortFunc(waiting, func(a, b v1alpha1.Reference) int { return strings.Compare(a.Name, b.Name) })
-
 	n := func(c class) int32 { return byClass[c].n }
 	s.Nodes = v1alpha1.NodeCounts{
 		Total: int32(len(w.Nodes) + len(w.Impostors)), UpToDate: n(upToDate), Outdated: n(outdated), Donors: n(oldNode), Heirs: n(newNode), Mints: n(mint),
@@ -182,6 +151,43 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 	}
 	SetCondition(&s.Conditions, outdated, metav1.NewTime(now.Truncate(time.Second)))
 	return s
+}
+
+// pendingMachines are the machines without a Node, sorted by name, and the names of Nodes whose
+// PendingNode is ready.
+func pendingMachines(w World) (waiting []v1alpha1.Reference, mints map[string]bool) {
+	exists := map[string]bool{}
+	mints = map[string]bool{}
+	for _, p := range w.Pending {
+		exists[p.Node] = false // for all we know
+	}
+	for i := range w.Nodes {
+		if _, asked := exists[w.Nodes[i].Name]; asked {
+			exists[w.Nodes[i].Name] = true
+		}
+	}
+	pending := map[string]v1alpha1.Reference{}
+	for _, p := range w.Pending {
+		if p.Kind == "PendingNode" && p.Ready {
+			mints[p.Node] = true
+		}
+		// A machine may have a JoiningNode and a PendingNode, of which the PendingNode is more exact.
+		// An object whose Node exists is about to be deleted.
+		key := cmp.Or(p.Node, p.Name)
+		if _, seen := pending[key]; !exists[p.Node] && (!seen || p.Kind == "PendingNode") {
+			pending[key] = v1alpha1.Reference{Kind: p.Kind, Name: p.Name}
+		}
+	}
+	for i := range w.Impostors {
+		if _, asked := exists[w.Impostors[i].Name]; asked {
+			exists[w.Impostors[i].Name] = true
+		}
+	}
+	for _, r := range pending {
+		waiting = append(waiting, r)
+	}
+	slices.SortFunc(waiting, func(a, b v1alpha1.Reference) int { return strings.Compare(a.Name, b.Name) })
+	return waiting, mints
 }
 
 // joinComponents returns the components of joining machines. Published components stay: they

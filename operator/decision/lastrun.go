@@ -16,7 +16,7 @@ import (
 // restarts meanwhile, and then retry from here. known is the time since its first-seen time; its
 // start was measured by another clock.
 func LastRun(journal UpgradeRun, reported *v1alpha1.UpgradeProgress, known time.Duration, spec v1alpha1.NodeVersionSpec, x Lookup, here string) UpgradeRun {
-	if reported == nil || reported.Node == here || !reported.Started.After(journal.Started) {
+	if prevails(journal, reported, spec, here) {
 		// The next leader compares the boot with that of the Node, which must not be that of an earlier
 		// boot.
 		if n := x.Nodes[here]; n == nil || n.BootID != journal.BootID {
@@ -39,6 +39,23 @@ func LastRun(journal UpgradeRun, reported *v1alpha1.UpgradeProgress, known time.
 		r.Phase, r.Line = "failed", fmt.Sprintf("the state of the upgrade on %s is unknown since the operator moved to another node", reported.Node)
 	}
 	return r // a failed run here has no end time, so its retry needs no pause
+}
+
+// prevails reports whether the run in this host's journal is later than the one in the status. Their
+// starts do not decide that alone: a run that continues after an interruption keeps its start.
+func prevails(journal UpgradeRun, reported *v1alpha1.UpgradeProgress, spec v1alpha1.NodeVersionSpec, here string) bool {
+	if reported == nil || reported.Node == here || journal.Active() {
+		return true
+	}
+	active := UpgradeRun{Phase: reported.Phase}.Active()
+	atTarget := journal.Version == spec.KubernetesClusterVersion && journal.Components == spec.KubernetesComponentsReference
+	switch {
+	case journal.Phase == "failed" && active: // a leader started it after this one had failed
+		return false
+	case journal.Phase == "done" && atTarget && !active:
+		return true
+	}
+	return !reported.Started.After(journal.Started)
 }
 
 // stillReported reports whether the status has a run on a host as active that has ended. The next run

@@ -56,6 +56,16 @@ func TestLastRun(t *testing.T) {
 		{"a run on another host has failed after the time that a run takes", UpgradeRun{}, reported(nil), lostRun + time.Second, old, with(theirs, func(r *UpgradeRun) {
 			r.Phase, r.Line = "failed", "the state of the upgrade on control-plane-1 is unknown since the operator moved to another node"
 		})},
+		{"a run on this host that continues after a later one elsewhere prevails", ours, reported(func(u *v1alpha1.UpgradeProgress) {
+			u.Phase, u.Started = "failed", metav1.NewTime(begun.Add(time.Minute))
+		}), 0, old, ours},
+		{"a run on this host that reached the target prevails over a later failed one", with(ours, func(r *UpgradeRun) { r.Phase = "done" }), reported(func(u *v1alpha1.UpgradeProgress) {
+			u.Phase, u.Started = "failed", metav1.NewTime(begun.Add(time.Minute))
+		}), 0, old, with(ours, func(r *UpgradeRun) { r.Phase = "done" })},
+		{"a run to another target does not prevail over a later failed one", with(ours, func(r *UpgradeRun) { r.Phase, r.Components = "done", refA }), reported(func(u *v1alpha1.UpgradeProgress) {
+			u.Phase, u.Started = "failed", metav1.NewTime(begun.Add(time.Minute))
+		}), 0, old, with(theirs, func(r *UpgradeRun) { r.Phase, r.Started = "failed", begun.Add(time.Minute) })},
+		{"a run that continues on another host prevails over a later failed one", with(ours, func(r *UpgradeRun) { r.Phase, r.Started = "failed", begun.Add(time.Minute) }), reported(nil), 0, old, theirs},
 		{"a run on another host continues while its Node reports the same boot", UpgradeRun{}, booted, 2 * bootSeen, boot("one"), with(theirs, func(r *UpgradeRun) { r.BootID = "one" })},
 		{"a run on another host has failed when its Node is Ready after another boot", UpgradeRun{}, booted, 2 * bootSeen, boot("two"), with(theirs, func(r *UpgradeRun) {
 			r.BootID, r.Phase, r.Line = "one", "failed", "control-plane-1 was restarted during the upgrade"

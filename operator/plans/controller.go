@@ -24,6 +24,7 @@ import (
 
 	"constellation/operator/api/upgradev1"
 	"constellation/operator/nodelock"
+	"constellation/operator/replica"
 )
 
 // controller carries out the Plans of one namespace.
@@ -209,7 +210,7 @@ func (k *controller) identify(ctx context.Context) error {
 		k.Log.Warn("API server not reachable, will retry", "err", err)
 		select {
 		case <-ctx.Done():
-		case <-time.After(retryPeriod):
+		case <-time.After(replica.RetryPeriod):
 		}
 	}
 }

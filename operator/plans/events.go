@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/operator/api/upgradev1"
+	"constellation/operator/replica"
 )
 
 // eventWriter writes events in the background. client-go's recorder keeps each event for up to twelve
@@ -78,7 +79,7 @@ func (t *eventWriter) run(ctx context.Context) {
 			continue
 		case <-ctx.Done():
 		}
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), retryPeriod)
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), replica.RetryPeriod)
 		defer cancel()
 		for {
 			select {
@@ -119,7 +120,7 @@ func (t *eventWriter) write(ctx context.Context, e *corev1.Event) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(retryPeriod):
+		case <-time.After(replica.RetryPeriod):
 		}
 	}
 	if err != nil && !apierrors.IsAlreadyExists(err) {

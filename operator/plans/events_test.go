@@ -16,6 +16,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/operator/replica"
 )
 
 // creating is a client that only creates.
@@ -81,7 +83,7 @@ func TestEventsAreWritten(t *testing.T) {
 					// As long as it tries.
 					for range eventTries {
 						synctest.Wait()
-						time.Sleep(retryPeriod)
+						time.Sleep(replica.RetryPeriod)
 					}
 					cancel()
 				}

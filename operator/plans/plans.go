@@ -22,7 +22,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-logr/logr"
 	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -33,16 +32,12 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"constellation/operator/api/upgradev1"
 	"constellation/operator/crash"
-	"constellation/operator/liblog"
 	"constellation/operator/replica"
 )
 
@@ -74,16 +69,6 @@ type Config struct {
 	drainsAsked time.Duration
 }
 
-const (
-	// The API server sheds load by itself; these limits only bound the requests of a bug.
-	clientQPS, clientBurst = 500, 1000
-
-	// A leader that hangs is replaced after leaseDuration, one that stops at once.
-	leaseDuration = 15 * time.Second
-	renewDeadline = 10 * time.Second
-	retryPeriod   = 2 * time.Second
-)
-
 // Run carries out the Plans of a namespace until ctx ends or leadership is lost. It first creates or
 // updates the CRD, unless that is up to date.
 func Run(ctx context.Context, c Config) error {
@@ -100,15 +85,11 @@ func Run(ctx context.Context, c Config) error {
 	if c.Name == "" || c.Namespace == "" {
 		return errors.New("run plans controller: name or namespace is empty: set both, for example to system-upgrade-controller and system-upgrade")
 	}
-	logger := logr.FromSlogHandler(liblog.Handler(c.Log.Handler()))
-	ctrl.SetLogger(logger)
 	scheme := runtime.NewScheme() // only of the types in use: all of Kubernetes takes megabytes
 	if err := errors.Join(corev1.AddToScheme(scheme), batchv1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), eventsv1.AddToScheme(scheme), upgradev1.AddToScheme(scheme)); err != nil {
 		return fmt.Errorf("register kinds: %w", err)
 	}
-	access := rest.CopyConfig(c.Cluster)
-	access.QPS, access.Burst = clientQPS, clientBurst
-	access.UserAgent = "constellation-plans"
+	access := replica.Access(c.Cluster, "constellation-plans")
 	if err := bringKind(ctx, access, c.Log); err != nil {
 		return err
 	}
@@ -117,31 +98,24 @@ func Run(ctx context.Context, c Config) error {
 		var err error
 		host, _ := os.Hostname()
 		turn, err = resourcelock.NewFromKubeconfig(resourcelock.LeasesResourceLock, c.Namespace, c.Name,
-			resourcelock.ResourceLockConfig{Identity: cmp.Or(c.Identity, host) + "_" + rand.Text()}, rest.AddUserAgent(access, "leader-election"), renewDeadline)
+			resourcelock.ResourceLockConfig{Identity: cmp.Or(c.Identity, host) + "_" + rand.Text()}, rest.AddUserAgent(access, "leader-election"), replica.RenewDeadline)
 		if err != nil {
 			return fmt.Errorf("set up election: %w", err)
 		}
 	}
-	yes := true
-	mgr, err := manager.New(access, manager.Options{
-		Scheme: scheme, Logger: logger,
-		Cache: cache.Options{
-			DefaultTransform:  cache.TransformStripManagedFields(),
-			DefaultNamespaces: map[string]cache.Config{c.Namespace: {}},
-			ByObject: map[client.Object]cache.ByObject{
-				&corev1.Node{}: {Transform: trimNode},
-				&batchv1.Job{}: {Transform: trimJob, Label: ours(c.Name)},
-				// The Job reports the result of a succeeded pod.
-				&corev1.Pod{}: {Transform: trimPod, Label: ours(c.Name), Field: fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded))},
-			},
+	o := replica.Options(scheme, c.Log, c.MetricsAddress, c.HealthAddress)
+	o.Cache = cache.Options{
+		DefaultTransform:  cache.TransformStripManagedFields(),
+		DefaultNamespaces: map[string]cache.Config{c.Namespace: {}},
+		ByObject: map[client.Object]cache.ByObject{
+			&corev1.Node{}: {Transform: trimNode},
+			&batchv1.Job{}: {Transform: trimJob, Label: ours(c.Name)},
+			// The Job reports the result of a succeeded pod.
+			&corev1.Pod{}: {Transform: trimPod, Label: ours(c.Name), Field: fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded))},
 		},
-		LeaderElection: c.Election, LeaderElectionResourceLockInterface: turn,
-		LeaderElectionReleaseOnCancel: true,
-		LeaseDuration:                 new(leaseDuration), RenewDeadline: new(renewDeadline), RetryPeriod: new(retryPeriod),
-		Metrics:                metricsserver.Options{BindAddress: cmp.Or(c.MetricsAddress, "0")}, // "0" disables the server in controller-runtime
-		HealthProbeBindAddress: c.HealthAddress,
-		Controller:             config.Controller{SkipNameValidation: &yes},
-	})
+	}
+	o.LeaderElection, o.LeaderElectionResourceLockInterface = c.Election, turn
+	mgr, err := manager.New(access, o)
 	if err != nil {
 		return fmt.Errorf("connect to API server: %w", err)
 	}

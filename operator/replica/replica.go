@@ -1,5 +1,5 @@
-// Package replica has what all replicas of a controller share, whether they lead or not: their health
-// checks and their work without leadership.
+// Package replica has what all replicas of a controller share, whether they lead or not: the options
+// of their manager, their health checks, and their work without leadership.
 package replica
 
 import (
