@@ -55,6 +55,7 @@ func etcdMinor(t *testing.T, kind machineKind, controlPlanes int) {
 	c.kubectl("create", "configmap", "kept-too", "--from-literal=before=3.7")
 	// In place, so that customizations of the machines stay, and every member is upgraded by kubeadm.
 	c.kubectl("patch", "scalinggroup", "control-plane", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
+	coreDNS := c.coreDNS()
 	if kind == realMachines {
 		c.customizeConfig()
 		c.customizeMachines(planes)
@@ -94,7 +95,7 @@ func etcdMinor(t *testing.T, kind machineKind, controlPlanes int) {
 		t.Errorf("kubelets have %s, want %s", kubelets, etcdMinorTo)
 	}
 	if kind == realMachines {
-		c.wantCustomized(planes)
+		c.wantCustomized(planes, coreDNS)
 	}
 }
 
@@ -183,7 +184,7 @@ END
 }
 
 // wantCustomized checks that the changes of customizeConfig and customizeMachines are still in effect.
-func (c *cloud) wantCustomized(planes []string) {
+func (c *cloud) wantCustomized(planes []string, coreDNS string) {
 	t := c.t
 	t.Helper()
 	for _, p := range planes {
@@ -197,7 +198,13 @@ func (c *cloud) wantCustomized(planes []string) {
 		t.Errorf("kubeadm's configuration is\n%s", config)
 	}
 	// The skipped phase left CoreDNS as it was.
-	if image := c.kubectl("-n", "kube-system", "get", "deployment", "coredns", "-o", "jsonpath={.spec.template.spec.containers[0].image}"); !strings.HasSuffix(image, ":v1.14.2") {
-		t.Errorf("CoreDNS is %s, and its phase was to be skipped", image)
+	if image := c.coreDNS(); image != coreDNS {
+		t.Errorf("CoreDNS is %s, was %s, and its phase was to be skipped", image, coreDNS)
 	}
+}
+
+// coreDNS returns the image of CoreDNS.
+func (c *cloud) coreDNS() string {
+	c.t.Helper()
+	return c.kubectl("-n", "kube-system", "get", "deployment", "coredns", "-o", "jsonpath={.spec.template.spec.containers[0].image}")
 }

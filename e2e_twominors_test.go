@@ -54,6 +54,7 @@ func TestUpgradeOfTwoMinorsInOneSitting(t *testing.T) {
 
 	planes := c.controlPlanes(etcd + "-0")
 	c.customizeMachines(planes)
+	coreDNS := c.coreDNS()
 	c.kubectl("patch", "scalinggroup", "control-plane", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
 	c.wantPath(to, plan.Target{Kubernetes: to})
 	c.wantEtcd(c.hop(true, to), "3.7.0", "3.7.0")
@@ -65,7 +66,7 @@ func TestUpgradeOfTwoMinorsInOneSitting(t *testing.T) {
 	if is := c.controlPlanes("3.7.0-0"); !slices.Equal(is, planes) {
 		t.Errorf("control planes are %v, were %v", is, planes)
 	}
-	c.wantCustomized(planes)
+	c.wantCustomized(planes, coreDNS)
 	for _, n := range c.status().Nodes {
 		if n.State != plan.NodeReady || n.Kubernetes != to {
 			t.Errorf("%s is %s with Kubernetes %s", n.Name, n.State, n.Kubernetes)
