@@ -208,3 +208,36 @@ func (c *cloud) coreDNS() string {
 	c.t.Helper()
 	return c.kubectl("-n", "kube-system", "get", "deployment", "coredns", "-o", "jsonpath={.spec.template.spec.containers[0].image}")
 }
+
+// Control planes that are upgraded in place get the etcd between both minors by their own agents, one
+// after the other, and stay.
+//
+//	for v in v1.36.3 v1.37.2; do bin/constellation sandbox fetch $v; done
+//	CONSTELLATION_E2E_UPGRADE=1 go test -timeout 30m -run TestEtcdHopInPlaceOnSimulatedMachines .
+func TestEtcdHopInPlaceOnSimulatedMachines(t *testing.T) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_UPGRADE", "six minutes and Kubernetes v1.36.3 and v1.37.2, built from source")
+	testneeds.Kubernetes(t, etcdMinorFrom)
+	testneeds.Kubernetes(t, etcdMinorTo)
+	c, _ := newCluster(t, simulatedMachines, 3, 1, "--kubernetes", etcdMinorFrom, "--image", "v1.1.0", "--release", "v1.1.0")
+	c.kubectl("patch", "scalinggroup", "control-plane", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
+	identities := func() string {
+		return c.kubectl("get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
+	}
+	before, planes := identities(), []string{"control-plane-0", "control-plane-1", "control-plane-2"}
+	apply := []string{"upgrade", "apply", "--non-interactive", "--yes", "--to", "v1.1.0", "--kubernetes", etcdMinorTo}
+	c.run(10*time.Minute, apply...).want(plan.ExitDone)
+	if got := c.controlPlanes(etcdBefore); !slices.Equal(got, planes) {
+		t.Errorf("%v run etcd %s, want %v", got, etcdBefore, planes)
+	}
+	if now := identities(); now != before {
+		t.Errorf("nodes are %s, were %s", now, before)
+	}
+	if cordoned := c.kubectl("get", "nodes", "-o", "jsonpath={.items[?(@.spec.unschedulable)].metadata.name}"); cordoned != "" {
+		t.Errorf("nodes %s are cordoned", cordoned)
+	}
+	c.run(10*time.Minute, apply...).want(plan.ExitDone)
+	if got := c.controlPlanes(etcdAfter); !slices.Equal(got, planes) {
+		t.Errorf("%v run etcd %s, want %v", got, etcdAfter, planes)
+	}
+	c.run(2*time.Minute, apply...).want(plan.ExitNothing)
+}

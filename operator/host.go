@@ -205,6 +205,34 @@ func upgradeToken(version, reference string, last decision.UpgradeRun) string {
 	return fmt.Sprintf("%s/%d/%s", version, try, reference)
 }
 
+// nodeToken is upgradeToken of an in-place upgrade, with the mark of the etcd that the target names.
+// It differs from that of the control plane's upgrade: the agent refuses a token for another verb.
+func nodeToken(version, reference, etcd string, last decision.UpgradeRun) string {
+	parts := strings.SplitN(upgradeToken(version, reference, last), "/", 3)
+	parts[1] = nodeAttempt + parts[1]
+	if etcd != "" {
+		parts[1] += etcdSeparator + etcd
+	}
+	return strings.Join(parts, "/")
+}
+
+// Parts of the token of an in-place upgrade, in the field between version and components. Earlier
+// operators skip that field.
+const (
+	nodeAttempt   = "n"
+	etcdSeparator = "+"
+)
+
+// etcdOf returns the mark of etcd in a token.
+func etcdOf(token string) string {
+	parts := strings.SplitN(token, "/", 3)
+	if len(parts) != 3 {
+		return ""
+	}
+	_, mark, _ := strings.Cut(parts[1], etcdSeparator)
+	return mark
+}
+
 // Run returns the latest run in the host's journal; the zero value if there is none. An interrupted
 // run must be repeated. If it had not changed the host yet, Run returns none. Afterwards Run returns
 // it as a failed run without a pause (ended is zero).
@@ -221,7 +249,7 @@ func (h *agentHost) Run(ctx context.Context) (decision.UpgradeRun, error) {
 	}
 	run := decision.UpgradeRun{Version: r.GetKubernetesVersion(), Node: h.node, InPlace: r.GetWhat() == upgradeproto.What_NODE, Phase: phaseOf(r.GetStage()), Line: r.GetLastLine(), Started: r.GetStarted().AsTime()}
 	if parts := strings.SplitN(r.GetToken(), "/", 3); len(parts) == 3 && parts[0] == run.Version {
-		run.Components = parts[2]
+		run.Components, run.Etcd = parts[2], etcdOf(r.GetToken())
 	}
 	switch r.GetState() {
 	case upgradeproto.Run_SUCCEEDED:
@@ -275,7 +303,7 @@ func (h *agentHost) Upgrade(ctx context.Context, token, version, reference strin
 		Token: token, KubernetesVersion: version, What: h.what, Components: component.ToProto(components.List), ComponentsStatement: components.Statement,
 		Configuration: &upgradeproto.Configuration{IgnorePreflightErrors: kubeadm.IgnoredChecks()}, // same as for the join of the machine
 	}
-	f := &following{host: h, tell: tell, run: decision.UpgradeRun{Version: version, Components: reference, Node: h.node, Phase: "download", InPlace: h.what == upgradeproto.What_NODE}}
+	f := &following{host: h, tell: tell, run: decision.UpgradeRun{Version: version, Components: reference, Node: h.node, Phase: "download", InPlace: h.what == upgradeproto.What_NODE, Etcd: etcdOf(token)}}
 	cut, enrolled := false, false
 	for pause := reconnectMin; ; pause = min(2*pause, reconnectMax) {
 		before := f.after

@@ -528,6 +528,26 @@ func (s *standInAgent) serve(t *testing.T) *agentHost {
 	return h
 }
 
+// A control plane whose upgrade of the cluster was given up is upgraded by its own agent later, which
+// accepts one token for one request only.
+func TestNodeTokenIsNotThatOfTheControlPlane(t *testing.T) {
+	const reference = "k8s-components-sha256-0123456789012345678901234567890123456789012345678901234567890123"
+	last := decision.UpgradeRun{Version: newKubernetes, Phase: "failed", Ended: time.UnixMilli(1763945678123)}
+	all := map[string]bool{}
+	for _, etcd := range []string{"", "3.6.11-0", "0123456789abcdef"} {
+		for _, run := range []decision.UpgradeRun{{}, last} {
+			token := nodeToken(newKubernetes, reference, etcd, run)
+			if all[token] || token == upgradeToken(newKubernetes, reference, run) || len(token) > 128 || etcdOf(token) != etcd {
+				t.Errorf("token %q of %d bytes with etcd %q", token, len(token), etcdOf(token))
+			}
+			all[token] = true
+			if token != nodeToken(newKubernetes, reference, etcd, run) {
+				t.Errorf("token %q changes", token)
+			}
+		}
+	}
+}
+
 func TestHostReturnsTheLatestRun(t *testing.T) {
 	begun, heard := time.Unix(1000, 0).UTC(), time.Unix(2000, 0).UTC()
 	run := func(state upgradeproto.Run_State, stage, token string) *upgradeproto.Run {
@@ -552,6 +572,7 @@ func TestHostReturnsTheLatestRun(t *testing.T) {
 		{"a run failed", run(upgradeproto.Run_FAILED, "plan", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Line, r.Ended = "failed", "why", heard })},
 		{"a run was interrupted before it changed the host", run(upgradeproto.Run_INTERRUPTED, "plan", token), decision.UpgradeRun{}},
 		{"a run was interrupted later, and needs no pause", run(upgradeproto.Run_INTERRUPTED, "apply", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Line = "failed", "interrupted: why" })},
+		{"a run brought the etcd of the target", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", nodeToken(newKubernetes, "a/ref", "3.6.11-0", decision.UpgradeRun{})), with(func(r *decision.UpgradeRun) { r.Phase, r.Ended, r.Etcd = "done", heard, "3.6.11-0" })},
 		{"another caller requested the run", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", "mine"), with(func(r *decision.UpgradeRun) { r.Phase, r.Ended, r.Components = "done", heard, "" })},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

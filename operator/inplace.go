@@ -119,7 +119,7 @@ func (r *nodeVersions) ask(o *observed) {
 		run, heard := o.NodeRuns[in.Machine]
 		switch {
 		case run.Active() && run.Components != "":
-			r.upgradeNode(o, decision.Action{Kind: decision.UpgradeNode, Node: in.Node, Machine: in.Machine, Version: run.Version, Components: run.Components})
+			r.upgradeNode(o, decision.Action{Kind: decision.UpgradeNode, Node: in.Node, Machine: in.Machine, Version: run.Version, Components: run.Components, Etcd: run.Etcd})
 		case !heard || run.Active(): // another operator started it, so it can only be observed
 			r.try("read the run of the agent of "+in.Node, func(ctx context.Context) error {
 				ctx, end := r.runs.while(ctx, in.Machine)
@@ -147,7 +147,7 @@ func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 		if err != nil {
 			return err
 		}
-		if last.RetryMark() != "" && last.Version == a.Version && last.Components == a.Components && !last.Ended.Equal(a.Ended) {
+		if last.RetryMark() != "" && last.Version == a.Version && last.Components == a.Components && last.Etcd == a.Etcd && !last.Ended.Equal(a.Ended) {
 			r.runs.set(a.Machine, last) // it has failed since; Decide chooses the time of the retry
 			return nil
 		}
@@ -160,7 +160,7 @@ func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 		if about != nil && !last.Active() { // else the operator that started it has reported it
 			r.event(about, corev1.EventTypeNormal, "UpgradeStarted", "Upgrade", "its agent upgrades it to Kubernetes "+a.Version)
 		}
-		failed := r.agents.Upgrade(ctx, a.Node, upgradeToken(a.Version, a.Components, last), a.Version, a.Components, c.Signed, func(run decision.UpgradeRun) {
+		failed := r.agents.Upgrade(ctx, a.Node, nodeToken(a.Version, a.Components, a.Etcd, last), a.Version, a.Components, c.Signed, func(run decision.UpgradeRun) {
 			r.runs.set(a.Machine, run)
 			r.wake()
 		})

@@ -537,14 +537,14 @@ func (c *Run) changes(ctx context.Context) *plan.Changes {
 		controlPlane := n.Role == string(cloud.ControlPlane)
 		switch {
 		case controlPlane && !c.Hop.ReplaceControlPlanes || !controlPlane && !c.Hop.ReplaceWorkers:
-		case n.InPlace && !kubernetes: // its image stays and nothing else changes
+		case n.InPlace && !kubernetes && (!controlPlane || to.Etcd == ""): // its image stays and nothing else changes
 		case n.InPlace:
 			if out.InPlace == nil {
 				out.InPlace = map[string]int{}
 			}
 			out.InPlace[cmp.Or(n.Group, n.Role)]++
 			kept++
-			if controlPlane {
+			if controlPlane && kubernetes {
 				first = 1 // kubeadm upgrades the cluster on the first one
 			}
 		default:

@@ -163,10 +163,6 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 			"the operator and the join service in the cluster do the work, and those of another release may not support the hop",
 			fmt.Sprintf("write microserviceVersion: %s into %s, with image and kubernetesVersion as they run, and bring the services with `constellation init`; then prepare again", to.Services, workspace.ConfigFile))
 	}
-	if to.Etcd != "" && slices.ContainsFunc(c.Now.Nodes, func(n cluster.Node) bool { return n.Role == cluster.ControlPlaneRole && n.InPlace }) {
-		block("etcd-in-place", "versions", "etcd "+to.Etcd+" comes by replacement of control planes, and theirs are upgraded in place", "the agents of machines that stay do not upgrade etcd without Kubernetes",
-			"set the strategy of the control planes' ScalingGroup to Replace for this hop")
-	}
 	if c.Now.Target.Components == "" {
 		block("node-version", "versions", "the cluster has no NodeVersion constellation-version", "without it no target can be set", "`constellation init` makes it")
 	}

@@ -21,6 +21,7 @@ type Action struct {
 
 	Version, Components string
 	JoinComponents      v1alpha1.JoinComponents
+	Etcd                string // of UpgradeNode: mark of the etcd that the target names
 	Until               time.Time
 	MinVoters           int
 	Address             string    // of RemoveMember: of the member, see [Member]; empty: not known

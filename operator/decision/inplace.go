@@ -1,6 +1,7 @@
 package decision
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -73,7 +74,7 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 		d.waitForAgent(in, n, overdue)
 		return
 	}
-	if !d.aimsAt(run) {
+	if !d.aimsAtNode(run, n) {
 		d.startUpgrade(n, Action{})
 		return
 	}
@@ -96,6 +97,8 @@ func (d *Decision) waitForAgent(in *Intent, n *Node, overdue bool) {
 // Ready again, or for the retry.
 func (d *Decision) waitsAfterRun(n *Node, run UpgradeRun) bool {
 	switch {
+	case run.Phase == "done" && n.Ready && n.Kubelet == run.Version && !hasEtcd(d.spec, n):
+		d.Wait("EtcdMemberOutdated", fmt.Sprintf("the agent of %s has finished, and its member of etcd still reports version %s, want %s", n.Name, cmp.Or(n.Etcd, "unknown"), d.spec.EtcdImageTag), NodeReference(n.Name), time.Time{})
 	case run.Phase == "done":
 		d.notReadyAgain(n)
 	case run.Phase == "failed" && !d.when(ruleRetry, true):
@@ -127,7 +130,7 @@ func (d *Decision) startUpgrade(n *Node, a Action) {
 		}
 	default:
 		a.Kind, a.Node, a.Machine = UpgradeNode, n.Name, n.ProviderID
-		a.Version, a.Components = d.spec.KubernetesClusterVersion, d.spec.KubernetesComponentsReference
+		a.Version, a.Components, a.Etcd = d.spec.KubernetesClusterVersion, d.spec.KubernetesComponentsReference, d.etcdMark(n)
 		d.do(a)
 	}
 }
@@ -231,7 +234,7 @@ func (d *Decision) isStuck(in *Intent) bool {
 		return false
 	}
 	run, heard := d.w.NodeRuns[in.Machine]
-	same, late := d.aimsAt(run), d.w.Now.After(in.Deadline)
+	same, late := d.aimsAtNode(run, n), d.w.Now.After(in.Deadline)
 	switch {
 	case !heard:
 		return late && n.Cordon == CordonedByUs
@@ -279,7 +282,7 @@ func (d *Decision) failedOn(n *Node) (run UpgradeRun, known bool) {
 		return UpgradeRun{}, true
 	}
 	run, known = d.w.NodeRuns[n.ProviderID]
-	if !d.aimsAt(run) {
+	if !d.aimsAtNode(run, n) {
 		run = UpgradeRun{}
 	}
 	return run, known
@@ -288,6 +291,12 @@ func (d *Decision) failedOn(n *Node) (run UpgradeRun, known bool) {
 // aimsAt reports whether run is an upgrade to the target.
 func (d *Decision) aimsAt(run UpgradeRun) bool {
 	return run.Version == d.spec.KubernetesClusterVersion && run.Components == d.spec.KubernetesComponentsReference
+}
+
+// aimsAtNode reports whether run is an in-place upgrade of n to the target. A control plane that
+// reached the target's components before the target named an etcd is upgraded once more.
+func (d *Decision) aimsAtNode(run UpgradeRun, n *Node) bool {
+	return d.aimsAt(run) && run.Etcd == d.etcdMark(n)
 }
 
 // labelInPlace labels the nodes that are upgraded in place, and no others: the relay to the agents

@@ -172,6 +172,7 @@ type UpgradeRun struct {
 	Version, Components, Node string
 	Phase                     string // as in UpgradeProgress; empty: no run
 	InPlace                   bool   // of a node, and not of the cluster's Kubernetes
+	Etcd                      string // mark of the etcd that the target names, of a control plane's in-place upgrade
 	Line                      string
 	BootID                    string // boot of the machine in which the agent works; empty: it does not, or it is not known
 	Started, Ended            time.Time
