@@ -177,6 +177,10 @@ func (i *clusterRun) watch(ctx context.Context, r *plan.Reporter, w WatchRequest
 			}
 		}
 		p.End.Done = now.String()
+		if len(now.Stuck) > 0 {
+			why := now.Why()
+			p.End.Done += "; " + why.Text + "; " + why.Remedy
+		}
 		applying := slices.ContainsFunc(now.Plans, func(p cluster.NodePlan) bool { return p.Applying > 0 })
 		return w.Once || !w.Stay && now.Observed && now.Reached && !applying, nil
 	})

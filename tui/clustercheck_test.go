@@ -182,3 +182,47 @@ func TestPluginCompletion(t *testing.T) {
 		t.Errorf("the plugin itself gets %q", got)
 	}
 }
+
+// TestFindingsThatDoNotCountAreMarked checks the text and the markdown of a live cluster.
+func TestFindingsThatDoNotCountAreMarked(t *testing.T) {
+	t.Chdir(t.TempDir())
+	found := []plan.Finding{{ID: "w", Severity: plan.Warn, Title: "a warning"}, {ID: "v", Severity: plan.Warn, Title: "another one"}}
+	for _, format := range []string{"text", "markdown"} {
+		out, errs, _ := checkWith(t, found, "check", "-o", format, "--ignore", "w,until=2099-01-01,reason=known")
+		if !strings.Contains(out, "a warning (ignored until 2099-01-01: known)") || strings.Contains(out, "another one (") {
+			t.Errorf("%s: %s%s", format, out, errs)
+		}
+	}
+}
+
+// userOf is a kubeconfig whose contexts have different users.
+type userOf struct{ clusters }
+
+func (userOf) Select(a cluster.Access) (cluster.Selected, error) {
+	return cluster.Selected{Context: "prod", Server: "https://prod.example", Identity: a.Context}, nil
+}
+
+// TestCheckRefusesAnotherUser checks that a workspace's check does not use another user than the
+// named context's.
+func TestCheckRefusesAnotherUser(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	for name, text := range map[string]string{
+		workspace.ConfigFile:     "x",
+		workspace.KubeconfigFile: "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: https://prod.example, certificate-authority-data: YQ==}}]\nusers: [{name: u, user: {client-certificate-data: YQ==, client-key-data: YQ==}}]\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var errs bytes.Buffer
+	a := App{
+		Program: "constellation", Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: &errs, Clusters: userOf{}, Env: func(string) string { return "" },
+		Engine: func(*workspace.Workspace, *slog.Logger) (Engine, error) {
+			return &enginefake.Engine{CheckData: enginefake.CheckIn(t, "trouble")}, nil
+		},
+	}
+	if code := a.Run([]string{"check", "--context", "other"}); code != plan.ExitUsage || !strings.Contains(errs.String(), "its user is not the one of") {
+		t.Errorf("exit %d: %s", code, errs.String())
+	}
+}

@@ -82,7 +82,7 @@ func ForeignCluster(ctx context.Context, c Foreign, s cluster.Selected, r Foreig
 			from = path[i-1]
 		}
 		requests[i] = PreflightRequest{
-			From: from, To: to, ReplaceControlPlanes: !out.Distribution.Managed, ReplaceWorkers: true, DryRun: r.DryRun, Quiet: !r.DryRun, NotApplicable: not,
+			From: from, To: to, ReplaceControlPlanes: !out.Distribution.Managed, ReplaceWorkers: true, DryRun: r.DryRun, Quiet: !r.DryRun, Foreign: true, NotApplicable: not,
 		}
 		if out.Distribution.Managed {
 			requests[i].Surge = surge // managed node groups add a machine before they drain one

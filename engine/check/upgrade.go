@@ -50,6 +50,8 @@ type PreflightRequest struct {
 	DryRun bool
 	// Quiet forbids requests to kubelets, whose logs show them.
 	Quiet bool
+	// Foreign means that others upgrade the cluster: nodes are drained, and may be kept.
+	Foreign bool
 	// NotApplicable are the IDs of checks that do not run, with the reason.
 	NotApplicable map[string]string
 }

@@ -148,7 +148,7 @@ func (e *HeldError) Error() string { return "it is held by " + e.By.String() }
 // nothing else may come.
 func (ro Rollout) WithoutStrangers(nodes []*Node, now time.Time) []*Node {
 	strange := func(n *Node) bool { return n.Group == "" && n.Image == "" && now.Sub(n.Created) < strangeFor }
-	if !slices.ContainsFunc(nodes, strange) {
+	if ro.Unmanaged || !slices.ContainsFunc(nodes, strange) {
 		return nodes
 	}
 	named := map[string]bool{}

@@ -479,6 +479,19 @@ func capacity(w *world, _ *probe) []plan.Finding {
 	return fold(found, "workloads whose pods do not fit")
 }
 
+// loneControlPlane reports whether a node is the only control plane of the cluster.
+func (w *world) loneControlPlane(node string) bool {
+	is := false
+	n := 0
+	for i := range w.nodes {
+		if _, ok := w.nodes[i].Labels[controlPlaneLabel]; ok {
+			n++
+			is = is || w.nodes[i].Name == node
+		}
+	}
+	return is && n == 1
+}
+
 func (w *world) homeless(t *team, placement *placement) plan.Finding {
 	l := w.lookup()
 	pods := w.inOrder(slices.Clone(t.pods))
@@ -493,6 +506,10 @@ func (w *world) homeless(t *team, placement *placement) plan.Finding {
 		Detail: fmt.Sprintf("%s requests %s; %s; computed with %s", printable(p.name), p.request, placement.lost[p], surge),
 		Remedy: "make room: fewer replicas, smaller requests, or another node",
 	}
+	if w.request.Foreign && w.loneControlPlane(p.node) {
+		f.Severity = plan.Warn
+		f.Detail += "; it is the only control plane, which an upgrade of kubeadm need not drain"
+	}
 	if placement.approximate[t.owner] {
 		f.Detail += "; topology spread and affinity over zones were not computed"
 	}
@@ -501,6 +518,9 @@ func (w *world) homeless(t *team, placement *placement) plan.Finding {
 	switch {
 	case host != "":
 		f.Remedy = "remove the node name from its node selector; the new node has another name"
+		if w.request.Foreign {
+			f.Remedy = "remove the node name from its node selector: its pods cannot run while the node is drained"
+		}
 		if ok {
 			f.Command = command(`kubectl -n %s patch %s --type=json -p '[{"op":"remove","path":"/spec/template/spec/nodeSelector/kubernetes.io~1hostname"}]'`, t.namespace, o)
 		}

@@ -175,7 +175,7 @@ func (w *world) roomOf(b *budget) (plan.Finding, bool) {
 	}
 	l := w.lookup()
 	node := needing[0].node // moving is in the order of the drains
-	where := fmt.Sprintf("%s on nodes that are replaced, the first on %s (%s)", count(len(needing), "pod"), printable(node), l.position(node))
+	where := fmt.Sprintf("%s on nodes that are %s, the first on %s (%s)", count(len(needing), "pod"), w.taken(), printable(node), l.position(node))
 	f := plan.Finding{
 		Severity: plan.Block, Owner: keeperOf(&b.ObjectMeta), Objects: append([]string{b.object()}, objects(needing)...),
 		Detail: b.evidence() + "; " + where,
@@ -222,6 +222,14 @@ func (w *world) roomOf(b *budget) (plan.Finding, bool) {
 		w.shortNow(b, needing, &f)
 	}
 	return f, true
+}
+
+// taken is what happens to nodes: others drain them, and may keep them.
+func (w *world) taken() string {
+	if w.request.Foreign {
+		return "drained"
+	}
+	return "replaced"
 }
 
 // shortNow reports a budget that would allow a disruption if its pods were healthy.

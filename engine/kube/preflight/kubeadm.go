@@ -433,10 +433,13 @@ func containerRuntimes(w *world, _ *probe) (out []plan.Finding) {
 			f := plan.Finding{
 				Title:  fmt.Sprintf("%s %d.x runs on %s, and kubelets from %s on need %s %d", r.Runtime, r.OldestRuntime.Major()-1, count(len(old), "node"), m.Kubernetes, r.Runtime, r.OldestRuntime.Major()),
 				Detail: "nodes: " + enumerate(old, 20), Reference: m.Sources[r.Source],
-				Remedy: fmt.Sprintf("check that the OS image of the hop contains %s %d", r.Runtime, r.OldestRuntime.Major()),
+				Remedy: fmt.Sprintf("check that %s contains %s %d", w.hosts("the OS image of the hop"), r.Runtime, r.OldestRuntime.Major()),
 			}
 			if n > w.request.To.Minor() {
 				f.Remedy = fmt.Sprintf("use an OS image with %s %d before the hop to %s", r.Runtime, r.OldestRuntime.Major(), m.Kubernetes)
+				if w.request.Foreign {
+					f.Remedy = fmt.Sprintf("upgrade %s on the nodes to %d, or use nodes that have it, before the hop to %s", r.Runtime, r.OldestRuntime.Major(), m.Kubernetes)
+				}
 			}
 			for _, name := range old {
 				f.Objects = append(f.Objects, object("node", "", name))
@@ -531,4 +534,12 @@ func kubeletCgroup(p *probe, node string) (string, error) {
 		}
 	}
 	return "", errors.New("the kubelet does not report it")
+}
+
+// hosts is what the software of nodes comes from: an image, or whatever others use.
+func (w *world) hosts(image string) string {
+	if w.request.Foreign {
+		return "the software of the nodes"
+	}
+	return image
 }

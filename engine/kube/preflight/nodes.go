@@ -218,9 +218,11 @@ func cordonedNodes(w *world, _ *probe) []plan.Finding {
 				f.Detail += ", " + plainDuration(w.now.Sub(since)) + " ago"
 			}
 		}
-		if l.place[n.Name] > 0 {
+		switch {
+		case w.request.Foreign: // others decide what becomes of it
+		case l.place[n.Name] > 0:
 			f.Detail += fmt.Sprintf("; it is replaced (%s), and the new node will not be cordoned", l.position(n.Name))
-		} else {
+		default:
 			f.Detail += "; it is kept, and stays cordoned"
 		}
 		found = append(found, f)

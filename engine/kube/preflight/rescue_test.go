@@ -264,3 +264,35 @@ func TestStuckOnADeadNode(t *testing.T) {
 		t.Errorf("found %+v", found)
 	}
 }
+
+// TestForeignWords checks a cluster that others upgrade: its only control plane need not be drained,
+// and no text is about replacements.
+func TestForeignWords(t *testing.T) {
+	for _, foreign := range []bool{false, true} {
+		w := village()
+		w.request.Surge, w.request.Foreign = 0, foreign
+		w.addDeployment("shop", "pinned", func(p *pod) {
+			p.nodeSelector = map[string]string{controlPlaneLabel: ""}
+			p.tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+			p.request = resources{cpu: 3000}
+		}, "cp-0")
+		for i := range w.nodes {
+			if w.nodes[i].Name == "cp-0" {
+				if w.nodes[i].Labels == nil || w.nodes[i].Labels[controlPlaneLabel] != "" {
+					t.Fatalf("no control plane: %v", w.nodes[i].Labels)
+				}
+				w.nodes[i].Labels[controlPlaneLabel] = ""
+			}
+			w.nodes[i].Spec.Unschedulable = w.nodes[i].Name == "worker-1"
+		}
+		f := w.homeless(&team{owner: owner{"apps/v1", "Deployment", "pinned", "x"}, namespace: "shop", pods: []*pod{&w.pods[len(w.pods)-1]}}, &placement{lost: map[*pod]string{}})
+		if want := map[bool]plan.Severity{false: plan.Block, true: plan.Warn}[foreign]; f.Severity != want {
+			t.Errorf("foreign %t: severity %s, want %s: %+v", foreign, f.Severity, want, f)
+		}
+		for _, f := range cordonedNodes(w, nil) {
+			if strings.Contains(f.Detail, "it is replaced") == foreign {
+				t.Errorf("foreign %t: %q", foreign, f.Detail)
+			}
+		}
+	}
+}

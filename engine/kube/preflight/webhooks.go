@@ -428,7 +428,7 @@ func webhookOneNode(w *world, _ *probe) []plan.Finding {
 				severity = plan.Warn
 			}
 		}
-		f := h.finding(severity, fmt.Sprintf("%s has backends on %s alone, which is replaced (%s): %s", h.title(), printable(node), l.position(node), consequence))
+		f := h.finding(severity, fmt.Sprintf("%s has backends on %s alone, which is %s (%s): %s", h.title(), printable(node), w.taken(), l.position(node), consequence))
 		f.Objects = append(f.Objects, object("node", "", node))
 		f.Objects = append(f.Objects, objects(b.pods)...)
 		f.Remedy = "run its pods on two nodes"
