@@ -9,6 +9,9 @@ KUBERNETES := v1.35.4
 DAEMONS    := bootstrapper agent joinservice operator
 ARGS       ?=
 KEEP       ?=
+# Private key and target of `make release`; see .ci/release.sh.
+KEY        ?=
+TARGET     ?=
 # Workspace of `make demo`. The demo never deletes a folder that it did not create.
 DEMO_DIR   ?= $(CURDIR)/.demo
 TESTFLAGS  ?=
@@ -55,8 +58,16 @@ FORCE:
 bin/kubectl: FORCE
 	@go run ./engine/sandbox/build/cmd -only kubectl -o $@
 
+.PHONY: release
+release: ## build packages, archives and charts into bin/release; KEY=file signs, TARGET=linux_amd64 builds one
+	@RELEASE='$(RELEASE)' KEY='$(KEY)' TARGET='$(TARGET)' .ci/release.sh
+
+.PHONY: man
+man: ## write a manual page for each verb into bin/man
+	@go run -ldflags "-X constellation/engine/version.Release=$(RELEASE)" ./tui/man -o bin/man
+
 .PHONY: demo
-demo: build ## create a cluster in a sandbox; ARGS=--non-interactive for scripts
+demo: binaries ## create a cluster in a sandbox; ARGS=--non-interactive for scripts
 	@DEMO_DIR='$(DEMO_DIR)' KEEP='$(KEEP)' KUBERNETES='$(KUBERNETES)' .ci/demo.sh $(ARGS)
 
 .PHONY: check

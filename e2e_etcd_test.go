@@ -56,7 +56,8 @@ func etcdMinor(t *testing.T, kind machineKind, controlPlanes int) {
 	// In place, so that customizations of the machines stay, and every member is upgraded by kubeadm.
 	c.kubectl("patch", "scalinggroup", "control-plane", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
 	if kind == realMachines {
-		c.customize(planes)
+		c.customizeConfig()
+		c.customizeMachines(planes)
 	}
 	var faults []string
 	for _, p := range planes {
@@ -131,9 +132,8 @@ func (c *cloud) boots() map[string]time.Time {
 	return all
 }
 
-// customize makes the changes of a user: flags and feature gates in kubeadm's configuration, and
-// patches and options of kubeadm on the control planes.
-func (c *cloud) customize(planes []string) {
+// customizeConfig sets a flag of the API server and a feature gate in kubeadm's configuration.
+func (c *cloud) customizeConfig() {
 	t := c.t
 	t.Helper()
 	config := c.kubectl("-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "jsonpath={.data.ClusterConfiguration}")
@@ -157,6 +157,11 @@ func (c *cloud) customize(planes []string) {
 		t.Fatal(err)
 	}
 	c.kubectl("-n", "kube-system", "patch", "configmap", "kubeadm-config", "--type=merge", "-p", string(patch))
+}
+
+// customizeMachines writes patches and options of kubeadm to the control planes.
+func (c *cloud) customizeMachines(planes []string) {
+	c.t.Helper()
 	for _, p := range planes {
 		if out, code := c.asRoot(p, `set -e
 mkdir -p /etc/kubernetes/patches
@@ -172,12 +177,12 @@ node:
   skipPhases: [addon/coredns]
 END
 `); code != 0 {
-			t.Fatalf("customize %s: exit code %d: %s", p, code, out)
+			c.t.Fatalf("customize %s: exit code %d: %s", p, code, out)
 		}
 	}
 }
 
-// wantCustomized checks that the changes of customize are still in effect.
+// wantCustomized checks that the changes of customizeConfig and customizeMachines are still in effect.
 func (c *cloud) wantCustomized(planes []string) {
 	t := c.t
 	t.Helper()

@@ -32,76 +32,18 @@ func TestApplyThroughAHopOfEtcd(t *testing.T) {
 	l := c.startLoad()
 	r := c.record()
 
-	var check struct {
-		Path []struct{ To plan.Target }
-	}
-	if err := json.Unmarshal([]byte(c.run(2*time.Minute, "upgrade", "check", "--kubernetes", to, "-o", "json").stdout), &check); err != nil {
-		t.Fatal(err)
-	}
-	if len(check.Path) != 2 || check.Path[0].To.Kubernetes != from || check.Path[0].To.Etcd != between+"-0" || check.Path[1].To.Kubernetes != to {
-		t.Fatalf("the path is %+v", check.Path)
-	}
-	verb := []string{"upgrade", "apply", "--yes", "--kubernetes", to, "-o", "json"}
-	// hop applies one hop, with a console that is killed in it and one that ends it, and returns what
-	// the result reports about etcd.
-	hop := func() []string {
-		t.Helper()
-		cmd, _, _ := c.until(plan.StepRollout, verb...)
-		time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
-		_ = cmd.Wait() // killed
-		out := c.run(25*time.Minute, verb...).want(plan.ExitDone)
-		var res plan.Result
-		for line := range strings.Lines(out.stdout) {
-			var ev plan.Event
-			if err := json.Unmarshal([]byte(line), &ev); err != nil {
-				t.Fatalf("%q: %v", line, err)
-			}
-			if ev.Kind == plan.KindResult {
-				if err := json.Unmarshal(ev.Data, &res); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		return res.Etcd
-	}
-	// wantEtcd compares what the result reports with the pods of the members.
-	wantEtcd := func(told []string, version, storage string) {
-		t.Helper()
-		pods := strings.Fields(c.kubectl("-n", "kube-system", "get", "pods", "-l", "component=etcd", "-o", `jsonpath={range .items[*]}{.spec.nodeName}={.spec.containers[0].image}{"\n"}{end}`))
-		nodes := strings.Fields(c.kubectl("get", "nodes", "-l", "node-role.kubernetes.io/control-plane", "-o", "jsonpath={.items[*].metadata.name}"))
-		var want []string
-		for _, n := range nodes {
-			if image := n + "=registry.k8s.io/etcd:" + version + "-0"; !slices.Contains(pods, image) {
-				t.Errorf("pods of etcd are %q, want %s", pods, image)
-			}
-			want = append(want, fmt.Sprintf("%s: etcd %s, storage version %s", n, version, storage))
-		}
-		if len(nodes) != 3 || !slices.Equal(told, want) {
-			t.Errorf("the result has %q, want %q", told, want)
-		}
-	}
-	tag := func() string {
-		for line := range strings.Lines(c.kubectl("-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "jsonpath={.data.ClusterConfiguration}")) {
-			if v, ok := strings.CutPrefix(strings.TrimSpace(line), "imageTag: "); ok {
-				return v
-			}
-		}
-		return ""
-	}
-	workers := func() string {
-		return c.kubectl("get", "nodes", "-l", "!node-role.kubernetes.io/control-plane", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
-	}
-	stay := workers()
+	c.wantPath(to, plan.Target{Kubernetes: from, Etcd: between + "-0"}, plan.Target{Kubernetes: to})
+	stay := c.workers()
 	r.Begin()
-	wantEtcd(hop(), between, "3.6.0")
-	if is := tag(); is != between+"-0" {
+	c.wantEtcd(c.hop(true, to), between, "3.6.0")
+	if is := c.etcdTag(); is != between+"-0" {
 		t.Errorf("after the hop of etcd the tag is %q", is)
 	}
-	if is := workers(); is != stay {
+	if is := c.workers(); is != stay {
 		t.Errorf("workers are %s, were %s", is, stay)
 	}
-	wantEtcd(hop(), "3.7.0", "3.7.0")
-	if is := tag(); is != "" {
+	c.wantEtcd(c.hop(true, to), "3.7.0", "3.7.0")
+	if is := c.etcdTag(); is != "" {
 		t.Errorf("after the upgrade etcd is held back by the tag %q", is)
 	}
 	r.End()
@@ -124,5 +66,57 @@ func TestApplyThroughAHopOfEtcd(t *testing.T) {
 			t.Errorf("%s is %s with Kubernetes %s", n.Name, n.State, n.Kubernetes)
 		}
 	}
-	c.run(2*time.Minute, verb...).want(plan.ExitNothing)
+	c.run(2*time.Minute, "upgrade", "apply", "--yes", "--kubernetes", to, "-o", "json").want(plan.ExitNothing)
+}
+
+// wantPath compares the hops of the path to a version of Kubernetes.
+func (c *cloud) wantPath(kubernetes string, want ...plan.Target) {
+	c.t.Helper()
+	var check struct {
+		Path []struct{ To plan.Target }
+	}
+	if err := json.Unmarshal([]byte(c.run(2*time.Minute, "upgrade", "check", "--kubernetes", kubernetes, "-o", "json").stdout), &check); err != nil {
+		c.t.Fatal(err)
+	}
+	var got []plan.Target
+	for _, h := range check.Path {
+		got = append(got, plan.Target{Kubernetes: h.To.Kubernetes, Etcd: h.To.Etcd})
+	}
+	if !slices.Equal(got, want) {
+		c.t.Fatalf("the path is %+v, want %+v", got, want)
+	}
+}
+
+// wantEtcd compares what the result of a hop reports with the pods of three members.
+func (c *cloud) wantEtcd(told []string, version, storage string) {
+	c.t.Helper()
+	pods := strings.Fields(c.kubectl("-n", "kube-system", "get", "pods", "-l", "component=etcd", "-o", `jsonpath={range .items[*]}{.spec.nodeName}={.spec.containers[0].image}{"\n"}{end}`))
+	nodes := strings.Fields(c.kubectl("get", "nodes", "-l", "node-role.kubernetes.io/control-plane", "-o", "jsonpath={.items[*].metadata.name}"))
+	var want []string
+	for _, n := range nodes {
+		if image := n + "=registry.k8s.io/etcd:" + version + "-0"; !slices.Contains(pods, image) {
+			c.t.Errorf("pods of etcd are %q, want %s", pods, image)
+		}
+		want = append(want, fmt.Sprintf("%s: etcd %s, storage version %s", n, version, storage))
+	}
+	if len(nodes) != 3 || !slices.Equal(told, want) {
+		c.t.Errorf("the result has %q, want %q", told, want)
+	}
+}
+
+// etcdTag returns the tag of etcd's image in kubeadm's configuration.
+func (c *cloud) etcdTag() string {
+	c.t.Helper()
+	for line := range strings.Lines(c.kubectl("-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "jsonpath={.data.ClusterConfiguration}")) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "imageTag: "); ok {
+			return v
+		}
+	}
+	return ""
+}
+
+// workers returns the worker Nodes with their UIDs.
+func (c *cloud) workers() string {
+	c.t.Helper()
+	return c.kubectl("get", "nodes", "-l", "!node-role.kubernetes.io/control-plane", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
 }

@@ -64,20 +64,21 @@ func main() {
 		Engine:       newEngine,
 		Clusters:     kube.NewClusters(),
 		CheckOffline: offline.Check,
+		ServeMCP:     serveMCP,
 		FindSandbox:  sandboxexec.Find,
 		RunSandbox:   sandboxexec.Run,
 	}.Main())
 }
 
 func newEngine(w *workspace.Workspace, log *slog.Logger) (tui.Engine, error) {
-	connect := func(_ context.Context, kubeconfig []byte) (engine.Cluster, error) {
-		return kube.Connect(kubeconfig, log)
+	connect := func(ctx context.Context, kubeconfig []byte) (engine.Cluster, error) {
+		return kube.ConnectIn(ctx, kubeconfig, log)
 	}
 	inspect := func(_ context.Context, kubeconfig []byte) (check.Inspector, error) {
 		return kube.Connect(kubeconfig, log)
 	}
-	backups := func(_ context.Context, kubeconfig []byte) (engine.BackupCluster, error) {
-		return kube.Connect(kubeconfig, log)
+	backups := func(ctx context.Context, kubeconfig []byte) (engine.BackupCluster, error) {
+		return kube.ConnectIn(ctx, kubeconfig, log)
 	}
 	return engine.New(w, engine.Deps{
 		Connect: connect, Inspect: inspect, Backups: backups, WhySilent: sandboxexec.WhySilent, Buildable: sandboxexec.KubernetesVersions(), Log: log,

@@ -33,8 +33,9 @@ remove_demo() { # deletes the sandbox of this or an earlier run and its folder
   rm -r -- "$dir"
 }
 
-say "Kubernetes $kubernetes: built from source once, then cached"
+say "Kubernetes $kubernetes: downloaded or built from source once, then cached"
 "$bin" sandbox fetch "$kubernetes"
+make --silent bin/kubectl
 
 if [ -n "$interactive" ]; then
   mkdir -p "$dir" && touch "$dir/.made-by-demo"

@@ -88,6 +88,9 @@ func (h Host) Status(ctx context.Context) (*upgradeproto.StatusResponse, error) 
 	if r.ImageVersion, err = h.imageVersion(); err != nil {
 		return nil, err
 	}
+	if r.BootId, err = h.bootID(); err != nil {
+		return nil, err
+	}
 	if r.KubeadmVersion, err = programVersion(ctx, h.path("usr/local/bin/kubeadm"), "version", "-o", "short"); err != nil {
 		return nil, err
 	}
@@ -133,6 +136,15 @@ func (h Host) imageVersion() (string, error) {
 		}
 	}
 	return "", sc.Err()
+}
+
+// bootID returns the kernel's name of the host's boot; empty if Root has no such file.
+func (h Host) bootID() (string, error) {
+	b, err := os.ReadFile(h.path("proc/sys/kernel/random/boot_id"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("read the boot's ID: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
 }
 
 var versionPattern = regexp.MustCompile(`v[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]*`)

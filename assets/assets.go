@@ -86,6 +86,9 @@ func ChartFor(name, release string) ([]File, error) {
 		out = append(out, f)
 		return nil
 	})
+	if name == PlansChart {
+		out = append(out, File{Name: "crds/plans.yaml", Data: PlanKind()})
+	}
 	return out, err
 }
 
@@ -144,6 +147,10 @@ func CRDsFor(release string) ([]File, error) {
 	return out, nil
 }
 
+// PlansChart is the chart of the controller of Plans for any other cluster. It contains the kind
+// Plan, which Helm installs and never changes or removes.
+const PlansChart = "constellation-plans"
+
 // planKind is the file of a kind that belongs to no release: the controller of Plans installs it.
 const planKind = "upgrade.cattle.io_plans.yaml"
 
@@ -157,7 +164,7 @@ func PlanKind() []byte {
 }
 
 // PlansManifest returns the objects that run the controller of Plans in any other cluster, as a
-// YAML stream.
+// YAML stream: what [PlansChart] renders. A test of this package generates it.
 func PlansManifest() []byte {
 	b, err := files.ReadFile("plans/system-upgrade.yaml")
 	if err != nil { // it is embedded

@@ -78,6 +78,10 @@ type Machine struct {
 	// TPM is the address of the machine's TPM; see attestation.OpenTPM.
 	TPM    string
 	Issuer attestation.Issuer
+	// Validator verifies the evidence of this machine and of join services.
+	Validator attestation.NewValidator
+	// KubeletCloudProvider is the kubelet's --cloud-provider; "" means that it gets no such flag.
+	KubeletCloudProvider string
 	// Roots are the trust anchors for the identity of machines.
 	Roots *x509.CertPool
 	// Images are the measurements of further images that a join service may run, in addition to
@@ -356,7 +360,8 @@ func (b *bootstrapper) join(ctx context.Context, cluster []byte) error {
 		Metadata: b.m.Metadata, Lock: b.lock, Issuer: b.m.Issuer,
 		Validator: func() attestation.Validator { return validator },
 		Installer: b.host.installer, Kubeadm: &b.host.kubeadm, StartKubelet: b.m.StartKubelet,
-		State: b.state, Root: b.m.Root, Cluster: cluster, Log: b.m.Log, port: b.m.joinPort, hurry: b.m.hurry,
+		KubeletCloudProvider: b.m.KubeletCloudProvider,
+		State:                b.state, Root: b.m.Root, Cluster: cluster, Log: b.m.Log, port: b.m.joinPort, hurry: b.m.hurry,
 	}
 	err = c.Run(ctx)
 	if errors.Is(err, errJoinFailed) {
@@ -382,28 +387,28 @@ func (b *bootstrapper) serviceValidator(ctx context.Context) (attestation.Valida
 	}
 	own := attestation.Enforced(pcrs)
 	// This machine's project is in the certificate of its own key.
-	self, err := attestSelf(ctx, b.m.Issuer, b.m.Roots, own)
+	self, err := b.attestSelf(ctx, own)
 	if err != nil {
 		return nil, err
 	}
-	return attestation.NewTPMValidator(b.m.Roots, own, attestation.Options{
+	return b.m.Validator(b.m.Roots, own, attestation.Options{
 		PCR15: attestation.PCR15Member(), Role: cloud.ControlPlane, UID: self.UID, Alternatives: b.m.Images,
 	}), nil
 }
 
 // attestSelf returns the identity that this machine can prove.
-func attestSelf(ctx context.Context, issuer attestation.Issuer, roots *x509.CertPool, own attestation.Measurements) (attestation.Identity, error) {
+func (b *bootstrapper) attestSelf(ctx context.Context, own attestation.Measurements) (attestation.Identity, error) {
 	nonce, err := randomBytes(attestation.MaxUserData)
 	if err != nil {
 		return attestation.Identity{}, err
 	}
-	doc, err := issuer.Issue(ctx, nonce)
+	doc, err := b.m.Issuer.Issue(ctx, nonce)
 	if err != nil {
 		return attestation.Identity{}, fmt.Errorf("attest this machine: %w", err)
 	}
 	var st attestation.Statement
 	for _, rule := range []attestation.PCR15{attestation.PCR15Zero(), attestation.PCR15Member()} {
-		st, err = attestation.NewTPMValidator(roots, own, attestation.Options{PCR15: rule}).Validate(ctx, doc, nonce)
+		st, err = b.m.Validator(b.m.Roots, own, attestation.Options{PCR15: rule}).Validate(ctx, doc, nonce)
 		if !errors.Is(err, attestation.ErrMember) {
 			break
 		}

@@ -109,6 +109,8 @@ type JoinClient struct {
 	StartKubelet func(context.Context) error
 	// State stores the node's key and an unused ticket across restarts; only root has access.
 	State *os.Root
+	// KubeletCloudProvider is the kubelet's --cloud-provider; "" means that it gets no such flag.
+	KubeletCloudProvider string
 	// Root is the root of the host's file system; "" means "/".
 	Root string
 	// Cluster is the ID of the only cluster that may be joined, if the node was claimed for it
@@ -387,7 +389,7 @@ func (c *JoinClient) parse(raw *joinproto.IssueJoinTicketResponse, self cloud.In
 	if err != nil {
 		return nil, err
 	}
-	return parseTicket(raw, self, key, trust)
+	return parseTicket(raw, self, key, trust, c.KubeletCloudProvider)
 }
 
 // attested reports whether a handshake failed because of evidence, ours or theirs, and not

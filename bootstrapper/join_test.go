@@ -220,6 +220,33 @@ func TestJoinMakesANode(t *testing.T) {
 	}
 }
 
+// The provider decides whether the Node is initialized by a cloud controller manager.
+func TestKubeletGetsTheCloudProviderOfItsProvider(t *testing.T) {
+	for _, call := range []string{"init", "join"} {
+		for provider, want := range map[string]string{"": "", "external": "value: external"} {
+			t.Run(call+" "+provider, func(t *testing.T) {
+				r := newRig(t, cloud.ControlPlane)
+				r.m.KubeletCloudProvider = provider
+				if call == "join" {
+					r.serveJoins(nil)
+				}
+				x := r.start()
+				if call == "init" {
+					if got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); err != nil || outline(got) != goodInit {
+						t.Fatalf("%v, reported %s\n%s", err, outline(got), r.logged())
+					}
+				} else if err := x.end(t); err != nil {
+					t.Fatalf("%v\n%s", err, r.logged())
+				}
+				b, err := os.ReadFile(filepath.Join(filepath.Dir(r.m.Root), "cloud-"+call))
+				if string(b) != want || (err == nil) != (want != "") {
+					t.Errorf("kubeadm %s got --cloud-provider %q, %v, want %q", call, b, err, want)
+				}
+			})
+		}
+	}
+}
+
 // A machine whose image or owner brings patches of the static pods gets them from its first start.
 func TestPatchesOfTheHostAreAppliedToANewNode(t *testing.T) {
 	for _, call := range []string{"init", "join"} {
@@ -575,12 +602,12 @@ func TestTicketsThatAreRefused(t *testing.T) {
 			}
 			s := &service{t: t, r: tt.r, ca: newAuthority(), requests: [][]byte{csr}}
 			good := s.ticket(csr)
-			if _, err := parseTicket(good, tt.r.cloud.instance, key, trust); err != nil {
+			if _, err := parseTicket(good, tt.r.cloud.instance, key, trust, ""); err != nil {
 				t.Fatalf("a good ticket: %v", err)
 			}
 			bad := proto.Clone(good).(*joinproto.IssueJoinTicketResponse)
 			tt.change(s, bad)
-			_, err = parseTicket(bad, tt.r.cloud.instance, key, trust)
+			_, err = parseTicket(bad, tt.r.cloud.instance, key, trust, "")
 			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "canary") {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}

@@ -109,6 +109,10 @@ func scriptedKubeadm(ctl string, args []string) int {
 		dir, _, _ := strings.Cut(rest, "\n")
 		os.WriteFile(filepath.Join(ctl, "patches-"+call), []byte(dir), 0o600)
 	}
+	if _, rest, ok := strings.Cut(config, "- name: cloud-provider\n"); ok {
+		value, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
+		os.WriteFile(filepath.Join(ctl, "cloud-"+call), []byte(value), 0o600)
+	}
 
 	// A second try without a reset fails because of these.
 	if (call == "init" || call == "join") && there("etc/kubernetes/kubelet.conf") {
@@ -421,7 +425,7 @@ func newRig(t *testing.T, role cloud.Role) *rig {
 	r.cloud = &fakeCloud{instance: self, peers: []cloud.Instance{self}, lb: "127.0.0.1", secret: initSecret}
 	r.m = Machine{
 		StateDir: filepath.Join(r.ctl, "state"), RunDir: filepath.Join(r.ctl, "run"), Root: filepath.Join(r.ctl, "root"),
-		Listen: "127.0.0.1:0", Metadata: r.cloud, Issuer: r.tpm, Roots: r.ca.Roots(), registers: r.tpm,
+		Listen: "127.0.0.1:0", Metadata: r.cloud, Issuer: r.tpm, Validator: attestation.TPMMethod().Validator, Roots: r.ca.Roots(), registers: r.tpm,
 		apiPort: closedPort(t), joinPort: closedPort(t), hurry: 20 * time.Millisecond,
 		StartKubelet: func(context.Context) error {
 			r.mu.Lock()

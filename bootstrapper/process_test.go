@@ -46,7 +46,7 @@ func process(arg string) int {
 	}
 	err = Run(context.Background(), Machine{
 		StateDir: filepath.Join(s.Ctl, "state"), RunDir: filepath.Join(s.Ctl, "run"), Root: filepath.Join(s.Ctl, "root"),
-		Listen: s.Listen, Metadata: sandboxapi.NewMetadata(s.Metadata), TPM: s.TPM, Issuer: attestation.NewTPMIssuer(s.TPM), Roots: roots,
+		Listen: s.Listen, Metadata: sandboxapi.NewMetadata(s.Metadata), TPM: s.TPM, Issuer: attestation.NewTPMIssuer(s.TPM), Validator: attestation.TPMMethod().Validator, Roots: roots,
 		StartKubelet: func(context.Context) error { return os.WriteFile(filepath.Join(s.Ctl, "kubelet"), nil, 0o600) },
 		Log:          slog.New(slog.NewTextHandler(os.Stderr, nil)), apiPort: s.APIPort, joinPort: s.JoinPort,
 	})

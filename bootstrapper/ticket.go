@@ -50,7 +50,7 @@ type ticket struct {
 // parseTicket validates everything about a ticket that a machine can validate before it joins.
 // The connection proves the issuer; the statement proves the origin of the components, because
 // a ConfigMap names them.
-func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, key *ecdsa.PrivateKey, trust release.Trust) (*ticket, error) {
+func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, key *ecdsa.PrivateKey, trust release.Trust, cloudProvider string) (*ticket, error) {
 	t := &ticket{raw: raw, received: time.Now(), cluster: raw.GetClusterId()}
 	if len(t.cluster) != clusterIDSize {
 		return nil, fmt.Errorf("the cluster's ID has %d bytes, want %d", len(t.cluster), clusterIDSize)
@@ -76,7 +76,7 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 	}
 	if t.config, err = kubeadm.NewJoin(kubeadm.Join{
 		ControlPlane: controlPlane, Endpoint: raw.GetApiServerEndpoint(), Token: raw.GetToken(), CAHash: hash,
-	}, kubeadm.Node{Name: self.Name, ProviderID: self.ProviderID, IP: self.IP}); err != nil {
+	}, kubeadm.Node{Name: self.Name, ProviderID: self.ProviderID, IP: self.IP, CloudProvider: cloudProvider}); err != nil {
 		return nil, err
 	}
 	cert, err := parseCertificate("kubelet certificate", raw.GetKubeletCertificate())

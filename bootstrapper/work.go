@@ -135,7 +135,7 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 	if err != nil {
 		return err
 	}
-	node := kubeadm.Node{Name: self.Name, ProviderID: self.ProviderID, IP: self.IP}
+	node := kubeadm.Node{Name: self.Name, ProviderID: self.ProviderID, IP: self.IP, CloudProvider: w.b.m.KubeletCloudProvider}
 	cluster := kubeadm.Cluster{
 		Name: d.name, Version: d.version, Endpoint: net.JoinHostPort(lb, strconv.Itoa(apiPort)),
 		PodCIDR: d.podCIDR, ServiceCIDR: d.serviceCIDR, CertSANs: d.sans,

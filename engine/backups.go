@@ -79,6 +79,8 @@ type BackupRequest struct {
 	Etcd string
 	// Secrets is whether Secrets are backed up, too.
 	Secrets bool
+	// Cluster is a cluster without a workspace; nil means that of the workspace.
+	Cluster *cluster.Selected
 }
 
 // BackupDir returns the directory that holds backups: dir, or that of the workspace's runs
@@ -112,7 +114,13 @@ type backupRun struct {
 // yet, and does not ask the cluster. The error has ExitUsage if the workspace or the
 // request are at fault.
 func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, error) {
-	kubeconfig, err := e.ws.Kubeconfig()
+	var kubeconfig []byte
+	var err error
+	if s := r.Cluster; s != nil {
+		kubeconfig, ctx = s.Kubeconfig, cluster.WithRequestTimeout(ctx, s.RequestTimeout)
+	} else {
+		kubeconfig, err = e.ws.Kubeconfig()
+	}
 	if errors.Is(err, workspace.ErrAbsent) {
 		return nil, &plan.Error{Op: "back up the cluster", Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
 	}
@@ -128,7 +136,9 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 	if c, err := e.ws.Config(); err == nil {
 		b.name = c.Name
 	}
-	if s, err := e.ws.State(); err == nil {
+	if r.Cluster != nil {
+		b.name = r.Cluster.Context
+	} else if s, err := e.ws.State(); err == nil {
 		b.clusterID = hex.EncodeToString(s.ClusterValues.ClusterID)
 	}
 	if b.dir, err = e.BackupDir(r.Dir); err != nil {
@@ -211,6 +221,9 @@ func (b *backupRun) fail(err error) error {
 		e.Op, e.Remedy = "read the cluster", "bring its API server up, then run the same command again"
 	case errors.Is(err, cluster.ErrDenied):
 		e.Op, e.Remedy = "read the cluster", "see that "+workspace.KubeconfigFile+" is of this cluster"
+		if s := b.request.Cluster; s != nil {
+			e.Remedy = fmt.Sprintf("use a user who may list the objects of the cluster; context %q does not", s.Context)
+		}
 	}
 	return e
 }

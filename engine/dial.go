@@ -169,10 +169,14 @@ func initValidator(c *workspace.Config, s *workspace.State) (attestation.Validat
 	if err != nil {
 		return nil, &plan.Error{Op: "read attestation.tpm2.trustRoots", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
 	}
+	from, err := providers.Find(c.Provider.Name)
+	if err != nil {
+		return nil, &plan.Error{Op: "read provider", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
+	}
 	o := attestation.Options{PCR15: attestation.PCR15Zero(), UID: s.Infrastructure.UID, Role: cloud.ControlPlane}
-	unused := attestation.NewTPMValidator(roots, t.Measurements, o)
+	unused := from.Attestation.Validator(roots, t.Measurements, o)
 	o.PCR15 = attestation.PCR15ClusterID(s.ClusterValues.ClusterID)
-	return eitherValidator{unused, attestation.NewTPMValidator(roots, t.Measurements, o)}, nil
+	return eitherValidator{unused, from.Attestation.Validator(roots, t.Measurements, o)}, nil
 }
 
 // dialError puts an error of dial into the user's words, and reports whether trying

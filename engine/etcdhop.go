@@ -62,7 +62,7 @@ func (p *prepareRun) etcdSteps() []plan.Step {
 
 // removesEtcdTag reports whether the target ends a hop of etcd. The tag may be removed only together
 // with setting the target: a control plane that joined in between would get an older etcd than the
-// old target names, and the operator would replace it again and again.
+// old target names, and the etcd of the next Kubernetes may not start beside it.
 func (p *prepareRun) removesEtcdTag() bool {
 	return p.now.Target.Etcd != "" && p.target.Etcd == ""
 }

@@ -16,6 +16,7 @@ var imports = []struct {
 	{"words", nil},
 	{"plan", []string{"plain", "version", "words"}},
 	{"distribution", nil},
+	{"preferences", []string{"plan", "words"}},
 	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},
 	{"lifecycle", []string{"version"}},
 	{"compat", []string{"cluster", "lifecycle", "plan", "release", "version", "words"}},

@@ -2,10 +2,13 @@ package engine_test
 
 import (
 	"context"
+	"crypto/x509"
+	"slices"
 	"strings"
 	"testing"
 
 	"constellation/engine"
+	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
@@ -30,6 +33,9 @@ func (m moon) Groups(ctx context.Context) ([]cloud.Group, error) {
 
 func (m moon) Images(context.Context) ([]cloud.Image, error) { return nil, nil }
 
+// validated is what newMoon records when a validator of its machines is made.
+const validated = "validator"
+
 // newMoon returns a stage of a registered provider that is not the sandbox.
 func newMoon(t *testing.T) (*stage, *[]string) {
 	t.Helper()
@@ -48,6 +54,10 @@ func newMoon(t *testing.T) (*stage, *[]string) {
 			return moon{s.cloud, state.Text("relay")}, nil
 		},
 		MetadataAddress: "http://10.0.0.1", ControlAddress: "https://moon.test", TPMAddress: "/dev/tpmrm0", TPMDir: "/dev",
+		Attestation: attestation.Method{Validator: func(roots *x509.CertPool, m attestation.Measurements, o attestation.Options) attestation.Validator {
+			relays = append(relays, validated)
+			return attestation.TPMMethod().Validator(roots, m, o)
+		}},
 	}))
 	s.registered = true
 	s.edit(workspace.ConfigFile, "  sandbox:\n    name: demo", "  moon:\n    crater: tycho")
@@ -64,6 +74,9 @@ func TestInitInARegisteredCloudWithoutImages(t *testing.T) {
 	_, p := s.mustInit()
 	if len(*relays) == 0 || (*relays)[0] != "tycho by luna" {
 		t.Errorf("opened %v", *relays)
+	}
+	if !slices.Contains(*relays, validated) {
+		t.Errorf("init has not used the validator of the provider: %v", *relays)
 	}
 	if p.To.Image != "" || strings.Contains(strings.Join(texts(p), "\n"), "image ") {
 		t.Errorf("the plan names an image: %+v\n%s", p.To, strings.Join(texts(p), "\n"))

@@ -73,6 +73,7 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 	var plans rollout.PlanTeller
 	var told map[string]int64
 	var agent cluster.AgentRun
+	var drains advice
 	var denied time.Time // since when it denies; zero: it does not
 	for {
 		limited, end := context.WithTimeout(ctx, i.e.limits.glance)
@@ -92,6 +93,9 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 			i.e.log.Debug("rollout not seen", "err", err) // of an API server that is away the monitor tells
 		default:
 			denied = time.Time{}
+			if now.Unmanaged {
+				now.Stuck = drains.look(ctx, k, i.e.now())
+			}
 			monitor.remember("last seen at " + now.At.UTC().Format("15:04:05Z") + ": " + now.String())
 			outlook.Look(&now)
 			i.tellRollout(r, &now)
@@ -108,6 +112,9 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 			r.SetNodes(int(now.Current))
 			if last, err := seen(&now); err != nil {
 				return err
+			} else if last && now.Unmanaged && len(now.Stuck) > 0 {
+				r.Send(now.Why()) // the advice belongs to the present state
+				return nil
 			} else if last {
 				r.Wait("", "", "")
 				return nil

@@ -24,8 +24,8 @@ type Sandbox interface {
 	// Exec runs command in a machine, a login shell if there is none, and returns
 	// its exit code.
 	Exec(ctx context.Context, name, machine string, command []string, stdin io.Reader, stdout, stderr io.Writer, tty bool) (int, error)
-	// Fetch builds the binaries and images of a Kubernetes version into the cache.
-	Fetch(ctx context.Context, version string, emit func(plan.Event)) error
+	// Fetch gets the binaries and images of a Kubernetes version into the cache.
+	Fetch(ctx context.Context, version string, from FetchOptions, emit func(plan.Event)) error
 	// Power operates the power switches of machines, of all of them if none is named, and returns
 	// when the machines that should run are ready.
 	Power(ctx context.Context, name string, action PowerAction, machines []string, emit func(plan.Event)) error
@@ -33,6 +33,13 @@ type Sandbox interface {
 	SetFaults(ctx context.Context, name string, faults []string) error
 	// FaultKinds lists the faults that a sandbox can have.
 	FaultKinds() []FaultKind
+}
+
+// FetchOptions say where the programs of a Kubernetes version come from. The zero value means from
+// the addresses at which the projects publish them, and from source where these have none.
+type FetchOptions struct {
+	FromSource bool   // compile all programs
+	Mirror     string // URL of copies of the published files, each below the name of its host
 }
 
 // FaultKind is a fault that a sandbox can have.

@@ -21,6 +21,13 @@ import (
 type Status struct {
 	Schema  string `json:"schema"`
 	Cluster string `json:"cluster"`
+	// Server is the address of the API server; empty in a workspace.
+	Server string `json:"server,omitempty"`
+	// Unmanaged means that the cluster has no NodeVersion: others upgrade it.
+	Unmanaged bool `json:"unmanaged,omitempty"`
+	// Plans are those of upgrade.cattle.io, Notes what could not be read; only without a workspace.
+	Plans []NodePlanStatus `json:"plans,omitempty"`
+	Notes []string         `json:"notes,omitempty"`
 	// Simulated says that the machines only do as machines would.
 	Simulated bool `json:"simulated,omitempty"`
 	// Provider is the name of the cloud that the machines come from.

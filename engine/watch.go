@@ -23,6 +23,8 @@ type WatchRequest struct {
 	// Permission to read nodes and our kinds is sufficient; without permission for Plans none is
 	// reported, without permission for the logs of constellation-system no lines are.
 	Kubeconfig string
+	// Cluster is the watched cluster without a workspace; nil means that of Kubeconfig.
+	Cluster *cluster.Selected
 	// Once ends the watch after the present state was reported. Stay continues when all nodes are
 	// at the target and no Plan has a node in progress; otherwise the watch ends then.
 	Once, Stay bool
@@ -47,6 +49,11 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(plan.Event
 	p.Steps = []plan.Step{{ID: plan.StepRollout, Title: "Watch the nodes", Effect: "nothing changes", Run: func(ctx context.Context, to *plan.Reporter) error {
 		return i.watch(ctx, to, r, p)
 	}}}
+	if r.Cluster != nil || r.Kubeconfig != "" {
+		limited, cancel := context.WithTimeout(ctx, e.limits.glance)
+		i.cluster = asFound(limited, i.cluster)
+		cancel()
+	}
 	// The target comes first if it is available soon. With Once the wait is longer, but bounded.
 	limit := e.limits.quiet
 	if r.Once {
@@ -73,8 +80,13 @@ func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*clust
 		path, remedy = r.Kubeconfig, "pass a valid kubeconfig of the cluster"
 		read = func() ([]byte, error) { return readKubeconfig(path) }
 	}
+	if s := r.Cluster; s != nil {
+		path, remedy = fmt.Sprintf("context %q", s.Context), "correct the kubeconfig"
+		read = func() ([]byte, error) { return s.Kubeconfig, nil }
+		ctx = cluster.WithRequestTimeout(ctx, s.RequestTimeout)
+	}
 	b, err := read()
-	if r.Kubeconfig == "" && errors.Is(err, workspace.ErrAbsent) {
+	if r.Kubeconfig == "" && r.Cluster == nil && errors.Is(err, workspace.ErrAbsent) {
 		return nil, &plan.Error{
 			Op: op, Err: e.ws.Absent(workspace.KubeconfigFile), Exit: plan.ExitUsage,
 			Remedy: "name a kubeconfig of the cluster with `--kubeconfig`, or another directory with -C",
@@ -97,7 +109,10 @@ func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*clust
 			i.state.Infrastructure.ClusterEndpoint = u.Host
 		}
 	}
-	if r.Kubeconfig == "" {
+	if r.Cluster != nil {
+		i.state.Infrastructure.Name = r.Cluster.Context
+	}
+	if r.Kubeconfig == "" && r.Cluster == nil {
 		if s, err := e.ws.State(); err == nil {
 			i.state = s
 		}
@@ -138,6 +153,9 @@ func (i *clusterRun) unseen(err error) error {
 // aim notes in the plan of a watch where the cluster goes, and reports whether it goes
 // there only now.
 func aim(p *plan.Plan, v *rollout.View) (news bool) {
+	if v.Unmanaged {
+		return false
+	}
 	to := plan.Target{Image: v.Target.ImageVersion, Kubernetes: v.Target.Kubernetes}
 	if p.To == to && p.Surge == v.Target.MaxSurge {
 		return false
@@ -149,6 +167,9 @@ func aim(p *plan.Plan, v *rollout.View) (news bool) {
 // watch is the only step of a watch.
 func (i *clusterRun) watch(ctx context.Context, r *plan.Reporter, w WatchRequest, p *plan.Plan) error {
 	p.End.Done = "you left; the cluster continues on its own"
+	if _, ok := i.cluster.(unmanaged); ok {
+		r.Log("watch", "", "info", notManaged)
+	}
 	err := i.followRollout(ctx, r, i.cluster, func(now *rollout.View) (bool, error) {
 		if aim(p, now) {
 			if err := r.SendPlan(); err != nil {

@@ -304,7 +304,7 @@ func TestBenchServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, err := New(Config{
-		Cluster: access, Namespace: namespace, Metadata: sandboxapi.NewMetadata(c.Metadata), Issuer: issuer, PKI: c.PKI, APIServerPort: 6443,
+		Cluster: access, Namespace: namespace, Metadata: sandboxapi.NewMetadata(c.Metadata), Issuer: issuer, Attestation: attestation.TPMMethod(), PKI: c.PKI, APIServerPort: 6443,
 		Log: slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 	if err != nil {

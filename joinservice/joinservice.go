@@ -63,6 +63,8 @@ type Config struct {
 	Metadata metadata
 	// Issuer proves to joining machines that this one is a member of the cluster.
 	Issuer attestation.Issuer
+	// Attestation judges the machines of this cloud.
+	Attestation attestation.Method
 	// PKI is a folder with the layout of /etc/kubernetes/pki.
 	PKI string
 	// APIServerPort is the API server's port at the load balancer.
@@ -80,6 +82,7 @@ type Server struct {
 	directory *directory
 	authority *authority
 	issuer    attestation.Issuer
+	method    attestation.Method
 	metadata  metadata
 	apiPort   int
 
@@ -130,7 +133,7 @@ func New(c Config) (*Server, error) {
 	}
 	return &Server{
 		log: c.Log, kube: k, turn: newTurn(k), directory: newDirectory(c.Metadata), authority: a,
-		issuer: c.Issuer, metadata: c.Metadata, apiPort: c.APIServerPort,
+		issuer: c.Issuer, method: c.Attestation, metadata: c.Metadata, apiPort: c.APIServerPort,
 		slots: make(chan struct{}, concurrent),
 	}, nil
 }

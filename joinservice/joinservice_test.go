@@ -320,7 +320,7 @@ func (s *site) run(issuer attestation.Issuer, addr string) *replica {
 	})
 	var err error
 	r.Server, err = New(Config{
-		Cluster: cfg, Namespace: namespace, Metadata: s.sky, Issuer: issuer, PKI: s.cp.PKI(), APIServerPort: 6443,
+		Cluster: cfg, Namespace: namespace, Metadata: s.sky, Issuer: issuer, Attestation: attestation.TPMMethod(), PKI: s.cp.PKI(), APIServerPort: 6443,
 		Log: slog.New(slog.NewJSONHandler(r.log, nil)),
 	})
 	if err != nil {

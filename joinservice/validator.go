@@ -49,7 +49,7 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 		if data == nil || used != nil && maps.Equal(used, data) {
 			continue // the next change wakes the loop
 		}
-		next, err := newSnapshot(ctx, data, s.issuer)
+		next, err := newSnapshot(ctx, data, s.issuer, s.method)
 		if err != nil {
 			if ctx.Err() == nil {
 				s.log.Error("join-config not usable", "err", err, "retry_in", demandsRetry, "last_good_kept", s.snapshot.Load() != nil)
@@ -66,8 +66,8 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 
 // newSnapshot parses join-config. The measurements apply to machines in the same cloud project
 // as this machine, which issuer proves to be a member of the cluster in join-config.
-func newSnapshot(ctx context.Context, data map[string]string, issuer attestation.Issuer) (*snapshot, error) {
-	newest, others, err := accepted(data)
+func newSnapshot(ctx context.Context, data map[string]string, issuer attestation.Issuer, method attestation.Method) (*snapshot, error) {
+	newest, others, err := accepted(data, method.Variant)
 	if err != nil {
 		return nil, err
 	}
@@ -93,12 +93,12 @@ func newSnapshot(ctx context.Context, data map[string]string, issuer attestation
 	if err != nil {
 		return nil, fmt.Errorf("attest this machine: %w", err)
 	}
-	self, err := attestation.NewTPMValidator(roots, lenient, attestation.Options{PCR15: attestation.PCR15ClusterID(id)}).Validate(ctx, doc, nonce)
+	self, err := method.Validator(roots, lenient, attestation.Options{PCR15: attestation.PCR15ClusterID(id)}).Validate(ctx, doc, nonce)
 	if err != nil {
 		return nil, fmt.Errorf("attest this machine: %w", err)
 	}
 	judge := func(rule attestation.PCR15) attestation.Validator {
-		return attestation.NewTPMValidator(roots, newest, attestation.Options{PCR15: rule, UID: self.Identity.UID, Alternatives: others})
+		return method.Validator(roots, newest, attestation.Options{PCR15: rule, UID: self.Identity.UID, Alternatives: others})
 	}
 	return &snapshot{
 		clusterID:   id,
@@ -119,7 +119,7 @@ const (
 // the order of their keys. A machine must match one of them. A generation that cannot be
 // decoded, or enforces no register, makes all unusable: using the rest could refuse valid
 // machines, and a generation with only warnings would accept any machine.
-func accepted(data map[string]string) (newest attestation.Measurements, others []attestation.Measurements, err error) {
+func accepted(data map[string]string, variant attestation.Variant) (newest attestation.Measurements, others []attestation.Measurements, err error) {
 	keys := slices.DeleteFunc(slices.Collect(maps.Keys(data)), func(k string) bool {
 		return !strings.HasPrefix(k, keyGeneration) || data[k] == data[keyNewest]
 	})
@@ -132,8 +132,8 @@ func accepted(data map[string]string) (newest attestation.Measurements, others [
 		if err := json.Unmarshal([]byte(data[key]), &c); err != nil {
 			return nil, nil, fmt.Errorf("read %s: %w", key, err)
 		}
-		if c.Variant != attestation.TPM2 {
-			return nil, nil, fmt.Errorf("read %s: unknown variant %q", key, c.Variant)
+		if c.Variant != variant {
+			return nil, nil, fmt.Errorf("read %s: variant is %q, want %q", key, c.Variant, variant)
 		}
 		if len(c.Measurements) == 0 {
 			return nil, nil, fmt.Errorf("read %s: no measurements, so every machine would be accepted", key)

@@ -233,9 +233,22 @@ func (h *agentHost) Run(ctx context.Context) (decision.UpgradeRun, error) {
 			return decision.UpgradeRun{}, nil
 		}
 		run.Phase, run.Line = "failed", "interrupted: "+r.GetMessage()
-	case upgradeproto.Run_RUNNING, upgradeproto.Run_STATE_UNSPECIFIED:
+	case upgradeproto.Run_RUNNING:
+		run.BootID = s.GetBootId()
+	case upgradeproto.Run_STATE_UNSPECIFIED:
 	}
 	return run, nil
+}
+
+// bootID returns the host's boot; empty if the agent does not report it.
+func (h *agentHost) bootID(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	s, err := h.agent.Status(ctx, &upgradeproto.StatusRequest{})
+	if err != nil {
+		return ""
+	}
+	return s.GetBootId()
 }
 
 // phaseOf returns the phase of a stage, as the status reports it. Only in the last of the three does
@@ -330,13 +343,16 @@ func (f *following) follow(ctx context.Context, req *upgradeproto.UpgradeRequest
 	if err != nil {
 		return err
 	}
-	for {
+	for first := true; ; first = false {
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			return io.ErrUnexpectedEOF // the stream ended without a result
 		}
 		if err != nil {
 			return err
+		}
+		if first { // a restart of the host would have ended the stream
+			f.run.BootID = f.host.bootID(ctx)
 		}
 		f.after = m.GetSeq()
 		if f.run.Started.IsZero() {

@@ -363,6 +363,11 @@ func TestHostChangesEtcd(t *testing.T) {
 		})
 		return name
 	}
+	// etcd sets its storage version some seconds after its first election.
+	r.until("all members have a storage version", func() bool {
+		leader()
+		return !slices.ContainsFunc(members, func(m decision.Member) bool { return m.Storage == "" })
+	})
 	first := leader()
 	var want []decision.Member
 	for _, name := range []string{"m0", "m1", "m2"} {

@@ -32,6 +32,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"constellation/engine/component"
+	"constellation/engine/kubeadm"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/decision"
 	"constellation/operator/nodelock"
@@ -429,6 +430,7 @@ const (
 	describing = "ask for machines"
 	asking     = "list etcd members"
 	recalling  = "read the agent's run"
+	tagging    = "read kubeadm's configuration"
 	reporting  = "report on NodeVersion"
 )
 
@@ -472,10 +474,18 @@ func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Du
 		fresh = freshMembers // without the versions nothing is decided
 		poll = min(poll, fresh)
 	}
+	if decision.EtcdMoves(o.LastEtcd) {
+		fresh = freshMembers
+		poll = min(poll, fresh)
+	}
 	if o.LostMember() { // no event reports that a member is dead
 		poll = min(poll, fresh)
 	}
 	r.renewHost(fresh)
+	if o.version.Spec.EtcdImageTag != "" {
+		poll = min(poll, freshTag)
+		r.renewEtcdTag()
+	}
 	return moving || controlPlanes, poll
 }
 
@@ -552,6 +562,30 @@ func (r *nodeVersions) renewHost(fresh time.Duration) {
 			return err
 		})
 	}
+}
+
+// freshTag is how old the tag of etcd's image may be. It is read without a watch, which would need
+// the right to list ConfigMaps.
+const freshTag = 5 * time.Second
+
+// renewEtcdTag reads the tag of etcd's image that kubeadm gives to control planes.
+func (r *nodeVersions) renewEtcdTag() {
+	if r.hostView.tagAge(r.now()) < freshTag {
+		return
+	}
+	r.try(tagging, func(ctx context.Context) error {
+		asked := r.now()
+		var m corev1.ConfigMap
+		if err := r.live.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "kubeadm-config"}, &m); err != nil {
+			return fmt.Errorf("read ConfigMap kubeadm-config: %w", err)
+		}
+		tag, err := kubeadm.EtcdTag(m.Data["ClusterConfiguration"])
+		if err != nil {
+			return fmt.Errorf("read ConfigMap kubeadm-config: %w", err)
+		}
+		r.hostView.setEtcdTag(tag, asked)
+		return nil
+	})
 }
 
 func (o *observed) group(id string) *decision.Group {

@@ -277,13 +277,11 @@ func (r *nodeVersions) observeEtcd(w *decision.World) {
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		n.Etcd = ""
-		for _, m := range w.LastEtcd {
-			// A dead member of an earlier machine of the name may stand beside the living one.
-			if m.Node == n.Name && (n.Etcd == "" || m.Healthy) {
-				n.Etcd = m.Version
-			}
+		if m := decision.MemberOf(w.LastEtcd, n.Name); m != nil {
+			n.Etcd = m.Version
 		}
 	}
+	w.KubeadmEtcdTag, w.KubeadmRead = r.hostView.etcdTag()
 	for i := range w.Etcd {
 		if m := &w.Etcd[i]; m.NotStarted {
 			m.Since = r.clocks.Since("member "+m.Node, w.Now)
@@ -414,11 +412,12 @@ func (b *nodeBook) update(cached []any, v *view) {
 func nodeFrom(n *corev1.Node) decision.Node {
 	a := n.Annotations
 	out := decision.Node{
-		Name: n.Name, Created: n.CreationTimestamp.Time, Role: roleOf(n), Ready: readiness.Node(n), ProviderID: keyOf(n), Kubelet: n.Status.NodeInfo.KubeletVersion,
+		Name: n.Name, Created: n.CreationTimestamp.Time, Role: roleOf(n), Ready: readiness.Node(n), ProviderID: keyOf(n), Kubelet: n.Status.NodeInfo.KubeletVersion, BootID: n.Status.NodeInfo.BootID,
 		Image: a[v1alpha1.AnnotationImage], Components: a[v1alpha1.AnnotationComponents],
 		Group: a[v1alpha1.AnnotationGroup], OldNode: a[v1alpha1.AnnotationDonor],
 		Replacement: a[v1alpha1.AnnotationHeir], Obsolete: a[v1alpha1.AnnotationObsolete] == "true", OnHold: a[v1alpha1.AnnotationHeld] == "true", RetryRequest: a[v1alpha1.AnnotationRetry], InPlaceLabel: n.Labels[v1alpha1.LabelInPlace] == "true",
 	}
+	out.Unlabeled = out.Role != v1alpha1.ControlPlaneRole
 	if n.Spec.Unschedulable {
 		out.Cordon = decision.CordonedByOthers
 		if since, ok := a[v1alpha1.AnnotationCordoned]; ok {
@@ -475,6 +474,8 @@ type hostView struct {
 	outdated bool      // we have changed them since
 	latest   decision.UpgradeRun
 	runKnown bool
+	tag      string // etcd.local.imageTag of ConfigMap kubeadm-config
+	tagRead  time.Time
 }
 
 // Members are listed again after freshMembers while control planes join or leave. After staleMembers
@@ -529,6 +530,26 @@ func (h *hostView) setMembers(m []decision.Member, asked time.Time) {
 		}
 	}
 	h.members, h.heard, h.outdated = m, asked, false
+}
+
+// etcdTag returns the tag of etcd's image in kubeadm's configuration, as last read.
+func (h *hostView) etcdTag() (tag string, read bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.tag, !h.tagRead.IsZero()
+}
+
+// tagAge returns how long ago the tag was read.
+func (h *hostView) tagAge(now time.Time) time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return now.Sub(h.tagRead)
+}
+
+func (h *hostView) setEtcdTag(tag string, read time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tag, h.tagRead = tag, read
 }
 
 // run returns the latest run; known is false before it was asked for.

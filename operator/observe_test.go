@@ -174,7 +174,7 @@ func TestNodesGetTheCloudsDataOfTheirMachines(t *testing.T) {
 				}
 				return
 			}
-			tt.want.Name, tt.want.ProviderID = "n", id
+			tt.want.Name, tt.want.ProviderID, tt.want.Unlabeled = "n", id, tt.labels == nil
 			if tt.want.Confirmed {
 				tt.want.ProviderID = tt.instances[0].ID
 			}

@@ -338,7 +338,7 @@ func trimNode(obj any) (any, error) {
 		return obj, nil
 	}
 	n.ManagedFields = nil
-	n.Status = corev1.NodeStatus{Conditions: n.Status.Conditions, NodeInfo: corev1.NodeSystemInfo{KubeletVersion: n.Status.NodeInfo.KubeletVersion}}
+	n.Status = corev1.NodeStatus{Conditions: n.Status.Conditions, NodeInfo: corev1.NodeSystemInfo{KubeletVersion: n.Status.NodeInfo.KubeletVersion, BootID: n.Status.NodeInfo.BootID}}
 	return n, nil
 }
 

@@ -11,8 +11,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -103,6 +105,7 @@ func (s *session) backupCreate() *cobra.Command {
 		etcd    etcdFlag
 		timeout time.Duration
 		out     format
+		access  cluster.Access
 	)
 	cmd := &cobra.Command{
 		Use:   "create",
@@ -119,14 +122,29 @@ unless --secrets is given. Directories have mode 0700, files 0600.
 If something cannot be read, such as a kind whose conversion webhook fails, the command
 names it and keeps the backup, marked as incomplete; the exit code is 1. An interrupted
 command leaves no backup. A second signal ends it at once and may leave files, which never
-count as a complete backup.`,
+count as a complete backup.
+
+With --kubeconfig or --context, it backs up any cluster. Without a workspace, the backup is in
+a folder with the name of the context, or in --dir. An etcd snapshot needs our operator.`,
 		Example: `  constellation backup create
+  constellation backup create --context prod-eu
   constellation backup create --etcd
   constellation backup create --dir /mnt/safe --secrets
   constellation backup create -o json | jq -r 'select(.kind == "result").run'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r.Etcd = string(etcd)
+			sel, err := s.selectCluster("back up", access, false)
+			if err != nil {
+				return err
+			}
+			if r.Cluster = sel; sel != nil {
+				if ws, _, err := s.workspace(); err == nil && !ws.Has(workspace.ConfigFile) {
+					if err := s.backupFolder(sel, r.Dir); err != nil {
+						return err
+					}
+				}
+			}
 			return s.createBackup(cmd.Context(), r, timeout, out)
 		},
 	}
@@ -138,6 +156,7 @@ count as a complete backup.`,
 	fl.DurationVar(&timeout, "timeout", 0, "stop after this time, such as 10m, and leave no backup (0: no limit)")
 	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
 	_ = cmd.RegisterFlagCompletionFunc("etcd", fixed("true", "false"))
+	s.accessFlags(cmd, &access)
 	return cmd
 }
 

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -123,8 +123,8 @@ func (s *session) checkAny(ctx context.Context, o clusterCheckOptions) error {
 		fmt.Fprint(s.out, s.Clusters.CheckRole(o.dryRun))
 		return nil
 	}
-	if o.As == "" && (o.AsUID != "" || len(o.AsGroups) > 0) {
-		return &plan.Error{Op: "read flags", Err: errors.New("--as-group and --as-uid need --as"), Exit: plan.ExitUsage, Remedy: "name the user to impersonate with --as"}
+	if err := impersonates(o.Access); err != nil {
+		return err
 	}
 	rules, err := o.rules(s.Now())
 	if err != nil {
@@ -157,32 +157,8 @@ func (s *session) checkAny(ctx context.Context, o clusterCheckOptions) error {
 // checkWorkspace runs `upgrade check` for the cluster of a workspace. It refuses a kubeconfig of
 // another cluster.
 func (s *session) checkWorkspace(ctx context.Context, ws *workspace.Workspace, o clusterCheckOptions, rules *findings.Rules) (bool, error) {
-	if o.User != "" || o.As != "" || o.RequestTimeout != 0 {
-		return false, &plan.Error{
-			Op: "read flags", Err: errors.New("--user, --as and --request-timeout do not apply in a workspace: its own kubeconfig is used"), Exit: plan.ExitUsage,
-			Remedy: "run the command in another directory, with --kubeconfig",
-		}
-	}
-	if o.Given() {
-		sel, err := s.Clusters.Select(o.Access)
-		if err != nil {
-			return false, err
-		}
-		own, err := ws.Kubeconfig()
-		if err != nil {
-			return false, err
-		}
-		_, server, err := workspace.KubeconfigServer(own)
-		if err != nil {
-			return false, err
-		}
-		if server.Value != sel.Server {
-			return false, &plan.Error{
-				Op: fmt.Sprintf("check context %q", sel.Context), Exit: plan.ExitUsage,
-				Err:    fmt.Errorf("it leads to %s, and the workspace %s to %s", sel.Server, filepath.Base(ws.Path(".")), server.Value),
-				Remedy: "leave out the flags to check the workspace's cluster, or run the command in another directory",
-			}
-		}
+	if err := s.ownCluster(ws, o.Access); err != nil {
+		return false, err
 	}
 	r := check.Request{NoDryRun: !o.dryRun}
 	if o.kubernetes != "" {
@@ -216,6 +192,35 @@ func (s *session) checkWorkspace(ctx context.Context, ws *workspace.Workspace, o
 	return true, err
 }
 
+// impersonates refuses parts of a user to impersonate without the user's name.
+func impersonates(a cluster.Access) error {
+	if a.As == "" && (a.AsUID != "" || len(a.AsGroups) > 0) {
+		return &plan.Error{Op: "read flags", Err: errors.New("--as-group and --as-uid need --as"), Exit: plan.ExitUsage, Remedy: "name the user to impersonate with --as"}
+	}
+	return nil
+}
+
+// ownCluster refuses an access that leads elsewhere than a workspace.
+func (s *session) ownCluster(ws *workspace.Workspace, a cluster.Access) error {
+	if a.User != "" || a.As != "" || a.RequestTimeout != 0 {
+		return &plan.Error{
+			Op: "read flags", Err: errors.New("--user, --as and --request-timeout do not apply in a workspace: its own kubeconfig is used"), Exit: plan.ExitUsage,
+			Remedy: "run the command in another directory, with --kubeconfig",
+		}
+	}
+	if !a.Given() {
+		return nil
+	}
+	sel, err := s.Clusters.Select(a)
+	if err != nil {
+		return err
+	}
+	if err := s.sameCluster("check", ws, &sel); err != nil {
+		return err
+	}
+	return s.sameUser(ws, &sel)
+}
+
 func (s *session) writeSARIF(cli string, rules *findings.Rules, judged []findings.Judged) error {
 	return findings.WriteSARIF(s.out, findings.Report{Tool: cli, Compared: rules.Baseline != nil, Findings: judged})
 }
@@ -230,15 +235,24 @@ type clusterDocument struct {
 	Exit    int `json:"exit"`
 }
 
-// writeClusterCheck prints the result of a check without a workspace.
-func (s *session) writeClusterCheck(k *check.ClusterCheck, o clusterCheckOptions, rules *findings.Rules) error {
-	sp := view.CommandFormatter{Program: s.Program, Context: o.Context}
-	if o.Kubeconfig != "" {
-		sp.Kubeconfig = o.Kubeconfig
-		if path, err := filepath.Abs(o.Kubeconfig); err == nil {
-			sp.Kubeconfig = path
+// marked is k with the titles of findings that do not count marked. judged are those of all hops.
+func marked(k *check.ClusterCheck, judged []findings.Judged) *check.ClusterCheck {
+	out := *k
+	out.Hops = slices.Clone(k.Hops)
+	for i := range out.Hops {
+		h := &out.Hops[i]
+		h.Findings = slices.Clone(h.Findings)
+		for j := range h.Findings {
+			h.Findings[j].Title += status(&judged[0])
+			judged = judged[1:]
 		}
 	}
+	return &out
+}
+
+// writeClusterCheck prints the result of a check without a workspace.
+func (s *session) writeClusterCheck(k *check.ClusterCheck, o clusterCheckOptions, rules *findings.Rules) error {
+	sp := s.formatterOf(o.Access, &cluster.Selected{})
 	judged, notes := rules.Judge(k.Findings())
 	k.Notes = append(k.Notes, notes...)
 	d := clusterDocument{ClusterCheck: k, Findings: judged, Failing: len(findings.Threshold(o.failOn).Failing(judged))}
@@ -252,11 +266,11 @@ func (s *session) writeClusterCheck(k *check.ClusterCheck, o clusterCheckOptions
 	case asSARIF:
 		err = s.writeSARIF(k.CLI, rules, judged)
 	case pipelineFormat(asMarkdown):
-		_, err = fmt.Fprint(s.out, view.ClusterCheckMarkdown(k, sp))
+		_, err = fmt.Fprint(s.out, view.ClusterCheckMarkdown(marked(k, judged), sp))
 	default:
 		pg := s.page()
 		pg.Commands = sp
-		s.print(view.ClusterCheck(pg, s.answerWidth(), k))
+		s.print(view.ClusterCheck(pg, s.answerWidth(), marked(k, judged)))
 	}
 	if err == nil && d.Exit != plan.ExitDone {
 		err = exitStatus(d.Exit)

@@ -39,6 +39,17 @@ func (c clusters) Check(context.Context, cluster.Selected, time.Duration, check.
 	}, nil
 }
 
+func (clusters) List(cluster.Access) (cluster.Contexts, error) {
+	return cluster.Contexts{
+		List:   []cluster.Context{{Name: "dev", Server: "https://dev.example"}, {Name: "prod", Server: "https://prod.example", Current: true}},
+		Select: func(name string) (cluster.Selected, error) { return cluster.Selected{Context: name}, nil },
+	}, nil
+}
+
+func (clusters) Look(_ context.Context, s cluster.Selected) check.Glance {
+	return check.Glance{Context: s.Context, State: check.GlanceReachable, Kubernetes: "v1.35.4"}
+}
+
 func (clusters) CheckRole(bool) string { return "kind: ClusterRole\n" }
 
 func checkWith(t *testing.T, found []plan.Finding, args ...string) (stdout, stderr string, code int) {
@@ -156,5 +167,18 @@ func TestPluginOfKubectl(t *testing.T) {
 	a := App{Program: "kubectl constellation", Stdout: &out, Stderr: io.Discard, Env: func(string) string { return "" }}
 	if code := a.Run([]string{"check", "--help"}); code != 0 || !strings.Contains(out.String(), "kubectl constellation check [flags]") {
 		t.Errorf("exit %d: %s", code, out.String())
+	}
+}
+
+// kubectl completes a plugin's arguments by a program of another name.
+func TestPluginCompletion(t *testing.T) {
+	t.Chdir(t.TempDir())
+	args := pluginArgs("/usr/local/bin/kubectl_complete-constellation", []string{"check", "--context", ""})
+	out, errs, code := checkWith(t, nil, args...)
+	if code != 0 || !strings.HasPrefix(out, "dev\nprod\n:") {
+		t.Errorf("exit %d: %q %s", code, out, errs)
+	}
+	if got := pluginArgs("/usr/local/bin/kubectl-constellation", []string{"check"}); len(got) != 1 {
+		t.Errorf("the plugin itself gets %q", got)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"constellation/engine/cloud/providers"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
 	"constellation/engine/workspace"
@@ -264,8 +265,9 @@ func (s *session) root() *cobra.Command {
 runs its upgrades, and backs it up.
 
 Without a verb it opens the console on the workspace, the folder that holds the files of
-one cluster. Without a terminal it prints an overview of the workspace as text. With
---accessible it prints that text, lists the possible next commands and prompts for one.
+one cluster. In a folder without such files it lists the clusters of your kubeconfig; -C .
+opens the console on the folder. Without a terminal it prints an overview of the workspace as
+text. With --accessible it prints that text, lists the possible next commands and prompts for one.
 
 Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or configuration; 3 nothing to do;
 4 blocked by a finding; 5 an acknowledgement is missing; 6 upgrade available (upgrade check
@@ -298,6 +300,12 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 				}
 				return s.askNext(cmd.Context())
 			}
+			if k, prefs, err := s.severalClusters(cmd.Flags().Changed("workspace")); err != nil || k != nil {
+				if err != nil {
+					return err
+				}
+				return s.clustersConsole(cmd.Context(), k, prefs)
+			}
 			return s.console(cmd.Context(), consoleOptions{})
 		},
 	}
@@ -325,7 +333,7 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 		c.GroupID = "cluster"
 		root.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{s.configCommand(), s.releaseCommand(), s.sandboxStub(), s.versionCommand()} {
+	for _, c := range []*cobra.Command{s.configCommand(), s.releaseCommand(), s.sandboxStub(), s.mcpCommand(), s.selfCommand(), s.versionCommand()} {
 		c.GroupID = "around"
 		root.AddCommand(c)
 	}
@@ -449,29 +457,46 @@ Init can be interrupted at any time. Run the same command again to resume it.`,
 }
 
 func (s *session) statusCommand() *cobra.Command {
-	var out format
+	var (
+		out    format
+		access cluster.Access
+	)
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show versions, nodes and health of the cluster",
 		Long: `Show the current state of the cluster: current and target versions, nodes, machines that
 have not joined yet, services and health problems.
 
+Without a workspace, or with --kubeconfig or --context, it shows any cluster: versions,
+nodes, cordons, Plans, and what keeps a drain stuck.
+
 It changes nothing. The exit code is 1 if the API server does not answer.`,
 		Example: `  constellation status
+  constellation status --context prod-eu
   constellation status -o json | jq '.nodes[].name'`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return s.printStatus(cmd.Context(), out) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			sel, err := s.selectCluster("get status of", access, true)
+			if err != nil {
+				return err
+			}
+			if sel != nil {
+				return s.printStatusOf(cmd.Context(), out, access, sel)
+			}
+			return s.printStatus(cmd.Context(), out)
+		},
 	}
+	s.accessFlags(cmd, &access)
 	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
 func (s *session) configCommand() *cobra.Command {
 	cmd := group("config", "Write, check and migrate the configuration",
-		"Write, check and migrate constellation-conf.yaml, which describes the desired cluster.",
+		"Write, check and migrate constellation-conf.yaml, which describes the desired cluster.\nPrint your preferences.",
 		`  constellation config generate sandbox
   constellation config validate`)
-	cmd.AddCommand(s.configGenerate(), s.configValidate(), s.configMigrate())
+	cmd.AddCommand(s.configGenerate(), s.configValidate(), s.configMigrate(), s.configPreferences())
 	return cmd
 }
 

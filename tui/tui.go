@@ -31,6 +31,8 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -50,6 +52,8 @@ import (
 type Engine interface {
 	console.Engine
 
+	// StatusOf describes a cluster without a workspace.
+	StatusOf(context.Context, cluster.Selected) (engine.Status, error)
 	// Skip excludes a node or a group from rollouts, or resumes it, and returns its previous
 	// state.
 	Skip(ctx context.Context, name string, skip bool) (cluster.SkipState, error)
@@ -83,6 +87,10 @@ type Clusters interface {
 	Select(cluster.Access) (cluster.Selected, error)
 	// Check checks a cluster. Each of its requests is bounded by the timeout unless that is zero.
 	Check(ctx context.Context, s cluster.Selected, timeout time.Duration, r check.ForeignRequest, emit func(plan.Event)) (check.ClusterCheck, error)
+	// List returns the contexts of a kubeconfig.
+	List(cluster.Access) (cluster.Contexts, error)
+	// Look observes a cluster within the deadline of ctx.
+	Look(ctx context.Context, s cluster.Selected) check.Glance
 	// CheckRole returns the manifest of the least ClusterRole for a check.
 	CheckRole(dryRun bool) string
 }
@@ -107,6 +115,8 @@ type App struct {
 	FindSandbox func(ctx context.Context, dir string) (engine.SandboxStatus, error)
 	// CheckOffline checks manifests or a backup without a cluster.
 	CheckOffline func(context.Context, findings.OfflineRequest) (*findings.Offline, error)
+	// ServeMCP serves read-only tools to an assistant until its input ends.
+	ServeMCP func(context.Context, MCPRequest) error
 	// RunSandbox executes the verb sandbox, its help and its completions in another program.
 	// args are those of this program. It returns the exit code, or an error if the other program
 	// did not start.
@@ -131,7 +141,28 @@ func (a App) Main() int {
 		wd, _ := os.Getwd() // on error, paths stay absolute
 		a.Program = view.CalledAs(os.Args[0], wd)
 	}
-	return a.Run(os.Args[1:])
+	args := os.Args[1:]
+	if len(os.Args) > 0 {
+		args = pluginArgs(os.Args[0], args)
+	}
+	return a.Run(args)
+}
+
+// Command returns the program's commands, for documentation.
+func (a App) Command() *cobra.Command {
+	a.Env, a.Now = os.Getenv, time.Now
+	return newSession(a).root()
+}
+
+// completionName is the name under which kubectl starts a plugin to complete its arguments.
+const completionName = "kubectl_complete-constellation"
+
+// pluginArgs returns the arguments of a program that was started as arg0.
+func pluginArgs(arg0 string, args []string) []string {
+	if strings.TrimSuffix(filepath.Base(arg0), ".exe") != completionName {
+		return args
+	}
+	return append([]string{cobra.ShellCompRequestCmd}, args...)
 }
 
 // Run runs the program with args, without the program's name, and returns its exit

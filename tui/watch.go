@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
 	"constellation/tui/console"
@@ -20,6 +21,7 @@ import (
 // watchOptions are the flags of `watch`.
 type watchOptions struct {
 	engine.WatchRequest
+	access         cluster.Access
 	replay, filter string
 	nonInteractive bool
 	out            format
@@ -38,12 +40,17 @@ While the API server is unreachable, watch shows the last observed state with it
 reconnects. Without a terminal it prints one line per change, as upgrade apply does, until
 all nodes are at the target and no Plan of upgrade.cattle.io has a node in progress.
 
+Without a workspace, or with --kubeconfig or --context, it watches any cluster: nodes,
+versions, cordons and Plans. While a drain is stuck it names what waits on what, the command
+that frees it, and its risk. Such a watch ends with --once or an interrupt.
+
 --replay plays a recorded run or the output of -o json, without a cluster. It takes a file,
 or a run ID or last (see history). Append @TIME to start at a time, or @+5m to start five
 minutes after the beginning.`,
 		Example: `  constellation watch                                    # on a terminal: the console
   constellation watch --once -o json | jq -c 'select(.kind == "node")'
   constellation watch --kubeconfig ~/.kube/config        # read-only, from any computer
+  constellation watch --context prod-eu --once           # any cluster, no workspace
   constellation watch --once --filter 'state:drain age>5m'
   constellation watch --replay last
   constellation watch --replay events.jsonl@14:02:11`,
@@ -55,6 +62,11 @@ minutes after the beginning.`,
 			if o.replay != "" {
 				return s.replay(cmd.Context(), o)
 			}
+			sel, err := s.selectCluster("watch", o.access, true)
+			if err != nil {
+				return err
+			}
+			o.Cluster, o.Kubeconfig = sel, o.access.Kubeconfig
 			if o.out == text && !o.Once && s.interactive(o.nonInteractive) {
 				return s.console(cmd.Context(), consoleOptions{watch: &o})
 			}
@@ -65,13 +77,14 @@ minutes after the beginning.`,
 	fl.BoolVar(&o.Once, "once", false, "print the current state and exit")
 	fl.StringVar(&o.replay, "replay", "", "replay a `record`: FILE[@TIME] or RUN[@TIME]")
 	fl.StringVar(&o.filter, "filter", "", "show only matching machines: `terms` such as state:drain group:workers age>5m")
-	fl.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig `file` (default: the one in the workspace)")
+	s.accessFlags(cmd, &o.access)
 	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "print instead of opening the console")
 	s.outputFlag(cmd, &o.out, "output format: text, or json for one event per line")
-	_ = cmd.MarkFlagFilename("kubeconfig")
 	_ = cmd.RegisterFlagCompletionFunc("replay", s.completeRuns)
 	_ = cmd.RegisterFlagCompletionFunc("filter", fixed("state:drain", "state:failed", "state:outdated", "age>5m", "try>1"))
-	cmd.MarkFlagsMutuallyExclusive("replay", "kubeconfig")
+	for _, live := range []string{"kubeconfig", "context"} {
+		cmd.MarkFlagsMutuallyExclusive("replay", live)
+	}
 	return cmd
 }
 
@@ -108,6 +121,9 @@ func (s *session) watch(ctx context.Context, o watchOptions) error {
 	err = eng.Watch(ctx, o.WatchRequest, func(ev plan.Event) {
 		began = true
 		if page {
+			if ev.Kind == plan.KindLog && ev.Source == "watch" {
+				s.remark("%s", term.Clean(ev.Text))
+			}
 			b.Apply(ev)
 			return
 		}

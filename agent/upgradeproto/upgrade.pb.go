@@ -189,8 +189,10 @@ type StatusResponse struct {
 	// Whether the agent installs only components that a release builder vouches for. Agents of
 	// old images do not say so.
 	VerifiesComponents bool `protobuf:"varint,9,opt,name=verifies_components,json=verifiesComponents,proto3" json:"verifies_components,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// The kernel's name of the host's present boot. Agents of old images do not report it.
+	BootId        string `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -284,6 +286,13 @@ func (x *StatusResponse) GetVerifiesComponents() bool {
 		return x.VerifiesComponents
 	}
 	return false
+}
+
+func (x *StatusResponse) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
 }
 
 // Run is what became of a request.
@@ -1685,7 +1694,7 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\n" +
 	" agent/upgradeproto/upgrade.proto\x12\n" +
 	"upgrade.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\xbd\x03\n" +
+	"\rStatusRequest\"\xd6\x03\n" +
 	"\x0eStatusResponse\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12'\n" +
 	"\x0fkubeadm_version\x18\x02 \x01(\tR\x0ekubeadmVersion\x12'\n" +
@@ -1696,7 +1705,9 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\tnode_name\x18\x06 \x01(\tR\bnodeName\x12\x12\n" +
 	"\x04role\x18\a \x01(\tR\x04role\x12!\n" +
 	"\x03run\x18\b \x01(\v2\x0f.upgrade.v1.RunR\x03run\x12/\n" +
-	"\x13verifies_components\x18\t \x01(\bR\x12verifiesComponents\x1a=\n" +
+	"\x13verifies_components\x18\t \x01(\bR\x12verifiesComponents\x12\x17\n" +
+	"\aboot_id\x18\n" +
+	" \x01(\tR\x06bootId\x1a=\n" +
 	"\x0fStaticPodsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc1\x03\n" +

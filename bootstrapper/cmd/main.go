@@ -103,7 +103,8 @@ func offer(ctx context.Context, m bootstrapper.Machine) error {
 		return fmt.Errorf("%w: read CONSTELLATION_PROVIDER: %w", bootstrapper.ErrStuck, err)
 	}
 	m.Metadata = from.Metadata(cmp.Or(os.Getenv("CONSTELLATION_METADATA"), from.MetadataAddress))
-	m.Issuer = attestation.NewTPMIssuer(m.TPM)
+	m.Validator, m.KubeletCloudProvider = from.Attestation.Validator, from.KubeletCloudProvider
+	m.Issuer = from.Attestation.Issuer(m.TPM)
 	pem, err := os.ReadFile(filepath.Join(m.Root, rootsFile))
 	if err != nil {
 		return fmt.Errorf("read trust roots: %w", err)

@@ -105,6 +105,31 @@ func NewTPMValidator(roots *x509.CertPool, m Measurements, opts Options) *TPMVal
 	return evidence.NewTPMValidator(roots, m, opts)
 }
 
+// Method is how the machines of a cloud prove what they booted.
+type Method struct {
+	// Variant is that of the documents.
+	Variant Variant
+	// Issuer returns what makes evidence about this machine. address names its TPM.
+	Issuer func(address string) Issuer
+	// Validator returns what verifies such evidence. It trusts the clouds in roots.
+	Validator NewValidator
+}
+
+// NewValidator returns a validator that accepts machines that one of roots vouches for, if they
+// booted what m or an alternative of opts describes.
+type NewValidator func(roots *x509.CertPool, m Measurements, opts Options) Validator
+
+// TPMMethod is the method of machines with a TPM 2.0 whose key their cloud certified.
+func TPMMethod() Method {
+	return Method{
+		Variant: TPM2,
+		Issuer:  func(address string) Issuer { return NewTPMIssuer(address) },
+		Validator: func(roots *x509.CertPool, m Measurements, opts Options) Validator {
+			return NewTPMValidator(roots, m, opts)
+		},
+	}
+}
+
 // ParseRoots reads trust roots from PEM. Anything but certificates of authorities and white space
 // is an error, and so is an empty list.
 func ParseRoots(pemBytes []byte) (*x509.CertPool, error) { return evidence.ParseRoots(pemBytes) }

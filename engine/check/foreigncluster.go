@@ -57,7 +57,7 @@ func ForeignCluster(ctx context.Context, c Foreign, s cluster.Selected, r Foreig
 	}
 	text, err := c.Version(ctx)
 	if err != nil {
-		return ClusterCheck{}, foreignDown(s, err)
+		return ClusterCheck{}, ForeignDown(s, err)
 	}
 	running, err := version.Parse(text)
 	if err != nil {
@@ -90,7 +90,7 @@ func ForeignCluster(ctx context.Context, c Foreign, s cluster.Selected, r Foreig
 	}
 	found, err := c.Preflight(ctx, requests, emit)
 	if err != nil {
-		return ClusterCheck{}, foreignDown(s, err)
+		return ClusterCheck{}, ForeignDown(s, err)
 	}
 	for i, f := range found {
 		from := requests[i].From.String()
@@ -168,8 +168,8 @@ func minors(running, target version.Version) ([]version.Version, error) {
 	return append(out, target), nil
 }
 
-// foreignDown adds operation and remedy to the error of a cluster that does not answer.
-func foreignDown(s cluster.Selected, err error) error {
+// ForeignDown adds operation and remedy to the error of a cluster that does not answer.
+func ForeignDown(s cluster.Selected, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return err
 	}

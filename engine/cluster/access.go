@@ -1,6 +1,9 @@
 package cluster
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // Access selects a cluster and an identity as the flags of kubectl do.
 type Access struct {
@@ -27,4 +30,40 @@ type Selected struct {
 	Context, Server string
 	// Kubeconfig contains this context alone, with the content of the files that it names.
 	Kubeconfig []byte
+	// Identity is a digest of the user's credentials: equal ones are of the same user.
+	Identity string
+	// RequestTimeout is that of the Access.
+	RequestTimeout time.Duration
+}
+
+type requestTimeout struct{}
+
+// WithRequestTimeout returns a context in which connections to clusters bound each request.
+func WithRequestTimeout(ctx context.Context, limit time.Duration) context.Context {
+	return context.WithValue(ctx, requestTimeout{}, limit)
+}
+
+// RequestTimeout returns the limit of a context from WithRequestTimeout; zero without one.
+func RequestTimeout(ctx context.Context) time.Duration {
+	limit, _ := ctx.Value(requestTimeout{}).(time.Duration)
+	return limit
+}
+
+// Context is a context of a kubeconfig.
+type Context struct {
+	// Name is the context's name, Server the address of its API server; empty if the kubeconfig
+	// does not have it.
+	Name, Server string
+	// Plugin is the command of its credential plugin; empty without one.
+	Plugin string
+	// Current is set for the current context.
+	Current bool
+}
+
+// Contexts are the contexts of a kubeconfig that was read once.
+type Contexts struct {
+	// List is sorted by name.
+	List []Context
+	// Select returns the cluster of a context. It sends no request.
+	Select func(name string) (Selected, error)
 }

@@ -23,6 +23,9 @@ type Rollout struct {
 	Waiting RolloutWait
 	// Moves are the machines on their way in or out, sorted by name.
 	Moves []Move
+	// Unmanaged means that the cluster has no NodeVersion: others upgrade it. All other fields are
+	// zero.
+	Unmanaged bool
 }
 
 // AgentRun is how far the agent of a control plane is with Kubernetes.

@@ -7,10 +7,12 @@ package component
 
 import (
 	"crypto/sha256"
+	"crypto/sha512"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"net/url"
 	"path"
 	"regexp"
@@ -23,7 +25,7 @@ type Component struct {
 	Name string `json:"name"`
 	// URL is http(s), or data: for small inline content.
 	URL string `json:"url"`
-	// Digest is "sha256:<64 hex>" of the downloaded bytes. It is required.
+	// Digest is "sha256:<64 hex>" or "sha512:<128 hex>" of the downloaded bytes. It is required.
 	Digest string `json:"digest"`
 	// Path is absolute: the file to write or, with Extract, the directory to fill.
 	Path string `json:"path"`
@@ -74,9 +76,29 @@ func (l List) ByName(name string) (Component, bool) {
 	return Component{}, false
 }
 
+// newHash returns the hash function that c's digest names.
+func (c Component) newHash() hash.Hash {
+	if strings.HasPrefix(c.Digest, "sha512:") {
+		return sha512.New()
+	}
+	return sha256.New()
+}
+
+// digestOf returns what h has hashed, in the form of c's digest.
+func (c Component) digestOf(h hash.Hash) string {
+	name, _, _ := strings.Cut(c.Digest, ":")
+	return name + ":" + hex.EncodeToString(h.Sum(nil))
+}
+
+// short is the beginning of c's digest for names of temporary files.
+func (c Component) short() string {
+	_, sum, _ := strings.Cut(c.Digest, ":")
+	return sum[:16]
+}
+
 var (
 	nameRE   = regexp.MustCompile(`^[a-z0-9][a-z0-9._+-]{0,62}$`)
-	digestRE = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	digestRE = regexp.MustCompile(`^(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})$`)
 )
 
 // Validate returns what is wrong with c, naming the field, or nil.
@@ -85,7 +107,7 @@ func (c Component) Validate() error {
 	case !nameRE.MatchString(c.Name):
 		return fmt.Errorf("component %q: name: want at most 63 lower-case letters, digits and . _ + -", c.Name)
 	case !digestRE.MatchString(c.Digest):
-		return fmt.Errorf("component %s: digest: want sha256: and 64 hex digits", c.Name)
+		return fmt.Errorf("component %s: digest: want sha256: and 64 hex digits, or sha512: and 128", c.Name)
 	case !path.IsAbs(c.Path) || path.Clean(c.Path) != c.Path || strings.ContainsRune(c.Path, 0) || c.Path == "/":
 		return fmt.Errorf("component %s: path %q is not absolute and clean", c.Name, c.Path)
 	case c.Mode&^0o777 != 0:

@@ -52,7 +52,7 @@ func (in *Installer) extract(ctx context.Context, d *os.Root, f *os.File, c Comp
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return extractError(c, err)
 	}
-	staging := fmt.Sprintf(".%s.%s.staging", c.Name, c.Digest[len("sha256:"):][:16])
+	staging := fmt.Sprintf(".%s.%s.staging", c.Name, c.short())
 	if err := d.RemoveAll(staging); err != nil {
 		return extractError(c, err)
 	}
@@ -165,7 +165,7 @@ func unpacked(ctx context.Context, root *os.Root, rel string, c Component) (bool
 			if i.Mode() != e.Mode {
 				return false, 0, nil
 			}
-			sum, err := hashFile(ctx, d, e.Name)
+			sum, err := hashFile(ctx, d, e.Name, sha256.New())
 			if ctx.Err() != nil {
 				return false, 0, ctx.Err()
 			}

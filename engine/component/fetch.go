@@ -4,9 +4,7 @@ package component
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
@@ -28,8 +26,9 @@ const bufferSize = 256 << 10
 
 var errStalled = errors.New("no data arrived for too long")
 
-// newClient bounds every wait but that for the body, which fetch watches itself.
-func newClient() *http.Client {
+// NewClient returns a client that bounds every wait but that for the body, and refuses to be
+// redirected from https to http.
+func NewClient() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
 			Proxy:                 http.ProxyFromEnvironment,
@@ -74,7 +73,7 @@ type download struct {
 // fetch fills f, which may hold a beginning from an earlier call, with the content
 // of c and returns its size.
 func (in *Installer) fetch(ctx context.Context, client *http.Client, c Component, f *os.File, report func(done, total int64)) (int64, error) {
-	d := &download{c: c, f: f, h: sha256.New(), limits: in.limit(), report: report}
+	d := &download{c: c, f: f, h: c.newHash(), limits: in.limit(), report: report}
 	if strings.HasPrefix(strings.ToLower(c.URL), "data:") {
 		return d.inline()
 	}
@@ -152,7 +151,7 @@ func (d *download) takeUp(ctx context.Context) error {
 	return nil
 }
 
-func (d *download) digest() string { return "sha256:" + hex.EncodeToString(d.h.Sum(nil)) }
+func (d *download) digest() string { return d.c.digestOf(d.h) }
 func (d *download) correct() bool  { return d.digest() == d.c.Digest }
 
 // restart forgets what has arrived.

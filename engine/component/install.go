@@ -4,7 +4,6 @@ package component
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -121,7 +120,7 @@ func (in *Installer) Install(ctx context.Context, l List, progress func(c Compon
 
 	client := in.Client
 	if client == nil {
-		client = newClient()
+		client = NewClient()
 		defer client.CloseIdleConnections()
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -200,7 +199,7 @@ func (in *Installer) install(ctx context.Context, root *os.Root, client *http.Cl
 	}
 	defer d.Close()
 
-	temp := fmt.Sprintf(".%s.%s.partial", c.Name, c.Digest[len("sha256:"):][:16])
+	temp := fmt.Sprintf(".%s.%s.partial", c.Name, c.short())
 	var f *os.File
 	for f == nil {
 		ok, size, err := installed(ctx, root, c)
@@ -285,14 +284,15 @@ func installed(ctx context.Context, root *os.Root, c Component) (bool, int64, er
 	if err != nil || !i.Mode().IsRegular() {
 		return false, 0, nil // if it cannot be looked at, it cannot be written either, which says so better
 	}
-	sum, err := hashFile(ctx, root, rel)
+	h := c.newHash()
+	_, err = hashFile(ctx, root, rel, h)
 	if err != nil {
 		if ctx.Err() != nil {
 			return false, 0, err
 		}
 		return false, 0, nil
 	}
-	if "sha256:"+sum != c.Digest {
+	if c.digestOf(h) != c.Digest {
 		return false, 0, nil
 	}
 	if i.Mode() != c.perm() {
@@ -303,13 +303,13 @@ func installed(ctx context.Context, root *os.Root, c Component) (bool, int64, er
 	return true, i.Size(), nil
 }
 
-func hashFile(ctx context.Context, root *os.Root, name string) (string, error) {
+// hashFile hashes a file into h and returns the sum in hex digits.
+func hashFile(ctx context.Context, root *os.Root, name string, h hash.Hash) (string, error) {
 	f, err := root.Open(name)
 	if err != nil {
 		return "", err
 	}
 	defer f.Close()
-	h := sha256.New()
 	if err := hashInto(ctx, h, f); err != nil {
 		return "", err
 	}

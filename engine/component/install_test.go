@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"crypto/sha512"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
@@ -727,7 +728,7 @@ func TestRedirectsKeepToHTTPS(t *testing.T) {
 	defer plain.Close()
 	secure := httptest.NewTLSServer(http.RedirectHandler(plain.URL, http.StatusFound))
 	defer secure.Close()
-	c := newClient()
+	c := NewClient()
 	c.Transport.(*http.Transport).TLSClientConfig = secure.Client().Transport.(*http.Transport).TLSClientConfig
 	in := &Installer{Root: t.TempDir(), Client: c, limits: fast}
 	err := in.Install(t.Context(), List{{Name: "x", URL: secure.URL, Digest: digestOf([]byte("x")), Path: "/x"}}, nil)
@@ -777,4 +778,45 @@ func BenchmarkInstall(b *testing.B) {
 			os.RemoveAll(dir)
 		}
 	})
+}
+
+func TestSHA512Digests(t *testing.T) {
+	b := content(100_000)
+	sum := sha512.Sum512(b)
+	c := Component{Name: "server", Digest: "sha512:" + hex.EncodeToString(sum[:]), Path: "/server.tar.gz"}
+	for _, tt := range []struct {
+		name string
+		sent []byte
+		want error
+	}{
+		{name: "the named content is installed", sent: b},
+		{name: "other content is refused", sent: content(99_999), want: ErrDigest},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := &script{steps: []http.HandlerFunc{serve(tt.sent, "")}}
+			srv := httptest.NewServer(s)
+			defer srv.Close()
+			root := t.TempDir()
+			in := &Installer{Root: root, limits: fast}
+			c := c
+			c.URL = srv.URL
+			if err := in.Install(t.Context(), List{c}, nil); !errors.Is(err, tt.want) {
+				t.Fatalf("error is %v, want %v", err, tt.want)
+			}
+			_, err := os.Stat(filepath.Join(root, c.Path))
+			if (err == nil) != (tt.want == nil) {
+				t.Errorf("stat: %v", err)
+			}
+			if tt.want != nil {
+				return
+			}
+			if err := in.Install(t.Context(), List{c}, nil); err != nil || len(s.asked) != 1 {
+				t.Errorf("the second installation asked %d times: %v", len(s.asked)-1, err)
+			}
+		})
+	}
+	c.URL, c.Digest = "http://127.0.0.1", c.Digest[:len(c.Digest)-1]
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "sha512: and 128") {
+		t.Errorf("a digest with a digit less: %v", err)
+	}
 }

@@ -3,6 +3,7 @@ package kube
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
@@ -90,24 +92,29 @@ func Select(a cluster.Access, self string) (cluster.Selected, error) {
 	if err != nil {
 		return cluster.Selected{}, err
 	}
-	name := cmp.Or(a.Context, c.CurrentContext)
-	names := slices.Sorted(maps.Keys(c.Contexts))
-	if len(names) > 12 {
-		names = append(names[:12], fmt.Sprintf("%d more", len(names)-12))
-	}
-	context := c.Contexts[name]
-	if context == nil {
+	return selectIn(c, a, self)
+}
+
+// selectIn is Select in a kubeconfig that was read. It does not change c.
+func selectIn(all *clientcmdapi.Config, a cluster.Access, self string) (cluster.Selected, error) {
+	name := cmp.Or(a.Context, all.CurrentContext)
+	if all.Contexts[name] == nil {
+		names := slices.Sorted(maps.Keys(all.Contexts))
+		if len(names) > 12 {
+			names = append(names[:12], fmt.Sprintf("%d more", len(names)-12))
+		}
 		err := &plan.Error{Op: "select context " + strconv.Quote(name), Err: errors.New("the kubeconfig does not have it"), Exit: plan.ExitUsage, Remedy: "name one with --context: " + strings.Join(names, ", ")}
 		if name == "" {
 			err.Op, err.Err = "select a context", errors.New("the kubeconfig has no current context")
 		}
 		return cluster.Selected{}, err
 	}
+	context := all.Contexts[name].DeepCopy()
 	context.Cluster, context.AuthInfo = cmp.Or(a.ClusterName, context.Cluster), cmp.Or(a.User, context.AuthInfo)
 	absent := func(kind, of string) error {
 		return &plan.Error{Op: "select context " + strconv.Quote(name), Err: fmt.Errorf("the kubeconfig has no %s %q", kind, of), Exit: plan.ExitUsage, Remedy: "list the contexts with `kubectl config get-contexts`"}
 	}
-	server, user := c.Clusters[context.Cluster], c.AuthInfos[context.AuthInfo]
+	server, user := all.Clusters[context.Cluster].DeepCopy(), all.AuthInfos[context.AuthInfo].DeepCopy()
 	if server == nil || server.Server == "" {
 		return cluster.Selected{}, absent("cluster", context.Cluster)
 	}
@@ -117,7 +124,6 @@ func Select(a cluster.Access, self string) (cluster.Selected, error) {
 		}
 		user = clientcmdapi.NewAuthInfo()
 		context.AuthInfo = "none"
-		c.AuthInfos[context.AuthInfo] = user
 	}
 	if a.As != "" {
 		user.Impersonate = a.As
@@ -132,7 +138,9 @@ func Select(a cluster.Access, self string) (cluster.Selected, error) {
 		e.Args = append([]string{CredentialVerb, "--", e.Command}, e.Args...)
 		e.Command = self
 	}
+	c := clientcmdapi.NewConfig()
 	c.CurrentContext = name
+	c.Contexts[name], c.Clusters[context.Cluster], c.AuthInfos[context.AuthInfo] = context, server, user
 	if err := minify(c); err != nil {
 		return cluster.Selected{}, &plan.Error{Op: "read files of context " + strconv.Quote(name), Err: err, Exit: plan.ExitUsage, Remedy: "restore the file or name another context"}
 	}
@@ -140,7 +148,71 @@ func Select(a cluster.Access, self string) (cluster.Selected, error) {
 	if err != nil {
 		return cluster.Selected{}, errors.New("write kubeconfig: it is not valid") // the error could quote secrets
 	}
-	return cluster.Selected{Context: name, Server: server.Server, Kubeconfig: b}, nil
+	return cluster.Selected{Context: name, Server: server.Server, Kubeconfig: b, Identity: identityOf(user), RequestTimeout: a.RequestTimeout}, nil
+}
+
+// identityOf is a digest of the credentials of a user, without the place where they were read.
+func identityOf(user *clientcmdapi.AuthInfo) string {
+	u := user.DeepCopy()
+	u.LocationOfOrigin, u.Extensions = "", nil
+	b, err := json.Marshal(u)
+	if err != nil {
+		return ""
+	}
+	if u.Exec != nil { // interactive parts are not marshalled
+		b = fmt.Appendf(b, "%q %q %v", u.Exec.Command, u.Exec.Args, u.Exec.Env)
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(b))
+}
+
+// List returns the contexts of the kubeconfig that a names. It reads the files once. Credential
+// plugins of these contexts get no standard input, because a console uses the terminal.
+func (c Clusters) List(a cluster.Access) (cluster.Contexts, error) {
+	all, err := mergedKubeconfig(a)
+	if err != nil {
+		return cluster.Contexts{}, err
+	}
+	for _, u := range all.AuthInfos {
+		if e := u.Exec; e != nil && e.InteractiveMode != clientcmdapi.AlwaysExecInteractiveMode {
+			e.InteractiveMode = clientcmdapi.NeverExecInteractiveMode
+		}
+	}
+	out := cluster.Contexts{Select: func(name string) (cluster.Selected, error) {
+		if x := all.Contexts[name]; x != nil {
+			if u := all.AuthInfos[x.AuthInfo]; u != nil && u.Exec != nil && u.Exec.InteractiveMode == clientcmdapi.AlwaysExecInteractiveMode {
+				return cluster.Selected{}, &plan.Error{
+					Op: "select context " + strconv.Quote(name), Err: errors.New("its credential plugin reads from the terminal"), Exit: plan.ExitUsage,
+					Remedy: "constellation check --context " + name,
+				}
+			}
+		}
+		return selectIn(all, cluster.Access{Context: name}, c.self)
+	}}
+	for _, name := range slices.Sorted(maps.Keys(all.Contexts)) {
+		x := cluster.Context{Name: name, Current: name == all.CurrentContext}
+		if s := all.Clusters[all.Contexts[name].Cluster]; s != nil {
+			x.Server = s.Server
+		}
+		if u := all.AuthInfos[all.Contexts[name].AuthInfo]; u != nil {
+			switch {
+			case u.Exec != nil:
+				x.Plugin = u.Exec.Command
+			case u.AuthProvider != nil:
+				x.Plugin = u.AuthProvider.Name
+			}
+		}
+		out.List = append(out.List, x)
+	}
+	return out, nil
+}
+
+// Look observes a cluster without a check. It never runs longer than the deadline of ctx.
+func (Clusters) Look(ctx context.Context, s cluster.Selected) check.Glance {
+	f, err := Open(s.Kubeconfig, 0, nil)
+	if err != nil {
+		return check.Glance{Schema: plan.Schema, Context: s.Context, Server: s.Server, Problem: "the kubeconfig is not valid", State: check.GlanceInvalid}
+	}
+	return check.Look(ctx, f, s, time.Now())
 }
 
 // minify reduces c to its current context and reads the files that this names.
@@ -167,12 +239,18 @@ func Open(kubeconfig []byte, timeout time.Duration, log *slog.Logger) (*Foreign,
 	if err != nil {
 		return nil, err
 	}
+	return open(c, timeout, log)
+}
+
+// open returns the cluster of a client.
+func open(c *Client, timeout time.Duration, log *slog.Logger) (*Foreign, error) {
 	wrap, requests := preflight.Record()
 	config := rest.CopyConfig(c.config)
 	config.Wrap(wrap)
 	config.Timeout = timeout
 	config.WarningHandler = rest.NoWarnings{}
-	if c, err = ForConfig(config, log); err != nil {
+	c, err := ForConfig(config, log)
+	if err != nil {
 		return nil, err
 	}
 	return &Foreign{config: config, client: c, requests: requests}, nil
@@ -215,18 +293,43 @@ const factsLimit = 10 * time.Second
 func (f *Foreign) Facts(ctx context.Context) distribution.Facts {
 	ctx, cancel := context.WithTimeout(ctx, factsLimit)
 	defer cancel()
-	var out distribution.Facts
+	facts, _, _ := f.observe(ctx, 100)
+	return facts
+}
+
+// maxGlanceNodes is the maximum number of nodes that Look lists.
+const maxGlanceNodes = 500
+
+// Observe implements [check.Observer].
+func (f *Foreign) Observe(ctx context.Context) (distribution.Facts, check.NodeList, error) {
+	return f.observe(ctx, maxGlanceNodes)
+}
+
+// observe reads what a distribution is recognised by, and at most limit nodes. The error is about
+// the nodes.
+func (f *Foreign) observe(ctx context.Context, limit int64) (out distribution.Facts, nodes check.NodeList, nodesErr error) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		l, err := f.client.core.CoreV1().Nodes().List(ctx, metav1.ListOptions{Limit: 100})
+		l, err := f.client.core.CoreV1().Nodes().List(ctx, metav1.ListOptions{Limit: limit})
 		if err != nil {
+			nodesErr = classify(err)
 			return
+		}
+		if l.RemainingItemCount != nil {
+			nodes.More = int(*l.RemainingItemCount)
 		}
 		for i := range l.Items {
 			n := &l.Items[i]
 			out.Nodes = append(out.Nodes, distribution.Node{
 				Name: n.Name, ProviderID: n.Spec.ProviderID, OSImage: n.Status.NodeInfo.OSImage, KubeletVersion: n.Status.NodeInfo.KubeletVersion,
 				Labels: n.Labels, Annotations: n.Annotations,
+			})
+			_, controlPlane := n.Labels[roleLabel]
+			nodes.Nodes = append(nodes.Nodes, check.NodeGlance{
+				Name: n.Name, Kubernetes: n.Status.NodeInfo.KubeletVersion, ControlPlane: controlPlane, Cordoned: n.Spec.Unschedulable,
+				Ready: slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+					return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+				}),
 			})
 		}
 	})
@@ -245,7 +348,7 @@ func (f *Foreign) Facts(ctx context.Context) distribution.Facts {
 		out.KubeadmConfig = err == nil && !apierrors.IsNotFound(err)
 	})
 	wg.Wait()
-	return out
+	return out, nodes, nodesErr
 }
 
 // Preflight implements [check.Foreign].

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"constellation/engine/cluster"
+	"constellation/engine/kubeadm"
 )
 
 // EtcdTag implements [engine.Cluster].
@@ -20,7 +21,7 @@ func (c *Client) EtcdTag(ctx context.Context) (tag string, err error) {
 		if err != nil {
 			return err
 		}
-		tag, err = etcdTag(m.Data[keyClusterConfig])
+		tag, err = kubeadm.EtcdTag(m.Data[keyClusterConfig])
 		return err
 	})
 	if apierrors.IsNotFound(err) {
@@ -40,7 +41,7 @@ func (c *Client) SetEtcdTag(ctx context.Context, from, to string) error {
 		if err != nil {
 			return err
 		}
-		is, err := etcdTag(m.Data[keyClusterConfig])
+		is, err := kubeadm.EtcdTag(m.Data[keyClusterConfig])
 		switch {
 		case err != nil || is == to:
 			return err
@@ -60,28 +61,6 @@ func (c *Client) SetEtcdTag(ctx context.Context, from, to string) error {
 		return fmt.Errorf("update ConfigMap %s: %w", kubeadmConfigName, err)
 	}
 	return nil
-}
-
-// errExternalEtcd means that the cluster's etcd is not kubeadm's.
-var errExternalEtcd = errors.New("etcd is external: kubeadm does not run it")
-
-// etcdTag returns etcd.local.imageTag of a ClusterConfiguration of kubeadm.
-func etcdTag(config string) (string, error) {
-	var c struct {
-		Etcd struct {
-			Local struct {
-				ImageTag string `yaml:"imageTag"`
-			} `yaml:"local"`
-			External map[string]any `yaml:"external"`
-		} `yaml:"etcd"`
-	}
-	if err := yaml.Unmarshal([]byte(config), &c); err != nil {
-		return "", fmt.Errorf("read %s: %w", keyClusterConfig, err)
-	}
-	if c.Etcd.External != nil {
-		return "", errExternalEtcd
-	}
-	return c.Etcd.Local.ImageTag, nil
 }
 
 // withEtcdTag returns a ClusterConfiguration with another etcd.local.imageTag; an empty one removes
@@ -120,7 +99,7 @@ func withEtcdTag(config, tag string) (string, error) {
 		lines[at] = line + lines[at]
 	}
 	out := strings.Join(lines, "")
-	if is, err := etcdTag(out); err != nil || is != tag {
+	if is, err := kubeadm.EtcdTag(out); err != nil || is != tag {
 		return "", fmt.Errorf("write %s: etcd.local.imageTag would be %q, want %q: %w", keyClusterConfig, is, tag, errors.Join(err, errors.ErrUnsupported))
 	}
 	return out, nil

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"constellation/engine/kubeadm"
 )
 
 // The tag is one line. All others stay as they were written, comments and order included.
@@ -16,7 +18,7 @@ func TestEtcdTagChangesOneLine(t *testing.T) {
 	if want := strings.Replace(before, "    dataDir", "    imageTag: 3.6.11-0\n    dataDir", 1); with != want {
 		t.Errorf("set:\n%s\nwant\n%s", with, want)
 	}
-	if tag, err := etcdTag(with); err != nil || tag != "3.6.11-0" {
+	if tag, err := kubeadm.EtcdTag(with); err != nil || tag != "3.6.11-0" {
 		t.Errorf("read back %q, %v", tag, err)
 	}
 	other, err := withEtcdTag(with, "3.6.12-0")
@@ -29,7 +31,7 @@ func TestEtcdTagChangesOneLine(t *testing.T) {
 }
 
 func TestEtcdTagNeedsALocalEtcd(t *testing.T) {
-	if _, err := etcdTag("etcd:\n  external:\n    endpoints: [https://10.0.0.1:2379]\n"); !errors.Is(err, errExternalEtcd) {
+	if _, err := kubeadm.EtcdTag("etcd:\n  external:\n    endpoints: [https://10.0.0.1:2379]\n"); !errors.Is(err, kubeadm.ErrExternalEtcd) {
 		t.Errorf("an external etcd: %v", err)
 	}
 	for _, bad := range []string{"", "etcd: {}\n", "etcd: {local: {dataDir: /var/lib/etcd}}\n", "etcd:\n  local: {}\n", "a: ["} {

@@ -16,6 +16,8 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,6 +26,7 @@ import (
 	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
@@ -35,7 +38,10 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cluster"
+	"constellation/engine/kube/preflight"
+	"constellation/engine/plan"
 	"constellation/engine/version"
+	"constellation/operator/api/v1alpha1"
 )
 
 // Namespaces that we use.
@@ -88,6 +94,84 @@ func Connect(kubeconfig []byte, log *slog.Logger) (*Client, error) {
 	}
 	c.kubeconfig = cc
 	return c, nil
+}
+
+// ConnectIn is Connect, with the request timeout of ctx.
+func ConnectIn(ctx context.Context, kubeconfig []byte, log *slog.Logger) (*Client, error) {
+	c, err := Connect(kubeconfig, log)
+	limit := cluster.RequestTimeout(ctx)
+	if err != nil || limit <= 0 {
+		return c, err
+	}
+	cc, config := c.kubeconfig, rest.CopyConfig(c.config)
+	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return bounded{rt, limit} })
+	if c, err = ForConfig(config, log); err == nil {
+		c.kubeconfig = cc
+	}
+	return c, err
+}
+
+// bounded bounds each request, except watches and logs that are followed.
+type bounded struct {
+	next  http.RoundTripper
+	limit time.Duration
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
+	if q := r.URL.Query(); q.Get("watch") != "" || q.Get("follow") != "" {
+		return b.next.RoundTrip(r)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), b.limit)
+	answer, err := b.next.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	answer.Body = boundedBody{answer.Body, cancel}
+	return answer, nil
+}
+
+// boundedBody ends the limit of a request when its answer was read.
+type boundedBody struct {
+	io.ReadCloser
+	cancel context.CancelFunc
+}
+
+// Close implements [io.Closer].
+func (b boundedBody) Close() error {
+	defer b.cancel()
+	return b.ReadCloser.Close()
+}
+
+// Manages reports whether the cluster serves our kinds. Others upgrade a cluster without them.
+func (c *Client) Manages(ctx context.Context) (bool, error) {
+	var groups metav1.APIGroupList
+	err := retry(ctx, func(ctx context.Context) error {
+		b, err := c.core.Discovery().RESTClient().Get().AbsPath("/apis").SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
+		if err != nil {
+			return err
+		}
+		return unmarshal(b, &groups)
+	})
+	if err != nil {
+		return false, fmt.Errorf("read API groups: %w", err)
+	}
+	return slices.ContainsFunc(groups.Groups, func(g metav1.APIGroup) bool { return g.Name == v1alpha1.GroupVersion.Group }), nil
+}
+
+// StuckDrains returns what keeps pods on nodes that they should leave, with the command that frees
+// each. It sends list requests alone.
+func (c *Client) StuckDrains(ctx context.Context) ([]plan.Finding, error) {
+	found, err := preflight.StuckDrains(ctx, c.config)
+	return found, classify(err)
+}
+
+// WatchNodes is WatchRollout of a cluster without our kinds.
+func (c *Client) WatchNodes(ctx context.Context, changed func()) error {
+	return together(ctx,
+		func(ctx context.Context) error { return c.watchNodes(ctx, changed) },
+		func(ctx context.Context) error { return c.watchPlans(ctx, changed) })
 }
 
 // ForConfig returns the client for config.

@@ -26,6 +26,8 @@ type Node struct {
 	// ProviderID is what the Node's spec.providerID will hold.
 	ProviderID string
 	IP         netip.Addr
+	// CloudProvider is the kubelet's --cloud-provider; empty: the flag is not set.
+	CloudProvider string
 }
 
 // Cluster is what kubeadm init makes of its first node.
@@ -313,6 +315,10 @@ func newKubelet(v version.Version) *KubeletConfiguration {
 }
 
 func (n Node) registration() NodeRegistration {
+	args := []Arg{{"node-ip", n.IP.String()}, {"provider-id", n.ProviderID}}
+	if n.CloudProvider != "" {
+		args = append(args, Arg{"cloud-provider", n.CloudProvider})
+	}
 	return NodeRegistration{
 		Name:            n.Name,
 		CRISocket:       criSocket,
@@ -321,7 +327,7 @@ func (n Node) registration() NodeRegistration {
 		// both work.
 		IgnorePreflightErrors: IgnoredChecks(),
 		// Flags, not KubeletConfiguration: kubeadm gives the first node's file to all.
-		KubeletExtraArgs: []Arg{{"node-ip", n.IP.String()}, {"provider-id", n.ProviderID}},
+		KubeletExtraArgs: args,
 	}
 }
 

@@ -189,6 +189,14 @@ func (k *PrivateKey) signWith(random io.Reader, b []byte) ([]byte, error) {
 	return []byte(base64.StdEncoding.EncodeToString(sig)), nil
 }
 
+// SignFile returns the content of <file>.sig for a file that does not belong to a feed. Equal
+// files get equal signatures.
+func (k *PrivateKey) SignFile(b []byte) ([]byte, error) { return k.signAgain(b) }
+
+// VerifyFile returns the key of keys that signed b with [PrivateKey.SignFile]. The error wraps
+// ErrSigner if none did.
+func VerifyFile(b, sig []byte, keys []Key) (Key, error) { return verify(b, sig, keys) }
+
 // maxSignature bounds a .sig file in bytes; a real one has about 96.
 const maxSignature = 1 << 10
 

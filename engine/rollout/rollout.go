@@ -109,6 +109,9 @@ func (o *nodeView) touchPlanned(before map[string]planOf) {
 
 // entry returns the state of a node, including upgrades in place by its agent or a plan.
 func (o *nodeView) entry(n *cluster.Node) *Entry {
+	if o.Unmanaged {
+		return o.unmanagedEntry(n)
+	}
 	m, moves := o.byNode[n.Name]
 	heir, replaced := o.donors[n.Name]
 	e := nodeEntry(o.Target, n, m, moves, heir, replaced)
@@ -117,6 +120,22 @@ func (o *nodeView) entry(n *cluster.Node) *Entry {
 	}
 	if p, is := o.plans[n.Name]; is && !moves && !replaced && (e.State == plan.NodeReady || e.State == plan.NodeOutdated || e.State == plan.NodeNotReady) {
 		e.State, e.Text, e.stays = p.state, p.words(), true
+	}
+	return e
+}
+
+// unmanagedEntry returns the state of a node that others upgrade: its version, and whether it is
+// cordoned, as before a drain.
+func (o *nodeView) unmanagedEntry(n *cluster.Node) *Entry {
+	e := &Entry{Name: n.Name, Group: cmp.Or(n.Group, n.Role), State: n.State, Text: n.Message, stays: true}
+	if n.Role == cluster.ControlPlaneRole {
+		e.role = n.Role
+	}
+	if n.State == plan.NodeReady && n.Cordoned {
+		e.State, e.Text = plan.NodeDraining, "cordoned, runs "+n.Kubernetes
+	}
+	if p, is := o.plans[n.Name]; is && (e.State == plan.NodeReady || e.State == plan.NodeDraining) {
+		e.State, e.Text = p.state, p.words()
 	}
 	return e
 }
@@ -435,6 +454,8 @@ type View struct {
 	Oldest         string // version of Kubernetes among the nodes
 	Plans          []cluster.NodePlan
 	Planless       error // why no Plan can be seen
+	// Stuck are the causes that keep pods on cordoned nodes, with the command that frees each.
+	Stuck []plan.Finding
 }
 
 // See reads the rollout, the nodes and the Plans of a cluster and updates l.
@@ -472,12 +493,18 @@ func See(ctx context.Context, k observed, l *NodeDiff, at time.Time) (View, erro
 		v.Total += v.states[s]
 	}
 	v.Total = max(v.Current, v.Total+l.unready())
+	if ro.Unmanaged {
+		v.Total = int64(len(nodes))
+	}
 	return v, nil
 }
 
 // String is "3 of 5 nodes at the target, 1 draining, 1 outdated".
 func (v *View) String() string {
 	parts := []string{fmt.Sprintf("%d of %d nodes at the target", v.Current, v.Total)}
+	if v.Unmanaged {
+		parts = []string{fmt.Sprintf("%d of %d nodes ready and not cordoned", v.Current, v.Total)}
+	}
 	for _, s := range []string{plan.NodeFailed, plan.NodeCreating, plan.NodeBooting, plan.NodeJoining, plan.NodeNotReady, plan.NodeReplacing, plan.NodeDraining, plan.NodeUpgrading, plan.NodeLeaving, plan.NodeOutdated} {
 		if n := v.states[s]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", n, s))
@@ -493,6 +520,7 @@ var rolloutRemedies = map[string]string{
 	"DrainBlocked":      "make room for the named pod; `constellation upgrade check` has the command that clears it",
 	"HeirCordoned":      "uncordon the new node with kubectl",
 	"EtcdUnhealthy":     "repair the named member of etcd",
+	"EtcdTagMissing":    "set etcd.local.imageTag with `kubectl -n kube-system edit configmap kubeadm-config` to that of the target, or run `constellation upgrade apply` again",
 	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is retried with backoff, at once with `constellation upgrade retry NODE`; `constellation upgrade skip NODE` leaves the node as it is",
 	"TargetRefused":     "set a reachable target: `constellation upgrade check` lists them",
 	"ComponentsUnknown": "`constellation upgrade prepare` publishes what nodes install",
@@ -504,6 +532,10 @@ func (v *View) Why() plan.Event {
 	e := plan.Event{Kind: plan.KindWait}
 	w := v.Waiting
 	switch {
+	case v.Unmanaged && len(v.Stuck) > 0:
+		return v.whyStuck()
+	case v.Unmanaged:
+		return WhyPlans(v.Plans)
 	case !v.Observed:
 		e.Object, e.Text = "operator", "the operator has not observed the target yet"
 	case w.Reason != "":
@@ -522,6 +554,27 @@ func (v *View) Why() plan.Event {
 		e.Object, e.State, e.Text, e.Remedy = "rollout", v.Reason, v.Message, rolloutRemedies[v.Reason]
 	case len(v.Moves) == 0:
 		return WhyPlans(v.Plans)
+	}
+	return e
+}
+
+// whyStuck is the wait event of a drain that does not end by itself.
+func (v *View) whyStuck() plan.Event {
+	f := v.Stuck[0]
+	e := plan.Event{Kind: plan.KindWait, Object: "drain", State: "DrainBlocked", Text: f.Title, Remedy: f.Remedy}
+	for _, o := range f.Objects {
+		if node, ok := strings.CutPrefix(o, "node/"); ok {
+			e.Node = node
+		}
+	}
+	if f.Detail != "" {
+		e.Text += " (" + f.Detail + ")"
+	}
+	if f.Command != "" {
+		e.Remedy = "`" + f.Command + "`: " + e.Remedy
+	}
+	if more := len(v.Stuck) - 1; more > 0 {
+		e.Text += fmt.Sprintf("; and %d more, which `constellation check` lists", more)
 	}
 	return e
 }

@@ -1244,10 +1244,10 @@ func (s *Sandboxes) Exec(ctx context.Context, name, node string, command []strin
 	return code, nil
 }
 
-// Fetch builds the binaries and images of a Kubernetes version into the cache. That
+// Fetch gets the binaries and images of a Kubernetes version into the cache. That
 // takes minutes the first time and is immediate afterwards. A running sandbox offers the
 // version at once.
-func (s *Sandboxes) Fetch(ctx context.Context, kubernetes string, emit func(plan.Event)) error {
+func (s *Sandboxes) Fetch(ctx context.Context, kubernetes string, from engine.FetchOptions, emit func(plan.Event)) error {
 	t := newTeller(emit)
 	op := "fetch Kubernetes " + kubernetes
 	v, err := version.Parse(kubernetes)
@@ -1257,12 +1257,20 @@ func (s *Sandboxes) Fetch(ctx context.Context, kubernetes string, emit func(plan
 	if !slices.Contains(build.Versions(), v.String()) {
 		return usage(op, "choose one of "+strings.Join(build.Versions(), ", "), "it cannot be built here")
 	}
-	if build.Cached(s.dirs.Cache, v.String()) {
+	o := build.Options{FromSource: from.FromSource, Mirror: from.Mirror}
+	if err := o.Validate(); err != nil {
+		return usage(op, "give --mirror the address of a server with copies of the published files, such as https://mirror.example/files", "%w", err)
+	}
+	if !o.FromSource && build.Cached(s.dirs.Cache, v.String()) {
 		t.step(stepBuild, plan.StateSkipped, "Kubernetes "+v.String()+" is in the cache")
 		return nil
 	}
-	t.step(stepBuild, plan.StateRunning, "Build Kubernetes "+v.String())
-	if _, err := build.Kubernetes(ctx, s.dirs.Cache, v.String(), func(p build.Progress) {
+	t.step(stepBuild, plan.StateRunning, "Get Kubernetes "+v.String())
+	if _, err := build.Kubernetes(ctx, s.dirs.Cache, v.String(), o, func(p build.Progress) {
+		if p.Notice {
+			t.warn(stepBuild, p.Text)
+			return
+		}
 		t.progress(stepBuild, p.Text, p.Current, p.Total)
 	}); err != nil {
 		err = fromBuild(op, err)

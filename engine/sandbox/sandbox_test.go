@@ -147,7 +147,7 @@ func TestAbsentSandboxIsNotFound(t *testing.T) {
 func TestVersionThatCannotBeBuiltIsRefused(t *testing.T) {
 	s := New(Dirs{Cache: t.TempDir(), State: t.TempDir()}, "", discard())
 	for _, v := range []string{"v1.2.3", "nonsense", ""} {
-		err := s.Fetch(t.Context(), v, nil)
+		err := s.Fetch(t.Context(), v, engine.FetchOptions{}, nil)
 		if plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), "v1.35.4") {
 			t.Errorf("%q: %v", v, err)
 		}

@@ -17,7 +17,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"constellation/engine/attestation"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/version"
 	"constellation/internal/podmain"
@@ -69,7 +68,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	s, err := joinservice.New(joinservice.Config{
 		Cluster: cluster, Namespace: *namespace, Metadata: from.Metadata(cmp.Or(*metadata, from.MetadataAddress)),
-		Issuer: attestation.NewTPMIssuer(cmp.Or(*tpm, from.TPMAddress)), PKI: *pki, APIServerPort: *port, Log: log,
+		Issuer: from.Attestation.Issuer(cmp.Or(*tpm, from.TPMAddress)), Attestation: from.Attestation, PKI: *pki, APIServerPort: *port, Log: log,
 	})
 	if err != nil {
 		return err

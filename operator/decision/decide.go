@@ -541,6 +541,8 @@ func (d *Decision) upgrade() {
 		d.Wait("ControlPlaneMoves", "a control plane is joining or leaving; Kubernetes is upgraded after that", v1alpha1.Reference{}, time.Time{})
 	case host == nil:
 		d.Wait("NoControlPlane", "no control plane is Ready, so no agent can upgrade Kubernetes", v1alpha1.Reference{}, time.Time{})
+	case stillReported(d.w.Before.Upgrade, r, host.Name):
+		// The status is written in this round.
 	default:
 		a := Action{Kind: StartUpgrade, Node: host.Name, Version: d.spec.KubernetesClusterVersion, Components: d.spec.KubernetesComponentsReference}
 		if same {
@@ -716,7 +718,7 @@ func (d *Decision) mayCreate(role v1alpha1.Role, g *Group) bool {
 		d.Wait("ControlPlanesFirst", "workers wait until all control planes are at the target", v1alpha1.Reference{}, time.Time{})
 		return false
 	}
-	return true
+	return d.givesEtcd(role)
 }
 
 // giveUp binds the intent to the replacement node: its machine leaves, the old node stays.
@@ -812,12 +814,16 @@ func (d *Decision) replacementFits(r *replacement, begun, overdue bool) bool {
 }
 
 // replacementServes reports whether the replacement node can take over: it is Ready, takes pods, and as a
-// control plane it votes. Otherwise it waits. late: the wait takes too long.
+// control plane it has completed its join and votes. Otherwise it waits. late: the wait takes too long.
 func (d *Decision) replacementServes(r *replacement, late bool) bool {
 	h, oldNode := r.newNode, r.oldNode
 	switch {
 	case !d.must(ruleReplacementReady, h.Ready):
 		d.waitForReplacement(r, late, "HeirNotReady", fmt.Sprintf("%s, which replaces %s, is not Ready%s", h.Name, oldNode.Name, prefixed(": pod ", h.NotReadyPod)))
+	case h.Role == v1alpha1.ControlPlaneRole && !d.must(ruleReplacementReady, !h.Unlabeled):
+		// The operator leaves the old node when it is cordoned, and only labeled nodes take its pod. Without
+		// the operator, a join that a power cut interrupts gets no certificate.
+		d.waitForReplacement(r, late, "HeirNotReady", fmt.Sprintf("%s, which replaces %s, has not completed its join: it lacks the label of control planes", h.Name, oldNode.Name))
 	case !d.must(ruleReplacementOpen, h.Cordon == Uncordoned):
 		d.waitForReplacement(r, late, "HeirCordoned", fmt.Sprintf("%s, which replaces %s, is cordoned; uncordon it", h.Name, oldNode.Name))
 	case h.Role == v1alpha1.ControlPlaneRole && !d.votes(h.Name):

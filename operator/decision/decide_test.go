@@ -88,10 +88,38 @@ func TestDecide(t *testing.T) {
 		}, []string{"record intent replace-0 Join donor=worker-0", "record intent replace-1 Join donor=worker-1"}, "", "False RollingOut"},
 		{"a control plane with an older etcd than the target's is replaced", func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.EtcdImageTag, s.Rollout.KeepWorkers = "3.6.11-0", true
+			w.KubeadmEtcdTag, w.KubeadmRead = "3.6.11-0", true
 			for i, v := range []string{"3.6.11", "3.6.8", "3.6.8"} {
 				w.Nodes[i].Etcd = v
 			}
 		}, []string{"record intent replace-0 Join donor=control-plane-1"}, "", "False RollingOut"},
+		{"a control plane is not replaced by one that gets an older etcd", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.EtcdImageTag, s.Rollout.KeepWorkers = "3.6.11-0", true
+			w.KubeadmEtcdTag, w.KubeadmRead = "3.6.9-0", true
+			for i := range 3 {
+				w.Nodes[i].Etcd = "3.6.8"
+			}
+		}, nil, "EtcdTagMissing", "False EtcdTagMissing"},
+		{"a control plane that joined with an older etcd is not replaced again", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.EtcdImageTag, s.Rollout.KeepWorkers = "3.6.11-0", true
+			w.KubeadmRead = true
+			for i, v := range []string{"3.6.11", "3.6.11", "3.6.8"} {
+				w.Nodes[i].Etcd = v
+			}
+		}, nil, "EtcdTagMissing", "False EtcdTagMissing"},
+		{"no control plane is replaced before kubeadm's configuration was read", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.EtcdImageTag, s.Rollout.KeepWorkers = "3.6.11-0", true
+			for i := range 3 {
+				w.Nodes[i].Etcd = "3.6.8"
+			}
+		}, nil, "EtcdTagMissing", "False EtcdTagMissing"},
+		{"an older etcd in kubeadm's configuration holds no worker", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.EtcdImageTag = "3.6.11-0"
+			w.KubeadmRead = true
+			for i := range 3 {
+				w.Nodes[i].Etcd = "3.6.11"
+			}
+		}, []string{"record intent replace-0 Join donor=worker-0"}, "", "False RollingOut"},
 		{"a control plane whose etcd is not known stays, and workers wait", func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.EtcdImageTag = "3.6.11-0"
 			for i, v := range []string{"3.6.11", "", "3.7.0"} {
@@ -172,6 +200,14 @@ func TestDecide(t *testing.T) {
 			w.Instances = append(w.Instances, Instance{ID: newNode.ProviderID, Name: newNode.Name, Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "control-plane-2", Group: cpGroup}}
 		}, nil, "HeirNotVoting", "False HeirNotVoting"},
+		{"a control plane that votes before its join is complete does not take over yet", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			newNode := machine("control-plane-3", func(n *Node) { n.OldNode, n.Unlabeled = "control-plane-2", true })
+			w.Nodes[2].Image = image1
+			w.Nodes = append(w.Nodes, newNode)
+			w.Instances = append(w.Instances, Instance{ID: newNode.ProviderID, Name: newNode.Name, Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
+			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "control-plane-2", Group: cpGroup}}
+			w.Etcd = append(w.Etcd, Member{Node: newNode.Name, Voter: true, Healthy: true})
+		}, nil, "HeirNotReady", "False HeirNotReady"},
 		{"a control plane that a person added may join, however old its machine is", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			added := machine("control-plane-3")
 			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2

@@ -196,7 +196,7 @@ func (d *Decision) mayUpgrade(n *Node) bool {
 		d.Wait("NoControlPlane", fmt.Sprintf("%s is drained when another control plane is Ready and not cordoned", n.Name), NodeReference(n.Name), time.Time{})
 		return false
 	}
-	return true
+	return d.givesEtcd(n.Role)
 }
 
 // published reports whether the target's components are published for a role.

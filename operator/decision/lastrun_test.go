@@ -30,6 +30,8 @@ func TestLastRun(t *testing.T) {
 		return Lookup{Nodes: map[string]*Node{there: &n}}
 	}
 	old := other(func(n *Node) { n.Kubelet = "v1.35.4" })
+	boot := func(id string) Lookup { return other(func(n *Node) { n.Kubelet, n.BootID = "v1.35.4", id }) }
+	booted := reported(func(u *v1alpha1.UpgradeProgress) { u.BootID = "one" })
 	for _, tt := range []struct {
 		name     string
 		journal  UpgradeRun
@@ -54,6 +56,23 @@ func TestLastRun(t *testing.T) {
 		{name: "a run on another host has failed after the time that a run takes", journal: UpgradeRun{}, reported: reported(nil), known: lostRun + time.Second, x: old, want: with(theirs, func(r *UpgradeRun) {
 			r.Phase, r.Line = "failed", "the state of the upgrade on control-plane-1 is unknown since the operator moved to another node"
 		})},
+		{name: "a run on this host that continues after a later one elsewhere prevails", journal: ours, reported: reported(func(u *v1alpha1.UpgradeProgress) {
+			u.Phase, u.Started = "failed", metav1.NewTime(begun.Add(time.Minute))
+		}), x: old, want: ours},
+		{name: "a run on this host that reached the target prevails over a later failed one", journal: with(ours, func(r *UpgradeRun) { r.Phase = "done" }), reported: reported(func(u *v1alpha1.UpgradeProgress) {
+			u.Phase, u.Started = "failed", metav1.NewTime(begun.Add(time.Minute))
+		}), x: old, want: with(ours, func(r *UpgradeRun) { r.Phase = "done" })},
+		{name: "a run to another target does not prevail over a later failed one", journal: with(ours, func(r *UpgradeRun) { r.Phase, r.Components = "done", refA }), reported: reported(func(u *v1alpha1.UpgradeProgress) {
+			u.Phase, u.Started = "failed", metav1.NewTime(begun.Add(time.Minute))
+		}), x: old, want: with(theirs, func(r *UpgradeRun) { r.Phase, r.Started = "failed", begun.Add(time.Minute) })},
+		{name: "a run that continues on another host prevails over a later failed one", journal: with(ours, func(r *UpgradeRun) { r.Phase, r.Started = "failed", begun.Add(time.Minute) }), reported: reported(nil), x: old, want: theirs},
+		{name: "a run on another host continues while its Node reports the same boot", journal: UpgradeRun{}, reported: booted, known: 2 * bootSeen, x: boot("one"), want: with(theirs, func(r *UpgradeRun) { r.BootID = "one" })},
+		{name: "a run on another host has failed when its Node is Ready after another boot", journal: UpgradeRun{}, reported: booted, known: 2 * bootSeen, x: boot("two"), want: with(theirs, func(r *UpgradeRun) {
+			r.BootID, r.Phase, r.Line = "one", "failed", "control-plane-1 was restarted during the upgrade"
+		})},
+		{name: "another boot of a Node that is not Ready proves nothing", journal: UpgradeRun{}, reported: booted, known: 2 * bootSeen, x: other(func(n *Node) { n.Kubelet, n.BootID, n.Ready = "v1.35.4", "two", false }), want: with(theirs, func(r *UpgradeRun) { r.BootID = "one" })},
+		{name: "a kubelet that reports no boot proves nothing", journal: UpgradeRun{}, reported: booted, known: 2 * bootSeen, x: old, want: with(theirs, func(r *UpgradeRun) { r.BootID = "one" })},
+		{name: "a run without a boot is waited for", journal: UpgradeRun{}, reported: reported(nil), known: 2 * bootSeen, x: boot("two"), want: theirs},
 		{name: "the start time of another clock does not count", journal: UpgradeRun{}, reported: reported(func(u *v1alpha1.UpgradeProgress) { u.Started = metav1.NewTime(modelNow.Add(-lostRun - time.Second)) }), x: old, want: with(theirs, func(r *UpgradeRun) {
 			r.Started = modelNow.Add(-lostRun - time.Second)
 		})},

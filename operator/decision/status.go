@@ -31,7 +31,7 @@ const (
 )
 
 // stalling are the reasons that last until somebody intervenes.
-var stalling = []string{"TargetRefused", "ComponentsUnknown", "DrainBlocked", "UpgradeFailed", "Postponed", "EtcdUnhealthy", "HeirCordoned", "GroupMissing", "ControlPlaneHeld", "NodeNotReady"}
+var stalling = []string{"TargetRefused", "ComponentsUnknown", "DrainBlocked", "UpgradeFailed", "Postponed", "EtcdUnhealthy", "EtcdTagMissing", "HeirCordoned", "GroupMissing", "ControlPlaneHeld", "NodeNotReady"}
 
 // Wait adds a wait to the status. next is when it can end by itself; zero: not known.
 func (d *Decision) Wait(reason, message string, object v1alpha1.Reference, next time.Time) {
@@ -94,6 +94,9 @@ func (d *Decision) marked(n *Node) (hasReplacement, replacesOther bool) {
 // progress returns a run as the status reports it.
 func (r UpgradeRun) progress() *v1alpha1.UpgradeProgress {
 	p := &v1alpha1.UpgradeProgress{Version: r.Version, Node: r.Node, Phase: r.Phase, Line: Truncate(r.Line, 100), Started: metav1.NewTime(r.Started.Truncate(time.Second))}
+	if r.Active() {
+		p.BootID = r.BootID
+	}
 	if r.RetryMark() != "" {
 		p.NextTry = metav1.NewTime(r.Ended.Add(UpgradeRetry).Truncate(time.Second))
 	}

@@ -28,10 +28,14 @@ type World struct {
 	Intents    []Intent
 	Etcd       []Member
 	LastEtcd   []Member // as last listed, however long ago: for versions
-	LeaderNode string   // node of the operator's leader; empty: the operator runs outside of the cluster
-	Run        UpgradeRun
-	NodeRuns   map[string]UpgradeRun // latest run of each agent of an in-place upgrade, by machine ID; absent: the agent has not answered
-	Autoscaler Autoscaler
+	// KubeadmEtcdTag is etcd.local.imageTag of ConfigMap kubeadm-config, if KubeadmRead. It is read
+	// while the target names an etcd.
+	KubeadmEtcdTag string
+	KubeadmRead    bool
+	LeaderNode     string // node of the operator's leader; empty: the operator runs outside of the cluster
+	Run            UpgradeRun
+	NodeRuns       map[string]UpgradeRun // latest run of each agent of an in-place upgrade, by machine ID; absent: the agent has not answered
+	Autoscaler     Autoscaler
 	// NodesLocked says that nothing may start, because another program holds the node lock, or may
 	// hold it. NodesLockedBy names the holder. It is empty until the holder is known.
 	NodesLocked   bool
@@ -53,8 +57,10 @@ type Node struct {
 	Role                 v1alpha1.Role
 	Ready                bool
 	NotReadyPod          string // node-critical pod that is not Ready yet on a replacement node
+	Unlabeled            bool   // it lacks the label of control planes, which kubeadm sets at the end of a join
 	ProviderID           string
 	Kubelet              string // version
+	BootID               string // of its last boot; empty: not known
 	Image, Components    string // empty: not known yet
 	Etcd                 string // version of its member; empty: none, or not known
 	Group                string // ID
@@ -163,6 +169,7 @@ type UpgradeRun struct {
 	Phase                     string // as in UpgradeProgress; empty: no run
 	InPlace                   bool   // of a node, and not of the cluster's Kubernetes
 	Line                      string
+	BootID                    string // boot of the machine in which the agent works; empty: it does not, or it is not known
 	Started, Ended            time.Time
 }
 

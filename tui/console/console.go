@@ -70,6 +70,13 @@ type Options struct {
 	// Sandbox finds the sandbox of the workspace; nil if there is none.
 	Sandbox func(context.Context) *workspace.SandboxInfo
 	Now     func() time.Time
+	// Clusters, if not nil, are shown instead of a workspace.
+	Clusters *Clusters
+	// Display changes the capabilities of the terminal as preferences want it; it may be nil.
+	Display func(term.Display) term.Display
+	// FixedBackground keeps the background of Display instead of the one that the terminal
+	// reports.
+	FixedBackground bool
 }
 
 // consoleDeps are the dependencies of a console.
@@ -143,6 +150,9 @@ func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
 	c.help.c, c.quit.c, c.rollout.c, c.task.c, c.wizard.c, c.upg.c = c, c, c, c, c, c
 	c.task.busy, c.task.take = "reading the workspace", c.run.takeEvents
 	c.screen, c.log.back = c.start, c.start
+	if d.Clusters != nil { // the first frame is drawn before Init
+		c.screen, c.task.busy = c.clusters, ""
+	}
 	return c
 }
 
@@ -150,6 +160,9 @@ func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
 func (c *console) Init() tea.Cmd {
 	if c.deps.OnlyWatch {
 		return c.watch.begin()
+	}
+	if c.deps.Clusters != nil {
+		return c.clusters.observe()
 	}
 	return tea.Batch(c.overview.read(), c.scheduleTick())
 }
@@ -171,7 +184,7 @@ func (c *console) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		c.w, c.h = msg.Width, msg.Height
 		return c, nil
 	case term.Background:
-		if msg.Light != c.display.Light {
+		if msg.Light != c.display.Light && !c.deps.FixedBackground {
 			c.display.Light = msg.Light
 			c.th = term.NewTheme(c.display)
 		}

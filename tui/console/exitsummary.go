@@ -22,6 +22,8 @@ func (c *console) exitSummary() []string {
 	}
 	frame := c.lastFrame()
 	switch {
+	case c.deps.Clusters != nil:
+		return nil
 	case c.deps.OnlyWatch:
 		return c.watch.exitSummary()
 	case !c.ran && c.upg.active():

@@ -61,6 +61,8 @@ type screens struct {
 	watch          *watchScreen // also gets the events of a run
 	upgradePlan    *upgradePlanScreen
 	upgradeConfirm *upgradeConfirmScreen
+	clusters       *clustersScreen
+	oneCluster     *clusterScreen
 }
 
 // newScreens makes the screens in their initial states. The fields have no names here, so that
@@ -80,6 +82,8 @@ func newScreens(c *console) screens {
 		newWatchScreen(c),
 		&upgradePlanScreen{c: c},
 		&upgradeConfirmScreen{c: c},
+		newClustersScreen(c),
+		&clusterScreen{c: c},
 	}
 }
 
@@ -87,6 +91,7 @@ func newScreens(c *console) screens {
 func (s *screens) list() []screen {
 	return []screen{
 		s.start, s.overview, s.config, s.preflight, s.initConfirm, s.run, s.result, s.log, s.check, s.backup, s.watch, s.upgradePlan, s.upgradeConfirm,
+		s.clusters, s.oneCluster,
 	}
 }
 

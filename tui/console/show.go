@@ -30,6 +30,9 @@ func Run(ctx context.Context, in, out *os.File, env func(string) string, o Optio
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	tty := term.NewTerminal(in, out, env)
+	if o.Display != nil {
+		tty.Display = o.Display(tty.Display)
+	}
 	c := newConsole(ctx, tty.Display, consoleDeps{Options: o, send: tty.Send, copy: tty.Copy, redraw: func() { tty.Redraw() }})
 	if o.OnlyWatch {
 		// One processor suffices, and while idle most CPU time goes to threads that wake

@@ -129,7 +129,7 @@ func ETA(pg Page, b *rollout.Board, now time.Time) string {
 func Pipeline(pg Page, b *rollout.Board, w, h int) []string {
 	now := pg.Now
 	done, total := b.Places()
-	remark := fmt.Sprintf("%d of %d nodes at the target", done, total)
+	remark := fmt.Sprintf("%d of %d nodes %s", done, total, aimOf(b))
 	if p := b.Pace(now); p > 0 {
 		remark += ", " + perMinute(p)
 	}
@@ -141,6 +141,19 @@ func Pipeline(pg Page, b *rollout.Board, w, h int) []string {
 	lines = append(lines, stageRows(pg, b, "old", oldStages(b), w, brief)...)
 	lines = append(lines, stageRows(pg, b, "new", newStages, w, brief)...)
 	return append(lines, doneBar(pg, w, done, total))
+}
+
+// aimOf is what counts as done: at the target, or, where others upgrade the cluster, ready.
+func aimOf(b *rollout.Board) string {
+	if unmanaged(b) {
+		return "ready and not cordoned"
+	}
+	return "at the target"
+}
+
+// unmanaged reports whether a watched cluster has no target.
+func unmanaged(b *rollout.Board) bool {
+	return b.Plan != nil && b.Plan.Verb == plan.VerbWatch && b.Plan.To == (plan.Target{}) && b.Plan.From == (plan.Target{})
 }
 
 // newStages are the states of new machines, and of failed ones.
@@ -561,7 +574,7 @@ func BoardReason(pg Page, b *rollout.Board) (text, remedy string) {
 	case n != nil:
 		return fmt.Sprintf("%s has not been ready for %s: %s", term.Clean(n.Name), age(pg, n), cmp.Or(term.Clean(n.Text), "no reason reported")), ""
 	case total > 0 && done == total:
-		return fmt.Sprintf("Nothing to wait for: all %s are at the target", words.Count(total, "node")), ""
+		return fmt.Sprintf("Nothing to wait for: all %s are %s", words.Count(total, "node"), aimOf(b)), ""
 	case total == 0:
 		return "Waiting for the first node", ""
 	}

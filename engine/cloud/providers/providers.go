@@ -27,6 +27,7 @@ import (
 	"strings"
 	"sync"
 
+	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/section"
 	"constellation/engine/component"
@@ -117,6 +118,13 @@ type Provider struct {
 	// MetadataAddress and ControlAddress are the default addresses of the two services;
 	// see the package of the cloud for their formats.
 	MetadataAddress, ControlAddress string
+	// Attestation is how machines prove what they booted. The bootstrapper, the join service and
+	// the console use it alike.
+	Attestation attestation.Method
+	// KubeletCloudProvider is the value of the kubelet's flag --cloud-provider; empty: the flag is
+	// not set. With "external", a new Node is tainted until the cloud controller manager of this
+	// cloud has initialized it.
+	KubeletCloudProvider string
 	// TPMAddress is the address of a machine's TPM in pods; see attestation.OpenTPM.
 	TPMAddress string
 	// TPMDir is the directory of a machine that pods see as /run/tpm, with the socket of its

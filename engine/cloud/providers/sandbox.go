@@ -3,6 +3,7 @@ package providers
 import (
 	"path/filepath"
 
+	"constellation/engine/attestation"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/cloud/section"
 )
@@ -63,6 +64,7 @@ func sandbox() Provider {
 		},
 		MetadataAddress: sandboxapi.DefaultMetadata,
 		ControlAddress:  sandboxapi.DefaultControl,
+		Attestation:     attestation.TPMMethod(),
 		TPMAddress:      "unix:/run/tpm/tpm.sock",
 		TPMDir:          sandboxapi.TPMDir,
 

@@ -1043,3 +1043,26 @@ func TestKubectlIsNobodyToAsk(t *testing.T) {
 		}
 	}
 }
+
+// The remedy of a removed flag names the object that has it, and a command that edits that object.
+func TestRemovedFlagsAreMendedWhereTheyAre(t *testing.T) {
+	w := clean()
+	toward137(w)
+	w.configs[kubeletConfig]["kubelet"] += "featureGates: {SidecarContainers: true}\n"
+	w.configs[kubeadmConfig]["ClusterConfiguration"] = strings.Replace(w.configs[kubeadmConfig]["ClusterConfiguration"], `scheduler: {extraArgs: [`, `scheduler: {extraArgs: [{name: feature-gates, value: "kube:RetryGenerateName=true"}, `, 1)
+	c := w.component("kube-controller-manager", "control-plane-0")
+	c.args = append(c.args, "--concurrent-service-syncs=2")
+	got := map[string]string{}
+	for _, f := range flagsRemoved(w, nil) {
+		component, _, _ := strings.Cut(f.Title, " ")
+		got[component] = f.Command + " | " + f.Remedy
+	}
+	want := map[string]string{
+		"kubelet":                 "kubectl -n kube-system edit configmap kubelet-config | remove it from the ConfigMap: the upgrade writes it to every node",
+		"kube-scheduler":          "kubectl -n kube-system edit configmap kubeadm-config | remove it from ClusterConfiguration: running pods do not have it, but the upgrade would set it",
+		"kube-controller-manager": " | remove it from the ConfigMap, then run `kubeadm upgrade apply` or `kubeadm upgrade node`, which rewrites the manifests",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("want and got:\n%s", d)
+	}
+}

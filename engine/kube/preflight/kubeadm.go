@@ -287,14 +287,29 @@ func flagsRemoved(w *world, _ *probe) (out []plan.Finding) {
 		f := plan.Finding{
 			Severity: plan.Block, Title: fmt.Sprintf("%s would not start after the hop: %s", key[0], key[1]),
 			Detail: "in " + enumerate(first(where[key]), 10), Objects: first(objects[key]),
-			Remedy: "remove it from the ConfigMap, then run `kubeadm upgrade apply` or `kubeadm upgrade node`, which rewrites the manifests",
 		}
-		if key[0] == proxyConfig {
-			f.Remedy = "remove it from the ConfigMap or DaemonSet kube-proxy of kube-system and wait until its pods are ready"
-		}
+		f.Remedy, f.Command = withoutFlag(key[0], objects[key])
 		out = append(out, f)
 	}
 	return out
+}
+
+// withoutFlag returns how to remove a flag or gate of a component from the objects that have it, and
+// the command for it.
+func withoutFlag(component string, objects []string) (remedy, command string) {
+	const edit = "kubectl -n kube-system edit configmap "
+	kubeadm, kubelet := object("ConfigMap", "kube-system", kubeadmConfig), object("ConfigMap", "kube-system", kubeletConfig)
+	switch others := func(o string) bool { return o != kubeadm && o != kubelet }; {
+	case component == proxyConfig:
+		return "remove it from the ConfigMap or DaemonSet kube-proxy of kube-system and wait until its pods are ready", ""
+	case slices.Contains(objects, kubelet) && !slices.ContainsFunc(objects, others):
+		return "remove it from the ConfigMap: the upgrade writes it to every node", edit + kubeletConfig
+	case slices.Contains(objects, kubeadm) && !slices.ContainsFunc(objects, others):
+		return "remove it from ClusterConfiguration: running pods do not have it, but the upgrade would set it", edit + kubeadmConfig
+	case slices.Contains(objects, kubeadm):
+		command = edit + kubeadmConfig
+	}
+	return "remove it from the ConfigMap, then run `kubeadm upgrade apply` or `kubeadm upgrade node`, which rewrites the manifests", command
 }
 
 // splitFlag splits --name=value.
@@ -363,7 +378,7 @@ func settingsChanged(w *world, _ *probe) (out []plan.Finding) {
 			}
 			out = append(out, plan.Finding{
 				Title: fmt.Sprintf("from %s on, %s", m.Kubernetes, a.Title), Remedy: a.Remedy, Reference: m.Sources[a.Source],
-				Objects: []string{object("ConfigMap", "kube-system", kubeletConfig)},
+				Objects: []string{object("ConfigMap", "kube-system", kubeletConfig)}, Command: "kubectl -n kube-system edit configmap " + kubeletConfig,
 			})
 		}
 	}

@@ -23,7 +23,7 @@ import (
 // checks returns all checks in the order in which findings of equal severity are listed.
 func checks() []checkItem {
 	return slices.Concat(
-		clusterChecks, kubeadmChecks, kubeletChecks, actionChecks, apiChecks, webhookChecks, disruptionChecks, capacityChecks, nodeChecks, actorChecks,
+		clusterChecks, kubeadmChecks, kubeletChecks, actionChecks, apiChecks, webhookChecks, disruptionChecks, rescueChecks, capacityChecks, nodeChecks, actorChecks,
 		certificateChecks, addonChecks, accessChecks, admissionChecks, retiredChecks,
 	)
 }

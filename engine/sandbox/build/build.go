@@ -1,12 +1,15 @@
-// Package build makes Kubernetes: the binaries of a version and the images that its
-// kubeadm asks for, from the sources that the Go module proxy serves, into a cache.
+// Package build gets Kubernetes: the binaries of a version and the images that its kubeadm asks
+// for, into a cache. Binaries come from the archives that the projects publish, if their digests
+// are known here or their signer vouches for them, see upstream.yaml. The rest is compiled from
+// the sources that the Go module proxy serves: CoreDNS, pause, agnhost, and all that cannot be
+// reached.
 //
 // It implements the details (modules, linker flags, OCI archives, the Debian
 // packages that kube-proxy's image needs) and guarantees that cached files are
 // complete: a file counts once its record, written after it, matches it. An interrupted
 // build continues where it stopped, and concurrent builds are serialized.
 //
-// Only Kubernetes and Binary compile. Callers that must not wait use Cached or
+// Only Kubernetes and Binary download or compile. Callers that must not wait use Cached or
 // Load. The package never touches a file of the computer outside the cache directory
 // and the caches of the Go toolchain, needs no root, and starts no machine.
 //
@@ -16,8 +19,11 @@
 //	kubernetes/v1.35.4/bin/kubeadm     static binaries
 //	kubernetes/v1.35.4/images/etcd.tar OCI archives, one image each, uncompressed layers
 //	kubernetes/v1.35.4/src/            the modules that were compiled
+//	kubernetes/v1.35.4/downloads/      archives, while they are fetched
 //	kubernetes/v1.35.4/lock            held while something is made
 //	services/v1.1.0/operator-<id>.tar  images of our own services, by the binary in them
+//
+// Published and compiled bytes differ, so a record's key names the origin; either counts.
 //
 // Patches of a minor share what they have in common: see sharedModule in compile.go. A program
 // that another version has with the same key is copied from there, and so are etcd and agnhost
@@ -83,8 +89,10 @@ type Image struct {
 // weighed by what it usually costs; they never go back within one call. Took is the
 // time since the start, Left an estimate of the rest; zero means not known yet.
 type Progress struct {
-	Stage          Stage
-	Text           string
+	Stage Stage
+	Text  string
+	// Notice says that Text is not about progress and must be shown: why programs are compiled.
+	Notice         bool
 	Current, Total int64
 	Took, Left     time.Duration
 }
@@ -137,7 +145,7 @@ func Load(cacheDir, version string) (*Artifacts, error) {
 	if err != nil {
 		return nil, err
 	}
-	if lacks := s.missing(r); !lacks.none() {
+	if lacks := s.missing(r, false); !lacks.none() {
 		return nil, &Error{
 			Op:     "use Kubernetes " + version,
 			Err:    fmt.Errorf("%w: %s", ErrNotCached, lacks),
@@ -147,16 +155,20 @@ func Load(cacheDir, version string) (*Artifacts, error) {
 	return s.artifacts(r), nil
 }
 
-// Kubernetes makes what the cache lacks of version and returns all of it; with a
-// whole cache that takes milliseconds. progress may be nil; it is not called twice
+// Kubernetes gets what the cache lacks of version and returns all of it; with a
+// whole cache that takes milliseconds. Within seconds a notice says what is compiled though it is
+// published, and why. progress may be nil; it is not called twice
 // at the same time, nor after the return.
 //
 // Of several callers, in any number of processes, one builds and the others wait for
 // it. When ctx ends, or on any error, what is finished stays, and the next call goes
 // on from there.
-func Kubernetes(ctx context.Context, cacheDir, version string, progress func(Progress)) (*Artifacts, error) {
+func Kubernetes(ctx context.Context, cacheDir, version string, o Options, progress func(Progress)) (*Artifacts, error) {
+	if err := o.Validate(); err != nil {
+		return nil, &Error{Op: "fetch Kubernetes " + version, Err: err, Remedy: "correct the address of the mirror, or leave it out"}
+	}
 	a, err := Load(cacheDir, version)
-	if !errors.Is(err, ErrNotCached) {
+	if !errors.Is(err, ErrNotCached) && (err != nil || !o.FromSource) {
 		return a, err
 	}
 	r, err := recipeOf(version)
@@ -164,6 +176,7 @@ func Kubernetes(ctx context.Context, cacheDir, version string, progress func(Pro
 		return nil, err
 	}
 	err = locked(ctx, cacheDir, r, progress, func(b *builder) error {
+		b.options = o
 		return b.build(ctx)
 	})
 	if err != nil {
@@ -172,7 +185,7 @@ func Kubernetes(ctx context.Context, cacheDir, version string, progress func(Pro
 	return Load(cacheDir, version)
 }
 
-// Binary makes one binary of version, if the cache lacks it, and returns its path. A
+// Binary compiles one binary of version, if the cache lacks it, and returns its path. A
 // later Kubernetes finds it there.
 func Binary(ctx context.Context, cacheDir, version, name string, progress func(Progress)) (string, error) {
 	r, err := recipeOf(version)
@@ -187,12 +200,16 @@ func Binary(ctx context.Context, cacheDir, version, name string, progress func(P
 	if err != nil {
 		return "", err
 	}
-	if !s.has(p.path(), p.key()) {
+	if !s.hasProgram(p, false) {
 		err := locked(ctx, cacheDir, r, progress, func(b *builder) error {
-			if b.has(p.path(), p.key()) {
+			if b.hasProgram(p, false) {
 				return nil // another process made it while we waited
 			}
-			return b.programs(ctx, []program{p})
+			rest, err := b.reuse(ctx, []program{p})
+			if err != nil {
+				return err
+			}
+			return b.programs(ctx, rest)
 		})
 		if err != nil {
 			return "", err

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,7 +41,8 @@ type record struct {
 	// Image is the digest of the image in an archive.
 	Image string `json:"image,omitempty"`
 	// From names the tools: "go1.26.8", or Debian packages and versions. A version of Kubernetes
-	// beside them names the patch whose modules the program was compiled from.
+	// beside them names the patch whose modules the program was compiled from. A published program
+	// has the address and digest of its archive instead.
 	From []string `json:"from"`
 }
 
@@ -102,11 +104,17 @@ func (s *store) has(name, key string) bool {
 	return true
 }
 
-// missing returns the parts of r that s lacks.
-func (s *store) missing(r recipe) missing {
+// hasProgram reports whether p is in the cache, in one of its forms.
+func (s *store) hasProgram(p program, fromSource bool) bool {
+	return slices.ContainsFunc(p.keys(fromSource), func(key string) bool { return s.has(p.path(), key) })
+}
+
+// missing returns the parts of r that s lacks. A published program is missing if all must be
+// compiled, with fromSource.
+func (s *store) missing(r recipe, fromSource bool) missing {
 	var m missing
 	for _, p := range r.programs() {
-		if !s.has(p.path(), p.key()) {
+		if !s.hasProgram(p, fromSource) {
 			m.programs = append(m.programs, p)
 		}
 	}

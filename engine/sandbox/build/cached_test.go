@@ -98,7 +98,7 @@ func TestCachedVersionIsThereAtOnce(t *testing.T) {
 	best := time.Hour // of a few: other work on the computer is not what is measured
 	for range 5 {
 		start := time.Now()
-		_, err := Kubernetes(t.Context(), cache, DefaultVersion, func(p Progress) { t.Errorf("work is done on it: %s", p.Text) })
+		_, err := Kubernetes(t.Context(), cache, DefaultVersion, Options{}, func(p Progress) { t.Errorf("work is done on it: %s", p.Text) })
 		if err != nil {
 			t.Fatal(err)
 		}

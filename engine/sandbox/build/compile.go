@@ -42,6 +42,8 @@ const (
 	costLink    = 15
 	costImage   = 5
 	costTools   = 15
+	// costDownload is that of a published archive.
+	costDownload = 150
 
 	unitTime = 200 * time.Millisecond
 )
@@ -49,36 +51,46 @@ const (
 // A builder makes what its store lacks. The lock of the store is held.
 type builder struct {
 	*store
-	recipe recipe
-	meter  *meter
+	recipe  recipe
+	options Options
+	meter   *meter
 }
 
 // build makes everything that is missing. Downloads come first, so
 // that a missing network shows before minutes of work.
+//
+// A program is copied from another version that has it, else taken from a published archive, else
+// compiled.
 func (b *builder) build(ctx context.Context) error {
-	lacks := b.missing(b.recipe)
+	lacks := b.missing(b.recipe, b.options.FromSource)
 	if lacks.tools {
 		b.meter.plan(costTools)
 	}
 	b.meter.plan(int64(costImage * len(lacks.images)))
+	rest, err := b.reuse(ctx, lacks.programs)
+	if err != nil {
+		return err
+	}
+	if rest, err = b.download(ctx, rest); err != nil {
+		return err
+	}
 	if lacks.tools {
 		if err := b.tools(ctx); err != nil {
 			return b.fail("fetch the packet filter tools of kube-proxy", err)
 		}
 	}
-	if err := b.programs(ctx, lacks.programs); err != nil {
+	if err := b.programs(ctx, rest); err != nil {
 		return err
 	}
 	// Only now the outdated images are known: a rebuilt program
 	// need not have changed.
-	return b.images(ctx, b.missing(b.recipe).images)
+	return b.images(ctx, b.missing(b.recipe, b.options.FromSource).images)
 }
 
 // programs compiles and links, and adopts every binary as soon as it is finished.
 func (b *builder) programs(ctx context.Context, programs []program) error {
-	programs, err := b.reuse(ctx, programs)
-	if err != nil || len(programs) == 0 {
-		return err
+	if len(programs) == 0 {
+		return nil
 	}
 	b.meter.plan(int64(costLink * len(programs)))
 	packages := make(map[string][]string) // by module
@@ -178,11 +190,15 @@ func (b *builder) reuse(ctx context.Context, programs []program) (rest []program
 func (b *builder) reuseOne(p program, out string) (found bool, err error) {
 	for _, r := range recipes {
 		q, ok := r.program(p.name)
-		if r.version == b.recipe.version || !ok || !p.serves(q, r.minor() == b.recipe.minor()) {
+		if r.version == b.recipe.version || !ok {
 			continue
 		}
 		s, err := openStore(b.cacheDir(), r.version)
-		if err != nil || !s.has(q.path(), q.key()) {
+		if err != nil {
+			continue
+		}
+		key, serves := p.serves(q, s.files[q.path()].Key, r.minor() == b.recipe.minor(), b.options.FromSource)
+		if !serves || !s.has(q.path(), s.files[q.path()].Key) {
 			continue
 		}
 		if err := copyProgram(s.path(q.path()), out); err != nil {
@@ -192,10 +208,10 @@ func (b *builder) reuseOne(p program, out string) (found bool, err error) {
 			continue // it changed after it was checked
 		}
 		from := s.files[q.path()].From
-		if q.key() != p.key() {
+		if s.files[q.path()].Key != key {
 			from = append(slices.Clone(from), r.version)
 		}
-		if err := b.adopt(out, p.path(), record{Key: p.key(), From: from}); err != nil {
+		if err := b.adopt(out, p.path(), record{Key: key, From: from}); err != nil {
 			return false, err
 		}
 		b.meter.say(StageLink, "copied "+p.name+" from "+r.version)
@@ -204,12 +220,17 @@ func (b *builder) reuseOne(p program, out string) (found bool, err error) {
 	return false, nil
 }
 
-func copyProgram(from, to string) (err error) {
+func copyProgram(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
+	return writeProgram(to, in)
+}
+
+// writeProgram writes an executable file.
+func writeProgram(to string, in io.Reader) (err error) {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
 	}
@@ -568,6 +589,15 @@ func (m *meter) planPackages(n int64) {
 }
 
 func (m *meter) say(stage Stage, text string) { m.advance(0, stage, text) }
+
+// notice reports a text that must not be lost among others.
+func (m *meter) notice(text string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.now.Stage, m.now.Text, m.now.Notice = StageLoad, text, true
+	m.tell()
+	m.now.Notice = false
+}
 
 // compiled records n more compiled packages.
 func (m *meter) compiled(n int64, text string) {

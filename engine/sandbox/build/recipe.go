@@ -95,6 +95,8 @@ type program struct {
 	// tag is set if the program comes with Kubernetes' modules and has a version of its own.
 	// Patches of a minor with the same tag share the program, as they share upstream's image.
 	tag string
+	// upstream has the published program; nil if there is none to trust.
+	upstream *published
 }
 
 // programs lists the binaries in the order in which they are linked: what a first
@@ -138,7 +140,17 @@ func (r recipe) programs() []program {
 	}
 	if r.etcdBefore != "" {
 		v := tagVersion(r.etcdBefore)
-		programs = append(programs, program{name: v + "/etcd", module: "etcd-" + v, pkg: "go.etcd.io/etcd/server/v3", ldflags: "-s -w"})
+		programs = append(programs, program{name: v + "/etcd", module: "etcd-" + v, pkg: "go.etcd.io/etcd/server/v3", ldflags: "-s -w", upstream: upstream("etcd", v, "etcd")})
+	}
+	for i := range programs {
+		p := &programs[i]
+		switch {
+		case p.upstream != nil:
+		case p.name == "etcd" || p.name == "etcdutl":
+			p.upstream = upstream("etcd", r.etcdVersion(), p.name)
+		default:
+			p.upstream = upstream("kubernetes", strings.TrimPrefix(r.version, "v"), p.name)
+		}
 	}
 	return programs
 }
@@ -172,9 +184,18 @@ func (r recipe) program(name string) (program, bool) {
 	return r.programs()[i], true
 }
 
-// serves reports whether q, of another version, can be taken for p.
-func (p program) serves(q program, sameMinor bool) bool {
-	return p.key() == q.key() || sameMinor && p.tag != "" && p.tag == q.tag
+// serves reports whether q, of another version and made with key, can be taken for p, and the key
+// that it has as p.
+func (p program) serves(q program, key string, sameMinor, fromSource bool) (string, bool) {
+	switch {
+	case !slices.Contains(q.keys(fromSource), key):
+		return "", false
+	case slices.Contains(p.keys(fromSource), key):
+		return key, true
+	case sameMinor && p.tag != "" && p.tag == q.tag:
+		return p.key(), true
+	}
+	return "", false
 }
 
 // minor is "v1.36" of v1.36.4.
@@ -183,7 +204,20 @@ func (r recipe) minor() string { return r.version[:strings.LastIndex(r.version, 
 // path is where p lies in the cache of its version.
 func (p program) path() string { return path.Join("bin", p.name) }
 
-// key names everything that decides what p is, but the version of the Go
+// keys are those of files that are p: compiled, and published unless fromSource is set.
+func (p program) keys(fromSource bool) []string {
+	if p.upstream == nil || fromSource {
+		return []string{p.key()}
+	}
+	return []string{p.key(), p.upstreamKey()}
+}
+
+// upstreamKey is the key of the published p.
+func (p program) upstreamKey() string {
+	return keyOf("upstream", p.name, p.upstream.url, p.upstream.digest, p.upstream.member(p))
+}
+
+// key names everything that decides what a compiled p is, but the version of the Go
 // toolchain and the paths of the sources: after an update of Go nobody should have to
 // wait for a build again, and no verb but one may build.
 func (p program) key() string {

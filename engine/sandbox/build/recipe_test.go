@@ -175,7 +175,11 @@ func TestPatchesShareProgramsOfEqualTags(t *testing.T) {
 		r, other := of(tt.version), of(tt.other)
 		var got []string
 		for _, p := range r.programs() {
-			if q, ok := other.program(p.name); ok && p.serves(q, r.minor() == other.minor()) {
+			q, ok := other.program(p.name)
+			if !ok {
+				continue
+			}
+			if _, ok := p.serves(q, q.key(), r.minor() == other.minor(), false); ok {
 				got = append(got, p.name)
 			}
 		}

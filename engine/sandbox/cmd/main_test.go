@@ -122,7 +122,10 @@ func (f *fakeSandbox) Exec(_ context.Context, _, machine string, command []strin
 	return len(command), nil
 }
 
-func (f *fakeSandbox) Fetch(_ context.Context, version string, emit func(plan.Event)) error {
+func (f *fakeSandbox) Fetch(_ context.Context, version string, from engine.FetchOptions, emit func(plan.Event)) error {
+	if from != (engine.FetchOptions{}) {
+		emit(plan.Event{Time: start, Kind: plan.KindLog, Step: "build-kubernetes", Source: "sandbox", Level: "warn", Text: fmt.Sprintf("from source %t, mirror %q", from.FromSource, from.Mirror)})
+	}
 	emit(plan.Event{Time: start, Kind: plan.KindStep, Step: "build-kubernetes", State: plan.StateSkipped, Text: version + " is in the cache"})
 	return nil
 }

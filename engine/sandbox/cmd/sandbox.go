@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -445,13 +446,24 @@ func (v *verbs) shell(ctx context.Context, name, machine string, command []strin
 
 func (v *verbs) sandboxFetch() *cobra.Command {
 	var out tui.Format
+	from := engine.FetchOptions{Mirror: os.Getenv(mirrorVariable)}
 	cmd := &cobra.Command{
 		Use:   "fetch [VERSION]",
-		Short: "Build Kubernetes into the cache",
-		Long: `Build the binaries and images of a Kubernetes version from source modules into the cache.
-The first build takes minutes; later calls return at once. No other command compiles
-Kubernetes.`,
-		Example:           "  constellation sandbox fetch\n  constellation sandbox fetch " + strings.Join(v.kubernetes[min(1, len(v.kubernetes)):], " "),
+		Short: "Get Kubernetes into the cache",
+		Long: `Get the binaries and images of a Kubernetes version into the cache. Later calls return at once.
+
+Programs come from the archives that Kubernetes and etcd publish (dl.k8s.io and github.com), if their
+digest is part of this program or if the project's signature vouches for them. CoreDNS, pause and
+agnhost are compiled from source, and so is all that cannot be downloaded: within 5 seconds a line
+says what and why. No other command downloads or compiles Kubernetes.
+
+A mirror has copies of the same files below the names of their hosts, and is not trusted:
+  MIRROR/dl.k8s.io/v1.36.3/kubernetes-server-linux-amd64.tar.gz
+Proxies are taken from HTTPS_PROXY, HTTP_PROXY and NO_PROXY, and the mirror from ` + mirrorVariable + `.`,
+		Example: `  constellation sandbox fetch
+  constellation sandbox fetch ` + v.kubernetes[len(v.kubernetes)-1] + `
+  constellation sandbox fetch --mirror https://mirror.example/files
+  constellation sandbox fetch --from-source`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: tui.Fixed(v.kubernetes...),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -462,15 +474,20 @@ Kubernetes.`,
 			return v.withSandbox(cmd.Context(), func(ctx context.Context, box engine.Sandbox) error {
 				stream := v.Stream(out, "Kubernetes "+version)
 				defer stream.Close()
-				err := box.Fetch(ctx, version, stream.Event)
+				err := box.Fetch(ctx, version, from, stream.Event)
 				stream.End("Kubernetes "+version+" is cached", err, plan.Result{})
 				return err
 			})
 		},
 	}
 	v.OutputFlag(cmd, &out, "output format: text, or json for one event per line")
+	cmd.Flags().BoolVar(&from.FromSource, "from-source", false, "compile all programs, download none")
+	cmd.Flags().StringVar(&from.Mirror, "mirror", from.Mirror, "`URL` of copies of the published files")
 	return tui.Resumable(cmd)
 }
+
+// mirrorVariable is the environment variable with the default of fetch's --mirror.
+const mirrorVariable = "CONSTELLATION_MIRROR"
 
 func (v *verbs) sandboxDaemon() *cobra.Command {
 	return tui.Resumable(&cobra.Command{

@@ -318,7 +318,7 @@ func (k *kubelet) status(ready bool) corev1.NodeStatus {
 		Capacity: amounts, Allocatable: amounts,
 		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: k.c.IP.String()}, {Type: corev1.NodeHostName, Address: k.c.Name}},
 		NodeInfo: corev1.NodeSystemInfo{
-			MachineID: k.id("machine"), SystemUUID: k.id("system"), BootID: k.id(fmt.Sprint("boot", k.c.Boots)),
+			MachineID: k.id("machine"), SystemUUID: k.id("system"), BootID: k.c.bootID(),
 			KubeletVersion: k.version, OperatingSystem: "linux", Architecture: runtime.GOARCH,
 			OSImage: "simulated machine, image " + k.c.Image.Version, KernelVersion: "none (simulated)", ContainerRuntimeVersion: "simulated://0",
 		},
@@ -336,9 +336,14 @@ func (k *kubelet) status(ready bool) corev1.NodeStatus {
 	return s
 }
 
+func (k *kubelet) id(what string) string { return k.c.id(what) }
+
+// bootID names the present boot of the machine.
+func (r record) bootID() string { return r.id(fmt.Sprint("boot", r.Boots)) }
+
 // id derives an identifier from the machine's name that looks like real ones.
-func (k *kubelet) id(what string) string {
-	d := sha256.Sum256([]byte(k.c.ProviderID + what + k.c.Created.String()))
+func (r record) id(what string) string {
+	d := sha256.Sum256([]byte(r.ProviderID + what + r.Created.String()))
 	h := hex.EncodeToString(d[:16])
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }

@@ -90,6 +90,9 @@ func Run(ctx context.Context, dir string, gate io.Reader, log *slog.Logger) erro
 	s := &http.Server{Handler: c.control(), ReadHeaderTimeout: 10 * time.Second}
 	go func() { _ = s.Serve(control) }()
 	defer s.Close()
+	if err := writeBelow(c.root(), bootIDFile, []byte(c.bootID()+"\n"), 0o444); err != nil { // for the agent
+		return fail(err)
+	}
 	log.Info("simulated machine started", "node", r.Name, "address", r.IP.String(), "image", r.Image.Version, "boot", r.Boots)
 
 	var wg sync.WaitGroup

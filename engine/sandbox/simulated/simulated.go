@@ -97,6 +97,7 @@ const (
 	tpmSocket   = "tpm.sock"
 	rootDir     = "root"
 	agentDir    = "agent"
+	bootIDFile  = "proc/sys/kernel/random/boot_id"
 	binDir      = "bin"
 	podsDir     = "pods"
 

@@ -286,6 +286,11 @@ type UpgradeProgress struct {
 	// nextTry is when a failed run is retried, unless a retry is requested earlier.
 	// +optional
 	NextTry metav1.Time `json:"nextTry,omitzero"`
+	// bootID is the boot of the node in which the agent works. When the Node reports another one, the
+	// run has been interrupted.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	BootID string `json:"bootID,omitempty"`
 }
 
 // Waiting is the reason why a rollout makes no progress.

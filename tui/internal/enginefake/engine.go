@@ -224,6 +224,13 @@ func (f *Engine) Run(ctx context.Context, _ *plan.Plan, emit func(plan.Event)) e
 
 func (f *Engine) Status(context.Context) (engine.Status, error) { return f.StatusData, f.StatusErr }
 
+// StatusOf returns the same data as Status, as of the selected cluster.
+func (f *Engine) StatusOf(_ context.Context, s cluster.Selected) (engine.Status, error) {
+	st := f.StatusData
+	st.Cluster, st.Server = s.Context, s.Server
+	return st, f.StatusErr
+}
+
 func (f *Engine) PlanRevoke(_ context.Context, r engine.RevokeRequest) (*plan.Plan, error) {
 	f.RevokedAs = r
 	return f.Plan, f.PlanErr

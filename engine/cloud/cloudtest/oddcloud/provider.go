@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 
+	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
@@ -41,6 +42,7 @@ func (c *Cloud) Provider() providers.Provider {
 			return console{c}, nil
 		},
 		MetadataAddress: ID("control-plane-0"), ControlAddress: strings.TrimSuffix(ID(""), "/"),
+		Attestation: attestation.TPMMethod(), KubeletCloudProvider: "external",
 		TPMAddress: "/dev/tpmrm0", TPMDevice: "/dev/tpmrm0",
 		Metadata: func(address string) providers.Metadata { return metadata{c, strings.TrimPrefix(address, ID(""))} },
 		Control:  func(string, string) providers.Control { return c },

@@ -1,4 +1,4 @@
-// Command cmd builds Kubernetes into the cache for those who have no constellation
+// Command cmd fetches Kubernetes into the cache for those who have no constellation
 // binary yet: the Makefile, and people who work on package build.
 //
 //	go run ./engine/sandbox/build/cmd -version v1.35.4            # everything
@@ -43,6 +43,8 @@ func run(ctx context.Context) error {
 	cache := flag.String("cache", filepath.Join(user, "constellation"), "cache `directory`")
 	only := flag.String("only", "", "build nothing but the binary called `name`")
 	out := flag.String("o", "", "copy the binary named by -only to this `file`")
+	source := flag.Bool("from-source", false, "compile all programs")
+	mirror := flag.String("mirror", "", "`URL` of a server with copies of the official files")
 	flag.Parse()
 	if flag.NArg() > 0 || *out != "" && *only == "" {
 		flag.Usage()
@@ -57,7 +59,7 @@ func run(ctx context.Context) error {
 		}
 		return place(path, *out)
 	}
-	a, err := build.Kubernetes(ctx, *cache, *version, printer())
+	a, err := build.Kubernetes(ctx, *cache, *version, build.Options{FromSource: *source, Mirror: *mirror}, printer())
 	if err != nil {
 		return err
 	}
@@ -71,7 +73,7 @@ func printer() func(build.Progress) {
 	var last time.Duration
 	return func(p build.Progress) {
 		steps := p.Stage == build.StageLink || p.Stage == build.StageImage
-		if p.Stage == stage && p.Took-last < 10*time.Second && !steps {
+		if p.Stage == stage && p.Took-last < 10*time.Second && !steps && !p.Notice {
 			return
 		}
 		stage, last = p.Stage, p.Took

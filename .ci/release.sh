@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Builds a release into bin/release, without a network if the modules are in the cache. Settings are
+# variables; `make release` passes RELEASE.
+#   KEY      private key that signs; `constellation release key new` creates one. None: no signatures.
+#   BUILDER  URI of the builder, SOURCE of the repository, URL where the files will be downloaded from
+#   TARGET   one target such as linux_amd64 instead of all
+#   SKIP     further parts for goreleaser's --skip
+# The version is that of the tag of HEAD if this is RELEASE, else a snapshot.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export RELEASE KEY=${KEY:-} BUILDER=${BUILDER:-urn:constellation:builder:local}
+export SOURCE=${SOURCE:-https://constellation.example/constellation}
+export URL=${URL:-https://releases.constellation.example/$RELEASE}
+export CGO_ENABLED=0 GOFLAGS=-trimpath GORELEASER_CURRENT_TAG=$RELEASE
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct); export SOURCE_DATE_EPOCH
+[ -z "$KEY" ] || KEY=$(realpath "$KEY")
+
+mkdir -p bin/tools
+go build -o bin/tools/attest ./engine/provenance/attest
+(cd .ci/release && go build -o ../../bin/tools/goreleaser github.com/goreleaser/goreleaser/v2)
+# The charts for any cluster, and the manifest that is rendered from the chart.
+rm -rf bin/charts && mkdir -p bin/charts
+go run ./assets/render/pack -release "$RELEASE" -out bin/charts constellation-plans
+cp assets/plans/system-upgrade.yaml bin/charts/
+
+config=.ci/release/goreleaser.yaml
+if [ -n "${TARGET:-}" ]; then
+  sed "s/^    targets: .*/    targets: [$TARGET]/" "$config" > bin/goreleaser.yaml
+  config=bin/goreleaser.yaml
+fi
+args=(release --clean --config "$config" --parallelism 1) # one at a time: the order of files in an archive is that of the builds
+skip=publish,announce,validate
+[ -n "$KEY" ] || skip=$skip,sign
+[ -z "${SKIP:-}" ] || skip=$skip,$SKIP
+[ "$(git tag --points-at HEAD --list "$RELEASE")" = "$RELEASE" ] && git diff --quiet HEAD || args+=(--snapshot)
+bin/tools/goreleaser "${args[@]}" --skip "$skip"
+
+# A statement over everything that the checksums name.
+cd bin/release
+cp -R ../charts/. .
+checksums=$(ls constellation_*_checksums.txt)
+name=${checksums%_checksums.txt}
+../tools/attest release -checksums "$checksums" -out "$name.intoto.json" -release "$RELEASE" -builder "$BUILDER" -source "$SOURCE" \
+  -commit "$(git rev-parse HEAD)" -go "$(go env GOVERSION)" ${KEY:+-key "$KEY"}
+echo "wrote bin/release/$checksums; verify a file with: sha256sum --check --ignore-missing $checksums"

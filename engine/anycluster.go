@@ -1,0 +1,213 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"constellation/engine/check"
+	"constellation/engine/cluster"
+	"constellation/engine/plan"
+	"constellation/engine/words"
+)
+
+// notManaged is the one line about what a cluster without our operator does not have.
+const notManaged = "The cluster has no NodeVersion: target, replacements and services are shown for clusters of constellation alone."
+
+// foreign is what a Cluster also has if it can be looked at without our kinds.
+type foreign interface {
+	// Manages reports whether the cluster serves our kinds.
+	Manages(ctx context.Context) (bool, error)
+	// StuckDrains returns what keeps pods on nodes that they should leave.
+	StuckDrains(ctx context.Context) ([]plan.Finding, error)
+	// WatchNodes is WatchRollout without our kinds.
+	WatchNodes(ctx context.Context, changed func()) error
+}
+
+// unmanaged is a cluster without a NodeVersion, as a rollout that has no target.
+type unmanaged struct {
+	Cluster
+	f foreign
+}
+
+// Rollout implements [Cluster].
+func (unmanaged) Rollout(context.Context) (cluster.Rollout, error) {
+	return cluster.Rollout{Unmanaged: true, Observed: true}, nil
+}
+
+// Expected implements [Cluster].
+func (unmanaged) Expected(context.Context) ([]cluster.ExpectedNode, error) { return nil, nil }
+
+// WatchRollout implements [Cluster].
+func (u unmanaged) WatchRollout(ctx context.Context, changed func()) error {
+	return u.f.WatchNodes(ctx, changed)
+}
+
+// Follow implements [Cluster]: there are no services.
+func (unmanaged) Follow(ctx context.Context, _ string, _ time.Time, _ func(cluster.LogLine)) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// asFound returns k, or what stands for it if it has no NodeVersion.
+func asFound(ctx context.Context, k Cluster) Cluster {
+	f, ok := k.(foreign)
+	if !ok {
+		return k
+	}
+	if manages, err := f.Manages(ctx); err != nil || manages {
+		if _, err := k.NodeTarget(ctx); !errors.Is(err, cluster.ErrAbsent) {
+			return k
+		}
+	}
+	return unmanaged{k, f}
+}
+
+// stuckEvery bounds how often a watch looks for the cause of a stuck drain.
+const stuckEvery = 5 * time.Second
+
+// advice remembers what a watch knows about stuck drains.
+type advice struct {
+	at    time.Time
+	found []plan.Finding
+}
+
+// look returns the advice for the cordoned nodes of a cluster; none if it cannot be read.
+func (a *advice) look(ctx context.Context, k Cluster, now time.Time) []plan.Finding {
+	u, ok := k.(unmanaged)
+	if !ok {
+		return nil
+	}
+	if now.Sub(a.at) >= stuckEvery {
+		if found, err := u.f.StuckDrains(ctx); err == nil {
+			a.at, a.found = now, found
+		}
+	}
+	return a.found
+}
+
+// NodePlanStatus is a Plan of upgrade.cattle.io in a status.
+type NodePlanStatus struct {
+	Name    string `json:"name"`
+	Version string `json:"version,omitempty"`
+	State   string `json:"state"`
+	Text    string `json:"text,omitempty"`
+	// Total nodes are selected, of which Done have the version.
+	Total    int64 `json:"total"`
+	Done     int64 `json:"done"`
+	Applying int64 `json:"applying"`
+	Failed   int64 `json:"failed"`
+}
+
+// StatusOf describes the present state of a cluster without a workspace. If its API server does
+// not answer, Reachable is false. The error is about the kubeconfig.
+func (e *Engine) StatusOf(ctx context.Context, s cluster.Selected) (Status, error) {
+	st := Status{
+		Schema: plan.Schema, Cluster: s.Context, Server: s.Server, Time: e.now().UTC(), Stage: StageCluster,
+		Nodes: []cluster.Node{}, Machines: []Machine{}, Health: []plan.Finding{}, Counts: map[string]int64{"nodes": 0, "ready": 0, "current": 0, "machines": 0, "wanted": 0, "cordoned": 0},
+	}
+	k, err := e.connect(cluster.WithRequestTimeout(ctx, s.RequestTimeout), s.Kubeconfig)
+	if err != nil {
+		return Status{}, &plan.Error{Op: fmt.Sprintf("use context %q", s.Context), Err: err, Exit: plan.ExitUsage, Remedy: "correct the kubeconfig"}
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookLimit)
+	defer cancel()
+	if st.APIServer, err = k.Version(ctx); err != nil {
+		if errors.Is(err, context.Canceled) {
+			return Status{}, err
+		}
+		down := check.ForeignDown(s, err)
+		st.Problem, st.Remedy = down.Error(), plan.Remedy(down)
+		return st, nil
+	}
+	st.Reachable = true
+	k = asFound(ctx, k)
+	_, st.Unmanaged = k.(unmanaged)
+	var mu sync.Mutex // of st
+	unread := func(what string, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil && !errors.Is(err, cluster.ErrAbsent) {
+			st.Notes = append(st.Notes, fmt.Sprintf("%s could not be read: %v", what, err))
+		}
+	}
+	var nodes []*cluster.Node
+	var stuck []plan.Finding
+	var running sync.WaitGroup
+	running.Go(func() {
+		var err error
+		nodes, err = k.Nodes(ctx)
+		unread("nodes", err)
+	})
+	running.Go(func() {
+		plans, err := k.Plans(ctx)
+		for _, p := range plans {
+			st.Plans = append(st.Plans, NodePlanStatus{p.Name, p.Version, p.State, p.Text, p.Total, p.Done, p.Applying, p.Failed})
+		}
+		unread("Plans of upgrade.cattle.io", err)
+	})
+	if u, ok := k.(unmanaged); ok {
+		running.Go(func() {
+			var err error
+			stuck, err = u.f.StuckDrains(ctx)
+			unread("drains", err)
+		})
+		st.Notes = append(st.Notes, notManaged)
+	} else {
+		running.Go(func() {
+			t, err := k.NodeTarget(ctx)
+			st.Target, st.Conditions = plan.Target{Image: t.ImageVersion, Kubernetes: t.Kubernetes}, t.Conditions
+			unread("NodeVersion", err)
+		})
+		running.Go(func() {
+			var err error
+			st.Services, err = k.Services(ctx)
+			unread("services", err)
+		})
+	}
+	running.Wait()
+	slices.Sort(st.Notes)
+	st.judgeNodes(nodes)
+	st.Health = append(st.Health, stuck...)
+	return st, nil
+}
+
+// judgeNodes counts the nodes and adds those that are not ready or are cordoned to the health.
+func (st *Status) judgeNodes(nodes []*cluster.Node) {
+	var late, cordoned []string
+	for _, shared := range nodes {
+		n := *shared
+		st.Nodes = append(st.Nodes, n)
+		if n.State == plan.NodeReady {
+			st.Counts["ready"]++
+		} else {
+			late = append(late, named(n.Name, n.Message))
+		}
+		if n.Cordoned {
+			cordoned = append(cordoned, n.Name)
+		}
+	}
+	st.Counts["nodes"], st.Counts["cordoned"] = int64(len(nodes)), int64(len(cordoned))
+	if len(late) > 0 {
+		st.Health = append(st.Health, plan.Finding{ID: "nodes-ready", Severity: plan.Warn, Title: fmt.Sprintf("%d of %s not ready", len(late), words.Count(len(nodes), "node")), Detail: some(late), Source: "health"})
+	}
+	if len(cordoned) > 0 {
+		st.Health = append(st.Health, plan.Finding{ID: "cordoned-nodes", Severity: plan.Warn, Title: fmt.Sprintf("%d of %s cordoned", len(cordoned), words.Count(len(nodes), "node")), Detail: some(cordoned), Source: "health"})
+	}
+}
+
+// FolderOf is the name of a folder for the backups of a context.
+func FolderOf(context string) string {
+	safe := strings.Map(func(r rune) rune {
+		if r < 128 && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._@-", r)) {
+			return r
+		}
+		return '-'
+	}, context)
+	return cmp.Or(strings.TrimLeft(safe, ".-"), "cluster")
+}

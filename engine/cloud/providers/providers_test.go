@@ -1,0 +1,24 @@
+package providers_test
+
+import (
+	"testing"
+
+	"constellation/engine/cloud/providers"
+)
+
+// A part that an entry lacks would be noticed only when a machine or a program uses it.
+func TestEntriesAreComplete(t *testing.T) {
+	for _, p := range providers.All() {
+		for part, has := range map[string]bool{
+			"Console": p.Console != nil, "Metadata": p.Metadata != nil, "Control": p.Control != nil,
+			"MetadataAddress": p.MetadataAddress != "", "ControlAddress": p.ControlAddress != "", "TPMAddress": p.TPMAddress != "",
+			"TPMDir or TPMDevice": (p.TPMDir == "") != (p.TPMDevice == ""),
+			"Attestation":         p.Attestation.Variant != "" && p.Attestation.Issuer != nil && p.Attestation.Validator != nil,
+			"About, or Example":   p.About != "" && (p.Example != nil || len(p.Config) == 0),
+		} {
+			if !has {
+				t.Errorf("the entry of %s lacks %s", p.Name, part)
+			}
+		}
+	}
+}

@@ -1,0 +1,97 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// ErrReadOnly is the error of a request that a read-only client does not send.
+var ErrReadOnly = errors.New("this connection is read-only")
+
+// reviews are the requests with which users ask for their own rights. They are POST, and they
+// store nothing.
+var reviews = []string{
+	"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+	"/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+	"/apis/authentication.k8s.io/v1/selfsubjectreviews",
+}
+
+// effective are the subresources whose GET requests can start something in a pod or on a node.
+var effective = []string{"proxy", "exec", "attach", "portforward"}
+
+// readOnly refuses all requests that could change a cluster or start something in it.
+type readOnly struct{ next http.RoundTripper }
+
+func (r readOnly) RoundTrip(req *http.Request) (*http.Response, error) {
+	if !reads(req) {
+		if req.Body != nil {
+			req.Body.Close()
+		}
+		return nil, fmt.Errorf("%s %s: %w", req.Method, req.URL.Path, ErrReadOnly)
+	}
+	return r.next.RoundTrip(req)
+}
+
+// reads reports whether a request can only read.
+func reads(req *http.Request) bool {
+	path := req.URL.Path
+	switch req.Method {
+	case http.MethodGet, http.MethodHead:
+		return req.Header.Get("Upgrade") == "" && !slices.ContainsFunc(effective, func(sub string) bool {
+			return strings.HasSuffix(path, "/"+sub) || strings.Contains(path, "/"+sub+"/")
+		})
+	case http.MethodPost:
+		return slices.ContainsFunc(reviews, func(p string) bool { return strings.HasSuffix(path, p) })
+	}
+	return false
+}
+
+// ConnectReadOnly is Connect for a client that cannot change the cluster: requests that could do
+// so fail with ErrReadOnly before they are sent.
+func ConnectReadOnly(kubeconfig []byte, log *slog.Logger) (*Client, error) {
+	c, err := Connect(kubeconfig, log)
+	if err != nil {
+		return nil, err
+	}
+	config := rest.CopyConfig(c.config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return readOnly{next} })
+	return ForConfig(config, log)
+}
+
+// OpenReadOnly is Open for a cluster that is only read; see ConnectReadOnly.
+func OpenReadOnly(kubeconfig []byte, timeout time.Duration, log *slog.Logger) (*Foreign, error) {
+	c, err := ConnectReadOnly(kubeconfig, log)
+	if err != nil {
+		return nil, err
+	}
+	return open(c, timeout, log)
+}
+
+// Credentials returns the secrets in a kubeconfig: tokens, passwords and private keys.
+func Credentials(kubeconfig []byte) (out []string) {
+	c, err := clientcmd.Load(kubeconfig)
+	if err != nil {
+		return nil
+	}
+	for _, u := range c.AuthInfos {
+		out = append(out, u.Token, u.Password, string(u.ClientKeyData))
+		if u.AuthProvider != nil {
+			out = slices.AppendSeq(out, maps.Values(u.AuthProvider.Config))
+		}
+		if u.Exec != nil {
+			for _, e := range u.Exec.Env {
+				out = append(out, e.Value)
+			}
+		}
+	}
+	return slices.DeleteFunc(out, func(s string) bool { return s == "" })
+}
