@@ -151,6 +151,7 @@ func (c *cloud) rollout(limit time.Duration, kills []func(recorder.Entry) bool) 
 func adopted(e recorder.Entry) bool {
 	return recorder.As[*recorder.Node](e.Fact) != nil && recorder.As[*recorder.Node](e.Fact).Donor != "" && !recorder.As[*recorder.Node](e.Fact).Ready
 }
+
 func cordoned(e recorder.Entry) bool {
 	return recorder.As[*recorder.Node](e.Fact) != nil && recorder.As[*recorder.Node](e.Fact).CordonedByUs
 }

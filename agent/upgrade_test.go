@@ -646,10 +646,10 @@ func TestRequestsAreRefused(t *testing.T) {
 
 func TestFailuresAreReportedAndRetried(t *testing.T) {
 	for _, tt := range []struct{ name, script, content, outline, deeds, message string }{
-		{"kubeadm refuses", "fail-apply", "[ERROR CoreDNSUnsupportedPlugins]: no", "verify:running install-kubeadm:running plan:running apply:running apply:failed failure in apply", "plan apply", "CoreDNSUnsupportedPlugins"},
-		{"the API server is unavailable for a while", "fail-plan", "dial tcp 10.0.0.1:6443: connect: connection refused\nfailed to get config map: context deadline exceeded", straight, "plan plan plan apply restart-kubelet", ""},
-		{"the Job of the health check is not done", "fail-apply", "[ERROR CreateJob]: Job did not complete in 15s", straight, "plan apply apply restart-kubelet", ""},
-		{"kubeadm succeeds without an effect", "idle", "", "verify:running install-kubeadm:running plan:running apply:running apply:failed failure in apply", "plan apply", `kube-apiserver is "v1.35.4", want v1.36.3`},
+		{name: "kubeadm refuses", script: "fail-apply", content: "[ERROR CoreDNSUnsupportedPlugins]: no", outline: "verify:running install-kubeadm:running plan:running apply:running apply:failed failure in apply", deeds: "plan apply", message: "CoreDNSUnsupportedPlugins"},
+		{name: "the API server is unavailable for a while", script: "fail-plan", content: "dial tcp 10.0.0.1:6443: connect: connection refused\nfailed to get config map: context deadline exceeded", outline: straight, deeds: "plan plan plan apply restart-kubelet"},
+		{name: "the Job of the health check is not done", script: "fail-apply", content: "[ERROR CreateJob]: Job did not complete in 15s", outline: straight, deeds: "plan apply apply restart-kubelet"},
+		{name: "kubeadm succeeds without an effect", script: "idle", outline: "verify:running install-kubeadm:running plan:running apply:running apply:failed failure in apply", deeds: "plan apply", message: `kube-apiserver is "v1.35.4", want v1.36.3`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

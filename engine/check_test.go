@@ -446,79 +446,76 @@ func TestCheckWithInjectedErrors(t *testing.T) {
 		find        []string
 	}{
 		{
-			"the API server is down", func(s *checkStage) { s.inside.err = fmt.Errorf("read version: %w", cluster.ErrUnreachable) },
-			check.Request{},
-			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
+			name: "the API server is down", given: func(s *checkStage) { s.inside.err = fmt.Errorf("read version: %w", cluster.ErrUnreachable) },
+			request: check.Request{},
+			err:     "the API server at 127.0.0.1:36443 does not answer", remedy: "is the control plane up?", exit: 1,
 		},
 		{
-			"the API server is slow", func(s *checkStage) { s.inside.err = context.DeadlineExceeded },
-			check.Request{},
-			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
+			name: "the API server is slow", given: func(s *checkStage) { s.inside.err = context.DeadlineExceeded },
+			request: check.Request{},
+			err:     "the API server at 127.0.0.1:36443 does not answer", remedy: "is the control plane up?", exit: 1,
 		},
 		{
-			"the API server denies everything", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrDenied) },
-			check.Request{},
-			"denied by the API server", "restore the file", 1, nil,
+			name: "the API server denies everything", given: func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrDenied) },
+			request: check.Request{},
+			err:     "denied by the API server", remedy: "restore the file", exit: 1,
 		},
 		{
-			"the user is authenticated and has too few rights", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrForbidden) },
-			check.Request{},
-			"denied by the API server: too few rights", "use a kubeconfig with this right", 1, nil,
+			name: "the user is authenticated and has too few rights", given: func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrForbidden) },
+			request: check.Request{},
+			err:     "denied by the API server: too few rights", remedy: "use a kubeconfig with this right", exit: 1,
 		},
 		{
-			"the kubeconfig leads to another cluster", func(s *checkStage) { s.inside.running.JoinConfig.ClusterID = strings.Repeat("ab", 32) },
-			check.Request{},
-			"it leads to another cluster", "put the files of one cluster back together", 2, nil,
+			name: "the kubeconfig leads to another cluster", given: func(s *checkStage) { s.inside.running.JoinConfig.ClusterID = strings.Repeat("ab", 32) },
+			request: check.Request{},
+			err:     "it leads to another cluster", remedy: "put the files of one cluster back together", exit: 2,
 		},
 		{
-			"there is no cluster yet", func(s *checkStage) {
+			name: "there is no cluster yet", given: func(s *checkStage) {
 				os.Remove(filepath.Join(s.dir, workspace.KubeconfigFile))
 				text, _, _ := strings.Cut(s.read(workspace.StateFile), "clusterValues:")
 				s.write(workspace.StateFile, text)
-			}, check.Request{}, "there is no constellation-admin.conf", "create the cluster first", 2, nil,
+			}, request: check.Request{}, err: "there is no constellation-admin.conf", remedy: "create the cluster first", exit: 2,
 		},
 		{
-			"the configuration is broken", func(s *checkStage) { s.edit("count: 2", "count: two") },
-			check.Request{},
-			"constellation-conf.yaml has 1 problem", "correct the file", 2, nil,
+			name: "the configuration is broken", given: func(s *checkStage) { s.edit("count: 2", "count: two") },
+			request: check.Request{},
+			err:     "constellation-conf.yaml has 1 problem", remedy: "correct the file", exit: 2,
 		},
 		{
-			"a missing key file", nil,
-			check.Request{Feed: "/nowhere", FeedKeys: []string{"/nowhere.pub"}},
-			"read key /nowhere.pub: no such file or directory", "pass a file with", 2, nil,
+			name:    "a missing key file",
+			request: check.Request{Feed: "/nowhere", FeedKeys: []string{"/nowhere.pub"}},
+			err:     "read key /nowhere.pub: no such file or directory", remedy: "pass a file with", exit: 2,
 		},
 		{
-			"the preflight fails", func(s *checkStage) { s.inside.broken = fmt.Errorf("run preflight: %w", cluster.ErrUnreachable) },
-			check.Request{},
-			"", "", 6,
-			[]string{"not-checked preflight: preflight checks of the hop did not run"},
+			name: "the preflight fails", given: func(s *checkStage) { s.inside.broken = fmt.Errorf("run preflight: %w", cluster.ErrUnreachable) },
+			request: check.Request{}, exit: 6,
+			find: []string{"not-checked preflight: preflight checks of the hop did not run"},
 		},
 		{
-			"the preflight forbids the hop", func(s *checkStage) {
+			name: "the preflight forbids the hop", given: func(s *checkStage) {
 				s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Block, Title: "no room"}}
-			}, check.Request{}, "", "", 4, []string{"block pdb: no room"},
+			}, request: check.Request{}, exit: 4, find: []string{"block pdb: no room"},
 		},
 		{
-			"the cloud does not answer", func(s *checkStage) { s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable)) },
-			check.Request{},
-			"", "", 6,
-			[]string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
+			name: "the cloud does not answer", given: func(s *checkStage) { s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable)) },
+			request: check.Request{}, exit: 6,
+			find: []string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
 		},
 		{
-			"the sandbox was recreated", func(s *checkStage) { s.cloud.uid = "another" },
-			check.Request{NoPreflight: true},
-			"", "", 6,
-			[]string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
+			name: "the sandbox was recreated", given: func(s *checkStage) { s.cloud.uid = "another" },
+			request: check.Request{NoPreflight: true}, exit: 6,
+			find: []string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
 		},
 		{
-			"the feed cannot be used", func(s *checkStage) {
+			name: "the feed cannot be used", given: func(s *checkStage) {
 				s.feed = feed(errors.New("read index.json: it is signed by none of the keys"), release.State{})
-			}, check.Request{Feed: "https://releases.example"}, "", "", 6, []string{"not-checked feed: not checked what the feed knows"},
+			}, request: check.Request{Feed: "https://releases.example"}, exit: 6, find: []string{"not-checked feed: not checked what the feed knows"},
 		},
 		{
-			"the feed is old", func(s *checkStage) {
+			name: "the feed is old", given: func(s *checkStage) {
 				s.feed = feed(nil, release.State{Source: "https://releases.example", Stale: true, Problem: "no route to host"})
-			}, check.Request{Feed: "https://releases.example"}, "", "", 6, []string{"warn feed: an older copy of the feed was used"},
+			}, request: check.Request{Feed: "https://releases.example"}, exit: 6, find: []string{"warn feed: an older copy of the feed was used"},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -770,95 +767,88 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 		notes   []string
 	}{
 		{
-			"an older CLI must bring Kubernetes up first", func(s *checkStage) {
+			name: "an older CLI must bring Kubernetes up first", given: func(s *checkStage) {
 				r := &s.inside.running
 				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd, r.Target.Kubernetes = at("v1.34.2"), at("v1.34.2"), at("v1.34.2"), "3.6.5-0", "v1.34.2"
 				s.edit("v1.35.4", "v1.34.2")
 			},
-			check.Request{},
-			[]string{"v1.0.0: v1.0.0, image v1.0.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
-			6, nil, nil,
+			request: check.Request{},
+			path:    []string{"v1.0.0: v1.0.0, image v1.0.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
+			exit:    6,
 		},
-		{"everything is new", newest, check.Request{}, nil, 0, nil, []string{"The cluster runs the newest known versions."}},
+		{name: "everything is new", given: newest, request: check.Request{}, notes: []string{"The cluster runs the newest known versions."}},
 		{
-			"the mirror has nothing newer", func(s *checkStage) {
+			name: "the mirror has nothing newer", given: func(s *checkStage) {
 				newest(s)
 				r := &s.inside.running
 				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Target.Kubernetes = at("v1.36.3"), at("v1.36.3"), at("v1.36.3"), "v1.36.3"
 				s.edit("v1.37.2", "v1.36.3")
-			}, check.Request{}, nil, 4, nil, nil,
+			}, request: check.Request{}, exit: 4,
 		},
-		{"a goal that is reached already", newest, check.Request{Release: v("v1.1.0")}, nil, 0, nil, []string{"The cluster runs the requested versions already."}},
-		{"a release alone comes with the newest Kubernetes", nil, check.Request{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
-		{"a Kubernetes alone comes with the newest release", nil, check.Request{Kubernetes: v("v1.36.3")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
-		{"a release and a Kubernetes", nil, check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 6, nil, nil},
-		{"the release that runs", nil, check.Request{Release: v("v1.0.0")}, nil, 0, nil, []string{"The cluster runs the requested versions already."}},
-		{"the Kubernetes that runs", nil, check.Request{Kubernetes: v("v1.35.4")}, nil, 0, nil, []string{"The cluster runs the requested versions already."}},
-		{"an unknown release", nil, check.Request{Release: v("v1.7.0")}, nil, 4, []string{"block unknown-release: release v1.7.0 is unknown"}, nil},
-		{"a Kubernetes that no release has", nil, check.Request{Kubernetes: v("v1.36.99")}, nil, 4, []string{"block kubernetes-offered: "}, nil},
-		{"a Kubernetes that the mirror does not have", nil, check.Request{Kubernetes: v("v1.36.4")}, nil, 4, []string{"block "}, nil},
-		{"a downgrade", newest, check.Request{Release: v("v1.0.0")}, nil, 4, []string{"block never-down: "}, nil},
+		{name: "a goal that is reached already", given: newest, request: check.Request{Release: v("v1.1.0")}, notes: []string{"The cluster runs the requested versions already."}},
+		{name: "a release alone comes with the newest Kubernetes", request: check.Request{Release: v("v1.1.0")}, path: []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, exit: 6},
+		{name: "a Kubernetes alone comes with the newest release", request: check.Request{Kubernetes: v("v1.36.3")}, path: []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, exit: 6},
+		{name: "a release and a Kubernetes", request: check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, path: []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, exit: 6},
+		{name: "the release that runs", request: check.Request{Release: v("v1.0.0")}, notes: []string{"The cluster runs the requested versions already."}},
+		{name: "the Kubernetes that runs", request: check.Request{Kubernetes: v("v1.35.4")}, notes: []string{"The cluster runs the requested versions already."}},
+		{name: "an unknown release", request: check.Request{Release: v("v1.7.0")}, exit: 4, find: []string{"block unknown-release: release v1.7.0 is unknown"}},
+		{name: "a Kubernetes that no release has", request: check.Request{Kubernetes: v("v1.36.99")}, exit: 4, find: []string{"block kubernetes-offered: "}},
+		{name: "a Kubernetes that the mirror does not have", request: check.Request{Kubernetes: v("v1.36.4")}, exit: 4, find: []string{"block "}},
+		{name: "a downgrade", given: newest, request: check.Request{Release: v("v1.0.0")}, exit: 4, find: []string{"block never-down: "}},
 		{
-			"a cluster that is newer than this program", func(s *checkStage) {
+			name: "a cluster that is newer than this program", given: func(s *checkStage) {
 				r := &s.inside.running
 				r.Services, r.ControlPlaneImage, r.WorkerImage, r.Target.ImageVersion = at("v1.2.0"), at("v1.2.0"), at("v1.2.0"), "v1.2.0"
 			},
-			check.Request{},
-			nil, 4,
-			[]string{"block cli-older: the cluster runs release v1.2.0, which is newer than this program, v1.1.0", "warn running-release: the running release v1.2.0 is unknown", "warn config-target: ", "warn config-target: "},
-			nil,
+			request: check.Request{}, exit: 4,
+			find: []string{"block cli-older: the cluster runs release v1.2.0, which is newer than this program, v1.1.0", "warn running-release: the running release v1.2.0 is unknown", "warn config-target: ", "warn config-target: "},
 		},
 		{
-			"a patch of Kubernetes that was never supported", func(s *checkStage) {
+			name: "a patch of Kubernetes that was never supported", given: func(s *checkStage) {
 				r := &s.inside.running
 				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Target.Kubernetes = at("v1.35.77"), at("v1.35.77"), at("v1.35.77"), "v1.35.77"
 			},
-			check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.77")},
-			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.77"},
-			6,
-			[]string{"warn running-kubernetes: the running Kubernetes v1.35.77 is not in release v1.0.0", "warn config-target: constellation-conf.yaml, line 15 requests an impossible combination: Kubernetes would be downgraded from v1.35.77 to v1.35.4"},
-			nil,
+			request: check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.77")},
+			path:    []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.77"},
+			exit:    6,
+			find:    []string{"warn running-kubernetes: the running Kubernetes v1.35.77 is not in release v1.0.0", "warn config-target: constellation-conf.yaml, line 15 requests an impossible combination: Kubernetes would be downgraded from v1.35.77 to v1.35.4"},
 		},
 		{
-			"a rollout that is under way", func(s *checkStage) {
+			name: "a rollout that is under way", given: func(s *checkStage) {
 				r := &s.inside.running
 				r.Services, r.ControlPlaneImage, r.Target.ImageVersion = at("v1.1.0"), compat.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, "v1.1.0"
 			},
-			check.Request{},
-			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
-			6,
-			[]string{"warn rollout-running: a rollout is in progress (image of the control planes v1.0.0 to v1.1.0)", "warn config-target: ", "warn config-target: "},
-			nil,
+			request: check.Request{},
+			path:    []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
+			exit:    6,
+			find:    []string{"warn rollout-running: a rollout is in progress (image of the control planes v1.0.0 to v1.1.0)", "warn config-target: ", "warn config-target: "},
 		},
 		{
-			"measurements that get weaker", func(s *checkStage) {
+			name: "measurements that get weaker", given: func(s *checkStage) {
 				s.edit("expected: \""+value(2)+"\"\n        warnOnly: false", "expected: \""+value(2)+"\"\n        warnOnly: true")
 			},
-			check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
-			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"},
-			4,
-			[]string{"block measurements-weaker: PCR 9 would no longer be enforced"},
-			nil,
+			request: check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
+			path:    []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"},
+			exit:    4,
+			find:    []string{"block measurements-weaker: PCR 9 would no longer be enforced"},
 		},
 		{
-			"another variant of attestation", func(s *checkStage) {
+			name: "another variant of attestation", given: func(s *checkStage) {
 				s.inside.running.JoinConfig.Attestation = strings.Replace(s.inside.running.JoinConfig.Attestation, "tpm2", "sev-snp", 1)
 			},
-			check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
-			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"},
-			4,
-			[]string{`block variant: the attestation variant would change from "sev-snp" to "tpm2"`},
-			nil,
+			request: check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
+			path:    []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"},
+			exit:    4,
+			find:    []string{`block variant: the attestation variant would change from "sev-snp" to "tpm2"`},
 		},
 		{
-			"an API server that forbids what the path does not need", func(s *checkStage) {
+			name: "an API server that forbids what the path does not need", given: func(s *checkStage) {
 				s.inside.running.Denied = []cluster.Denial{{Verb: "get", Resource: "configmaps", Namespace: "kube-system", User: "reader"}, {Verb: "list", Resource: "customresourcedefinitions.apiextensions.k8s.io", User: "reader"}}
 			},
-			check.Request{NoPreflight: true},
-			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
-			6,
-			[]string{`not-checked running-denied: user "reader" may not read all objects that have the running versions`},
-			nil,
+			request: check.Request{NoPreflight: true},
+			path:    []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
+			exit:    6,
+			find:    []string{`not-checked running-denied: user "reader" may not read all objects that have the running versions`},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -58,14 +58,14 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 		says       string // the log, or the hole
 		exit       int
 	}{
-		{"it is taken by default", engine.EtcdAuto, nil, 1, true, "", plan.ExitDone},
-		{"it is left out on request", engine.EtcdSkip, nil, 0, false, "", plan.ExitDone},
-		{"by default nobody need be there", engine.EtcdAuto, []error{absent}, 1, false, "without a snapshot of etcd: take a snapshot of etcd: not found: the operator has no pod", plan.ExitDone},
-		{"by default the user need not have the right", engine.EtcdAuto, []error{denied}, 1, false, "too few rights: ask somebody", plan.ExitDone},
-		{"a required snapshot that is unavailable makes the backup incomplete", engine.EtcdRequired, []error{absent}, 1, false, "missing: etcd: take a snapshot of etcd", plan.ExitFailed},
-		{"a required snapshot that is denied makes the backup incomplete", engine.EtcdRequired, []error{denied}, 1, false, "missing: etcd", plan.ExitFailed},
-		{"one that breaks off is taken once more", engine.EtcdRequired, []error{broke}, 2, true, "once more: ", plan.ExitDone},
-		{"a broken transfer is retried once", engine.EtcdAuto, []error{broke, broke}, 2, false, "missing: etcd: take a snapshot of etcd", plan.ExitFailed},
+		{name: "it is taken by default", etcd: engine.EtcdAuto, taken: 1, has: true, exit: plan.ExitDone},
+		{name: "it is left out on request", etcd: engine.EtcdSkip, exit: plan.ExitDone},
+		{name: "by default nobody need be there", etcd: engine.EtcdAuto, errs: []error{absent}, taken: 1, says: "without a snapshot of etcd: take a snapshot of etcd: not found: the operator has no pod", exit: plan.ExitDone},
+		{name: "by default the user need not have the right", etcd: engine.EtcdAuto, errs: []error{denied}, taken: 1, says: "too few rights: ask somebody", exit: plan.ExitDone},
+		{name: "a required snapshot that is unavailable makes the backup incomplete", etcd: engine.EtcdRequired, errs: []error{absent}, taken: 1, says: "missing: etcd: take a snapshot of etcd", exit: plan.ExitFailed},
+		{name: "a required snapshot that is denied makes the backup incomplete", etcd: engine.EtcdRequired, errs: []error{denied}, taken: 1, says: "missing: etcd", exit: plan.ExitFailed},
+		{name: "one that breaks off is taken once more", etcd: engine.EtcdRequired, errs: []error{broke}, taken: 2, has: true, says: "once more: ", exit: plan.ExitDone},
+		{name: "a broken transfer is retried once", etcd: engine.EtcdAuto, errs: []error{broke, broke}, taken: 2, says: "missing: etcd: take a snapshot of etcd", exit: plan.ExitFailed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)

@@ -23,13 +23,13 @@ func TestApplySetsAndRemovesTheTagOfEtcd(t *testing.T) {
 		exit              int
 		skip              []string
 	}{
-		"the hop of etcd":                   {"3.6.8-0", "", "", "v1.36.3", between, between, true, plan.ExitDone, nil},
-		"the hop after it":                  {between, between, between, "v1.37.2", "", "", true, plan.ExitDone, nil},
-		"the hop after a user's tag":        {between, "", between, "v1.37.2", "", between, false, plan.ExitDone, nil},
-		"a user's tag in its place":         {between, between, "3.6.12-0", "v1.37.2", "", "3.6.12-0", true, plan.ExitDone, nil},
-		"a user's tag before the hop":       {"3.6.8-0", "", "3.6.9-0", "", "", "3.6.9-0", true, plan.ExitBlocked, nil},
-		"the hop after it, without target":  {between, between, between, "v1.36.3", between, between, false, plan.ExitDone, []string{check.StepTarget}},
-		"the hop was interrupted before it": {"3.6.8-0", "", between, "v1.36.3", between, between, true, plan.ExitDone, nil},
+		"the hop of etcd":                   {runs: "3.6.8-0", kubernetes: "v1.36.3", wantTarget: between, want: between, step: true, exit: plan.ExitDone},
+		"the hop after it":                  {runs: between, target: between, tag: between, kubernetes: "v1.37.2", step: true, exit: plan.ExitDone},
+		"the hop after a user's tag":        {runs: between, tag: between, kubernetes: "v1.37.2", want: between, exit: plan.ExitDone},
+		"a user's tag in its place":         {runs: between, target: between, tag: "3.6.12-0", kubernetes: "v1.37.2", want: "3.6.12-0", step: true, exit: plan.ExitDone},
+		"a user's tag before the hop":       {runs: "3.6.8-0", tag: "3.6.9-0", want: "3.6.9-0", step: true, exit: plan.ExitBlocked},
+		"the hop after it, without target":  {runs: between, target: between, tag: between, kubernetes: "v1.36.3", wantTarget: between, want: between, exit: plan.ExitDone, skip: []string{check.StepTarget}},
+		"the hop was interrupted before it": {runs: "3.6.8-0", tag: between, kubernetes: "v1.36.3", wantTarget: between, want: between, step: true, exit: plan.ExitDone},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newApplyStage(t)

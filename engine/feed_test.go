@@ -176,8 +176,8 @@ func TestAReleaseWhoseFileIsNotTheOneThatWasPublishedIsNoGoal(t *testing.T) {
 		found   string // the finding about it
 		faulty  bool   // a rule of the matrix blocks it
 	}{
-		{"it is as published", func(*testing.T, string) {}, check.Request{}, 2, "", false},
-		{"altered", func(t *testing.T, path string) {
+		{name: "it is as published", change: func(*testing.T, string) {}, request: check.Request{}, path: 2},
+		{name: "altered", change: func(t *testing.T, path string) {
 			t.Helper()
 			b, err := os.ReadFile(path)
 			if err == nil {
@@ -187,9 +187,9 @@ func TestAReleaseWhoseFileIsNotTheOneThatWasPublishedIsNoGoal(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-		}, check.Request{}, 2, "not-checked release v1.2.0 is not offered: its file in the feed is unusable: it was altered: its digest differs from the index", false},
-		{"deleted", remove, check.Request{}, 2, "not-checked release v1.2.0 is not offered: its file in the feed is unusable: it was altered: it is missing", false},
-		{"deleted, and asked for", remove, check.Request{Release: v("v1.2.0")}, 0, "block release v1.2.0 is not offered: its file in the feed is unusable: it was altered: it is missing", true},
+		}, request: check.Request{}, path: 2, found: "not-checked release v1.2.0 is not offered: its file in the feed is unusable: it was altered: its digest differs from the index"},
+		{name: "deleted", change: remove, request: check.Request{}, path: 2, found: "not-checked release v1.2.0 is not offered: its file in the feed is unusable: it was altered: it is missing"},
+		{name: "deleted, and asked for", change: remove, request: check.Request{Release: v("v1.2.0")}, found: "block release v1.2.0 is not offered: its file in the feed is unusable: it was altered: it is missing", faulty: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			feed, key := publish(t)

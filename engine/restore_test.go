@@ -109,28 +109,28 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 		says   string
 		remedy string
 	}{
-		{"there is no room", nil, fmt.Errorf("write x: %w", syscall.ENOSPC), plan.ExitFailed, "no space left", "free some space"},
-		{"a quota is used up", nil, fmt.Errorf("write x: %w", syscall.EDQUOT), plan.ExitFailed, "quota", "free some space"},
-		{"the disk is broken", nil, fmt.Errorf("write x: %w", syscall.EIO), plan.ExitFailed, "input/output error", ""},
-		{"the API server does not answer", nil, fmt.Errorf("list widgets: %w", cluster.ErrUnreachable), plan.ExitFailed, "read the cluster", "bring its API server up"},
-		{"it is not this cluster's kubeconfig", nil, fmt.Errorf("list widgets: %w", cluster.ErrDenied), plan.ExitFailed, "read the cluster", workspace.KubeconfigFile},
-		{"there is no room on another disk", func(t *testing.T) string { return t.TempDir() }, fmt.Errorf("write x: %w", syscall.ENOSPC), plan.ExitFailed, "no space left", "backup prune --keep 1 --dir "},
-		{"the user has enough", nil, context.Canceled, plan.ExitStopped, "", "to start again; this run has left nothing behind"},
-		{"others may write the directory", func(t *testing.T) string {
+		{name: "there is no room", end: fmt.Errorf("write x: %w", syscall.ENOSPC), exit: plan.ExitFailed, says: "no space left", remedy: "free some space"},
+		{name: "a quota is used up", end: fmt.Errorf("write x: %w", syscall.EDQUOT), exit: plan.ExitFailed, says: "quota", remedy: "free some space"},
+		{name: "the disk is broken", end: fmt.Errorf("write x: %w", syscall.EIO), exit: plan.ExitFailed, says: "input/output error"},
+		{name: "the API server does not answer", end: fmt.Errorf("list widgets: %w", cluster.ErrUnreachable), exit: plan.ExitFailed, says: "read the cluster", remedy: "bring its API server up"},
+		{name: "it is not this cluster's kubeconfig", end: fmt.Errorf("list widgets: %w", cluster.ErrDenied), exit: plan.ExitFailed, says: "read the cluster", remedy: workspace.KubeconfigFile},
+		{name: "there is no room on another disk", dir: func(t *testing.T) string { return t.TempDir() }, end: fmt.Errorf("write x: %w", syscall.ENOSPC), exit: plan.ExitFailed, says: "no space left", remedy: "backup prune --keep 1 --dir "},
+		{name: "the user has enough", end: context.Canceled, exit: plan.ExitStopped, remedy: "to start again; this run has left nothing behind"},
+		{name: "others may write the directory", dir: func(t *testing.T) string {
 			dir := t.TempDir()
 			if err := os.Chmod(dir, 0o770); err != nil {
 				t.Fatal(err)
 			}
 			return dir
-		}, nil, plan.ExitUsage, "others may write it", "chmod 0700"},
-		{"the directory is a link", func(t *testing.T) string {
+		}, exit: plan.ExitUsage, says: "others may write it", remedy: "chmod 0700"},
+		{name: "the directory is a link", dir: func(t *testing.T) string {
 			dir := filepath.Join(t.TempDir(), "link")
 			if err := os.Symlink(t.TempDir(), dir); err != nil {
 				t.Fatal(err)
 			}
 			return dir
-		}, nil, plan.ExitUsage, "it is a symbolic link", "restrict the directory to your user"},
-		{"the parent directory does not exist", func(t *testing.T) string { return filepath.Join(t.TempDir(), "a", "b") }, nil, plan.ExitUsage, "no such file or directory", "make the directory"},
+		}, exit: plan.ExitUsage, says: "it is a symbolic link", remedy: "restrict the directory to your user"},
+		{name: "the parent directory does not exist", dir: func(t *testing.T) string { return filepath.Join(t.TempDir(), "a", "b") }, exit: plan.ExitUsage, says: "no such file or directory", remedy: "make the directory"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)

@@ -307,32 +307,32 @@ func TestRevokeFindsWhatForbidsIt(t *testing.T) {
 		edit          func(*revokeStage)
 		block, warn   []string
 	}{
-		{"a worker", 1, "worker-1", nil, nil, nil},
-		{"the only control plane", 1, "control-plane-0", nil, []string{"last-control-plane"}, nil},
-		{"one of three control planes", 3, "control-plane-1", nil, nil, []string{"control-plane-keys"}},
-		{"one of two", 2, "control-plane-1", nil, nil, []string{"control-plane-keys"}},
-		{"one of two, and the other one is not Ready", 2, "control-plane-1", func(s *revokeStage) {
+		{name: "a worker", controlPlanes: 1, node: "worker-1"},
+		{name: "the only control plane", controlPlanes: 1, node: "control-plane-0", block: []string{"last-control-plane"}},
+		{name: "one of three control planes", controlPlanes: 3, node: "control-plane-1", warn: []string{"control-plane-keys"}},
+		{name: "one of two", controlPlanes: 2, node: "control-plane-1", warn: []string{"control-plane-keys"}},
+		{name: "one of two, and the other one is not Ready", controlPlanes: 2, node: "control-plane-1", edit: func(s *revokeStage) {
 			s.node("control-plane-0", func(n *cluster.Node) { n.State = plan.NodeNotReady })
-		}, []string{"etcd-quorum"}, nil},
-		{"one of three, and another one is not Ready", 3, "control-plane-1", func(s *revokeStage) {
+		}, block: []string{"etcd-quorum"}},
+		{name: "one of three, and another one is not Ready", controlPlanes: 3, node: "control-plane-1", edit: func(s *revokeStage) {
 			s.node("control-plane-0", func(n *cluster.Node) { n.State = plan.NodeNotReady })
-		}, []string{"etcd-quorum"}, nil},
-		{"one of two, and the other one is cordoned", 2, "control-plane-1", func(s *revokeStage) {
+		}, block: []string{"etcd-quorum"}},
+		{name: "one of two, and the other one is cordoned", controlPlanes: 2, node: "control-plane-1", edit: func(s *revokeStage) {
 			s.node("control-plane-0", func(n *cluster.Node) { n.Cordoned = true })
-		}, []string{"control-planes-cordoned"}, nil},
-		{"one of three, and another one is cordoned", 3, "control-plane-1", func(s *revokeStage) {
+		}, block: []string{"control-planes-cordoned"}},
+		{name: "one of three, and another one is cordoned", controlPlanes: 3, node: "control-plane-1", edit: func(s *revokeStage) {
 			s.node("control-plane-0", func(n *cluster.Node) { n.Cordoned = true })
-		}, nil, []string{"control-plane-keys"}},
-		{"one of four, and another one is not Ready", 4, "control-plane-1", func(s *revokeStage) {
+		}, warn: []string{"control-plane-keys"}},
+		{name: "one of four, and another one is not Ready", controlPlanes: 4, node: "control-plane-1", edit: func(s *revokeStage) {
 			s.node("control-plane-0", func(n *cluster.Node) { n.State = plan.NodeNotReady })
-		}, nil, []string{"control-plane-not-ready", "control-plane-keys"}},
-		{"a Node that claims the machine of another one", 1, "worker-1", func(s *revokeStage) {
+		}, warn: []string{"control-plane-not-ready", "control-plane-keys"}},
+		{name: "a Node that claims the machine of another one", controlPlanes: 1, node: "worker-1", edit: func(s *revokeStage) {
 			s.node("worker-1", func(n *cluster.Node) { n.ProviderID = "sandbox://demo/control-plane-0" })
-		}, nil, []string{"node-claims-other-machine"}},
-		{"a Node without a machine, and a cloud that is away", 1, "worker-1", func(s *revokeStage) {
+		}, warn: []string{"node-claims-other-machine"}},
+		{name: "a Node without a machine, and a cloud that is away", controlPlanes: 1, node: "worker-1", edit: func(s *revokeStage) {
 			s.node("worker-1", func(n *cluster.Node) { n.ProviderID, n.GroupID = "", "" })
 			s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable))
-		}, []string{"machine-unknown", "group-unknown"}, nil},
+		}, block: []string{"machine-unknown", "group-unknown"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newRevokeStage(t, tt.controlPlanes)

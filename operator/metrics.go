@@ -231,52 +231,42 @@ func (c *counters) asked(woken time.Time) {
 
 // newCounters registers the counters with controller-runtime's registry, or finds them there.
 func newCounters() (*counters, error) {
-	actions, err := register(prometheus.NewCounterVec(prometheus.CounterOpts{
+	var errs [5]error
+	c := &counters{}
+	c.actions, errs[0] = register(prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "constellation_actions_total", Help: "Actions of the operator by kind and result: ok, conflict, cancelled or error.",
 	}, []string{"kind", "result"}))
-	if err != nil {
-		return nil, err
-	}
-	calls, err := register(prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	c.calls, errs[1] = register(prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "constellation_cloud_call_duration_seconds",
 		Help:    "How long calls of the cloud's API took, by verb and result: ok, partial, not_found, throttled, denied, unavailable, cancelled or error.",
 		Buckets: []float64{.005, .02, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 	}, []string{"verb", "result"}))
-	if err != nil {
-		return nil, err
-	}
-	serving, err := register(prometheus.NewCounterVec(prometheus.CounterOpts{
+	c.serving, errs[2] = register(prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "constellation_serving_requests_total",
 		Help: "Requests of kubelets for serving certificates by result: approved, denied, waiting (each time that one could not be judged yet) or left (not a kubelet's).",
 	}, []string{"result"}))
-	if err != nil {
-		return nil, err
-	}
-	joining, err := register(prometheus.NewCounterVec(prometheus.CounterOpts{
+	c.client, errs[3] = register(prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "constellation_client_requests_total",
 		Help: "Requests of joining machines for their first client certificate by result: approved, denied, waiting (each time that one could not be judged yet) or left (not by a token of the join service).",
 	}, []string{"result"}))
-	if err != nil {
-		return nil, err
-	}
-	steps, err := register(prometheus.NewHistogram(prometheus.HistogramOpts{
+	c.steps, errs[4] = register(prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "constellation_event_to_action_duration_seconds",
 		Help:    "Time from the arrival of an event until the resulting request to the API server. If a decision covers several events, the first one counts.",
 		Buckets: []float64{.001, .0025, .005, .01, .015, .02, .025, .03, .04, .05, .075, .1, .15, .25, .5, 1, 2.5},
 	}))
-	if err != nil {
+	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
 	// Counters start at zero, so that a query sees the first failure as an increase.
 	for _, result := range verdictNames {
-		serving.WithLabelValues(result)
-		joining.WithLabelValues(result)
+		c.serving.WithLabelValues(result)
+		c.client.WithLabelValues(result)
 	}
 	for _, kind := range decision.ActionKinds() {
-		actions.WithLabelValues(metricKind(kind), "ok")
-		actions.WithLabelValues(metricKind(kind), "error")
+		c.actions.WithLabelValues(metricKind(kind), "ok")
+		c.actions.WithLabelValues(metricKind(kind), "error")
 	}
-	return &counters{actions: actions, calls: calls, serving: serving, client: joining, steps: steps}, nil
+	return c, nil
 }
 
 func metricKind(k decision.ActionKind) string { return strings.ReplaceAll(k.String(), " ", "_") }

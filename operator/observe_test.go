@@ -50,19 +50,19 @@ func TestStaleCacheIsNotUsedForActions(t *testing.T) {
 		asked  int // so far
 		fails  bool
 	}{
-		{"the first observation is compared with the API server", 0, nil, "7", true, 1, false},
-		{"the API server is not read again soon", askAgain, nil, "7", true, 1, false},
-		{"the API server is read again after a while", 2 * time.Second, nil, "7", true, 2, false},
-		{"a stale cache may catch up", askAgain + time.Second, func() { api.version = "9" }, "7", true, 3, false},
-		{"a stale cache is checked in every round", time.Second, nil, "8", true, 4, false},
-		{"the cache has caught up", time.Second, nil, "9", true, 5, false},
-		{"a cache may be ahead", askAgain + time.Second, func() { api.version = "8" }, "9", true, 6, false},
-		{"the cache is stale again", askAgain + time.Second, func() { api.version = "10" }, "9", true, 7, false},
-		{"a cache that is stale for a minute is not used for actions", tooOld, nil, "9", false, 8, false},
-		{"a cache that has caught up is used again", time.Second, nil, "10", true, 9, false},
-		{"an API server may be unavailable for a while", askAgain + time.Second, func() { api.err = errors.New("refused") }, "10", true, 10, false},
-		{"an API server that is unavailable for a minute is an error", tooOld, nil, "10", false, 11, true},
-		{"the API server is available again", time.Second, func() { api.err = nil }, "10", true, 12, false},
+		{name: "the first observation is compared with the API server", cached: "7", want: true, asked: 1},
+		{name: "the API server is not read again soon", after: askAgain, cached: "7", want: true, asked: 1},
+		{name: "the API server is read again after a while", after: 2 * time.Second, cached: "7", want: true, asked: 2},
+		{name: "a stale cache may catch up", after: askAgain + time.Second, edit: func() { api.version = "9" }, cached: "7", want: true, asked: 3},
+		{name: "a stale cache is checked in every round", after: time.Second, cached: "8", want: true, asked: 4},
+		{name: "the cache has caught up", after: time.Second, cached: "9", want: true, asked: 5},
+		{name: "a cache may be ahead", after: askAgain + time.Second, edit: func() { api.version = "8" }, cached: "9", want: true, asked: 6},
+		{name: "the cache is stale again", after: askAgain + time.Second, edit: func() { api.version = "10" }, cached: "9", want: true, asked: 7},
+		{name: "a cache that is stale for a minute is not used for actions", after: tooOld, cached: "9", asked: 8},
+		{name: "a cache that has caught up is used again", after: time.Second, cached: "10", want: true, asked: 9},
+		{name: "an API server may be unavailable for a while", after: askAgain + time.Second, edit: func() { api.err = errors.New("refused") }, cached: "10", want: true, asked: 10},
+		{name: "an API server that is unavailable for a minute is an error", after: tooOld, cached: "10", asked: 11, fails: true},
+		{name: "the API server is available again", after: time.Second, edit: func() { api.err = nil }, cached: "10", want: true, asked: 12},
 	} {
 		now = now.Add(tt.after)
 		if tt.edit != nil {
@@ -146,18 +146,18 @@ func TestNodesGetTheCloudsDataOfTheirMachines(t *testing.T) {
 		want      decision.Node
 		rejected  string // name of the machine that the Node claims
 	}{
-		{"a control plane that kubeadm has labelled", labelled, cpGroup, machineIn(cpGroup), decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}, ""},
-		{"a joining control plane without a label or an annotation", nil, "", machineIn(cpGroup), decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}, ""},
-		{"IDs of groups are compared without case", nil, "", machineIn("SANDBOXES/T/Groups/Control-Plane"), decision.Node{Role: controlPlane, Group: "SANDBOXES/T/Groups/Control-Plane", Image: image2, Confirmed: true}, ""},
-		{"a worker stays a worker whatever it claims", labelled, cpGroup, machineIn(workerGroup), decision.Node{Role: worker, Group: workerGroup, Image: image2, Confirmed: true}, ""},
-		{"a control plane stays a control plane whatever it claims", nil, workerGroup, machineIn(cpGroup), decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}, ""},
-		{"without a ScalingGroup the role is that of the cloud", nil, "", machineIn("other", func(m *decision.Instance) { m.Role = controlPlane }), decision.Node{Role: controlPlane, Group: "other", Image: image2, Confirmed: true}, ""},
-		{"without a role in the cloud it is that of the label", labelled, "", machineIn("other"), decision.Node{Role: controlPlane, Group: "other", Image: image2, Confirmed: true}, ""},
-		{"IDs of machines are compared without case", nil, "", machineIn(workerGroup, func(m *decision.Instance) { m.ID = "SANDBOX://T/n" }), decision.Node{Role: worker, Group: workerGroup, Image: image2, Confirmed: true}, ""},
-		{"an image that the cloud does not name is unknown", nil, "", machineIn(workerGroup, func(m *decision.Instance) { m.Image = "" }), decision.Node{Role: worker, Group: workerGroup, Confirmed: true}, ""},
-		{"a machine that the cloud does not list is unknown", labelled, cpGroup, nil, decision.Node{Role: controlPlane, Group: cpGroup, Image: image1}, ""},
-		{"a machine that the cloud has never described is unknown", nil, workerGroup, machineIn("", func(m *decision.Instance) { m.Name, m.Image, m.State = "", "", "Terminated" }), decision.Node{Role: worker, Group: workerGroup, Image: image1}, ""},
-		{"a machine of another name is not the machine of this Node", labelled, cpGroup, machineIn(cpGroup, func(m *decision.Instance) { m.Name = "control-plane-0" }), decision.Node{}, "control-plane-0"},
+		{name: "a control plane that kubeadm has labelled", labels: labelled, claims: cpGroup, instances: machineIn(cpGroup), want: decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}},
+		{name: "a joining control plane without a label or an annotation", instances: machineIn(cpGroup), want: decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}},
+		{name: "IDs of groups are compared without case", instances: machineIn("SANDBOXES/T/Groups/Control-Plane"), want: decision.Node{Role: controlPlane, Group: "SANDBOXES/T/Groups/Control-Plane", Image: image2, Confirmed: true}},
+		{name: "a worker stays a worker whatever it claims", labels: labelled, claims: cpGroup, instances: machineIn(workerGroup), want: decision.Node{Role: worker, Group: workerGroup, Image: image2, Confirmed: true}},
+		{name: "a control plane stays a control plane whatever it claims", claims: workerGroup, instances: machineIn(cpGroup), want: decision.Node{Role: controlPlane, Group: cpGroup, Image: image2, Confirmed: true}},
+		{name: "without a ScalingGroup the role is that of the cloud", instances: machineIn("other", func(m *decision.Instance) { m.Role = controlPlane }), want: decision.Node{Role: controlPlane, Group: "other", Image: image2, Confirmed: true}},
+		{name: "without a role in the cloud it is that of the label", labels: labelled, instances: machineIn("other"), want: decision.Node{Role: controlPlane, Group: "other", Image: image2, Confirmed: true}},
+		{name: "IDs of machines are compared without case", instances: machineIn(workerGroup, func(m *decision.Instance) { m.ID = "SANDBOX://T/n" }), want: decision.Node{Role: worker, Group: workerGroup, Image: image2, Confirmed: true}},
+		{name: "an image that the cloud does not name is unknown", instances: machineIn(workerGroup, func(m *decision.Instance) { m.Image = "" }), want: decision.Node{Role: worker, Group: workerGroup, Confirmed: true}},
+		{name: "a machine that the cloud does not list is unknown", labels: labelled, claims: cpGroup, want: decision.Node{Role: controlPlane, Group: cpGroup, Image: image1}},
+		{name: "a machine that the cloud has never described is unknown", claims: workerGroup, instances: machineIn("", func(m *decision.Instance) { m.Name, m.Image, m.State = "", "", "Terminated" }), want: decision.Node{Role: worker, Group: workerGroup, Image: image1}},
+		{name: "a machine of another name is not the machine of this Node", labels: labelled, claims: cpGroup, instances: machineIn(cpGroup, func(m *decision.Instance) { m.Name = "control-plane-0" }), want: decision.Node{}, rejected: "control-plane-0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := &corev1.Node{

@@ -98,28 +98,24 @@ func TestSkipAndRetry(t *testing.T) {
 		text, json string
 	}{
 		{
-			"a node", "skip",
-			cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode},
-			nil, plan.ExitDone,
-			"node worker-3 is skipped; `constellation upgrade retry worker-3` resumes it\n", `"name":"worker-3","kind":"node","skipped":true,"changed":true`,
+			name: "a node", verb: "skip",
+			was: cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode}, code: plan.ExitDone,
+			text: "node worker-3 is skipped; `constellation upgrade retry worker-3` resumes it\n", json: `"name":"worker-3","kind":"node","skipped":true,"changed":true`,
 		},
 		{
-			"retry of a postponed node", "retry",
-			cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode, Postponed: enginefake.Start},
-			nil, plan.ExitDone,
-			"node worker-3 is resumed: the rollout replaces it in turn\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
+			name: "retry of a postponed node", verb: "retry",
+			was: cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode, Postponed: enginefake.Start}, code: plan.ExitDone,
+			text: "node worker-3 is resumed: the rollout replaces it in turn\n", json: `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
 		},
 		{
-			"retry of a node whose upgrade failed", "retry",
-			cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode, Failed: true},
-			nil, plan.ExitDone,
-			"node worker-3 is retried now\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
+			name: "retry of a node whose upgrade failed", verb: "retry",
+			was: cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode, Failed: true}, code: plan.ExitDone,
+			text: "node worker-3 is retried now\n", json: `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
 		},
 		{
-			"node that is skipped already", "skip",
-			cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode, Held: true},
-			&plan.Error{Err: errors.New("node worker-3 is skipped already: nothing to do"), Exit: plan.ExitNothing}, plan.ExitNothing,
-			"", `"name":"worker-3","kind":"node","skipped":true,"changed":false`,
+			name: "node that is skipped already", verb: "skip",
+			was: cluster.SkipState{Name: "worker-3", Kind: cluster.SkipNode, Held: true},
+			err: &plan.Error{Err: errors.New("node worker-3 is skipped already: nothing to do"), Exit: plan.ExitNothing}, code: plan.ExitNothing, json: `"name":"worker-3","kind":"node","skipped":true,"changed":false`,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -35,24 +35,23 @@ func TestRevokeRequiresConsent(t *testing.T) {
 		want    string // on stdout or stderr
 		request engine.RevokeRequest
 	}{
-		{"no consent", enginefake.Engine{Plan: pl(nil)}, nil, 0, plan.ExitUnacknowledged, "--yes", engine.RevokeRequest{Node: "worker-1"}},
-		{"the plan warns of data loss", enginefake.Engine{Plan: pl(nil)}, nil, 0, plan.ExitUnacknowledged, "Data on its disks is lost.", engine.RevokeRequest{Node: "worker-1"}},
-		{"the plan lists its steps", enginefake.Engine{Plan: pl(nil)}, nil, 0, plan.ExitUnacknowledged, "would     Have the machine removed: machine and Node are deleted", engine.RevokeRequest{Node: "worker-1"}},
+		{name: "no consent", e: enginefake.Engine{Plan: pl(nil)}, code: plan.ExitUnacknowledged, want: "--yes", request: engine.RevokeRequest{Node: "worker-1"}},
+		{name: "the plan warns of data loss", e: enginefake.Engine{Plan: pl(nil)}, code: plan.ExitUnacknowledged, want: "Data on its disks is lost.", request: engine.RevokeRequest{Node: "worker-1"}},
+		{name: "the plan lists its steps", e: enginefake.Engine{Plan: pl(nil)}, code: plan.ExitUnacknowledged, want: "would     Have the machine removed: machine and Node are deleted", request: engine.RevokeRequest{Node: "worker-1"}},
 		{
-			"it is accepted",
-			enginefake.Engine{Plan: pl(nil)},
-			[]string{"--replace", "--reason", "captured", "--kubeconfig", "k", "--non-interactive", "--yes"},
-			1, plan.ExitDone, "",
-			engine.RevokeRequest{Node: "worker-1", Replace: true, Reason: "captured", Kubeconfig: "k"},
+			name: "it is accepted",
+			e:    enginefake.Engine{Plan: pl(nil)},
+			args: []string{"--replace", "--reason", "captured", "--kubeconfig", "k", "--non-interactive", "--yes"},
+			ran:  1, code: plan.ExitDone,
+			request: engine.RevokeRequest{Node: "worker-1", Replace: true, Reason: "captured", Kubeconfig: "k"},
 		},
-		{"a dry run needs no consent", enginefake.Engine{Plan: pl(func(p *plan.Plan) { p.Rehearsal = true })}, []string{"--dry-run"}, 1, plan.ExitDone, "", engine.RevokeRequest{Node: "worker-1", Rehearse: true}},
-		{"the last control plane", enginefake.Engine{Plan: pl(blocked)}, []string{"--yes"}, 0, plan.ExitBlocked, "create a new cluster", engine.RevokeRequest{Node: "worker-1"}},
+		{name: "a dry run needs no consent", e: enginefake.Engine{Plan: pl(func(p *plan.Plan) { p.Rehearsal = true })}, args: []string{"--dry-run"}, ran: 1, code: plan.ExitDone, request: engine.RevokeRequest{Node: "worker-1", Rehearse: true}},
+		{name: "the last control plane", e: enginefake.Engine{Plan: pl(blocked)}, args: []string{"--yes"}, code: plan.ExitBlocked, want: "create a new cluster", request: engine.RevokeRequest{Node: "worker-1"}},
 		{
-			"there is no such machine",
-			enginefake.Engine{PlanErr: &plan.Error{Err: errors.New("there is no such node"), Exit: plan.ExitUsage, Remedy: "look at status"}},
-			[]string{"--yes"},
-			0, plan.ExitUsage, "there is no such node",
-			engine.RevokeRequest{Node: "worker-1"},
+			name: "there is no such machine",
+			e:    enginefake.Engine{PlanErr: &plan.Error{Err: errors.New("there is no such node"), Exit: plan.ExitUsage, Remedy: "look at status"}},
+			args: []string{"--yes"}, code: plan.ExitUsage, want: "there is no such node",
+			request: engine.RevokeRequest{Node: "worker-1"},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -33,27 +33,27 @@ func TestDiffOutput(t *testing.T) {
 		stderr string
 	}{
 		{
-			"nothing differs",
-			enginefake.Engine{Compared: compared},
-			"nothing differs from backup " + restoredID + " (1200 objects of 3 types)\n",
-			`{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":true,"added":0,"removed":0,"changed":0,"types":3,"objects":1200}`, plan.ExitDone, "",
+			name: "nothing differs",
+			e:    enginefake.Engine{Compared: compared},
+			text: "nothing differs from backup " + restoredID + " (1200 objects of 3 types)\n",
+			json: `{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":true,"added":0,"removed":0,"changed":0,"types":3,"objects":1200}`, code: plan.ExitDone,
 		},
 		{
-			"some objects differ",
-			enginefake.Engine{Compared: compared, Differences: some},
-			"~ example.com/widgets/shop/blue  spec.a, data[\"\\u202ex\"] and 2 more\n- example.com/fleets/one\n+ core/secrets/shop/new\n1 removed, 1 changed, 1 added since backup " + restoredID + " (1200 objects of 3 types)\n",
-			`{"schema":"1.0","backup":"` + restoredID + `","differences":[{"object":{"group":"example.com","resource":"widgets","namespace":"shop","name":"blue"},"change":"changed","fields":["spec.a","data[\"\\u202ex\"]"],"more":2},` +
+			name: "some objects differ",
+			e:    enginefake.Engine{Compared: compared, Differences: some},
+			text: "~ example.com/widgets/shop/blue  spec.a, data[\"\\u202ex\"] and 2 more\n- example.com/fleets/one\n+ core/secrets/shop/new\n1 removed, 1 changed, 1 added since backup " + restoredID + " (1200 objects of 3 types)\n",
+			json: `{"schema":"1.0","backup":"` + restoredID + `","differences":[{"object":{"group":"example.com","resource":"widgets","namespace":"shop","name":"blue"},"change":"changed","fields":["spec.a","data[\"\\u202ex\"]"],"more":2},` +
 				`{"object":{"group":"example.com","resource":"fleets","name":"one"},"change":"removed"},{"object":{"group":"","resource":"secrets","namespace":"shop","name":"new"},"change":"added"}],"complete":true,"added":1,"removed":1,"changed":1,"types":3,"objects":1200}`,
-			plan.ExitDiffers, "",
+			code: plan.ExitDiffers,
 		},
 		{
-			"a part could not be compared",
-			enginefake.Engine{Compared: engine.Compared{Types: 3, Objects: 2, Skipped: []string{"gizmos.example.com: no"}}},
-			"? gizmos.example.com: no\n0 removed, 0 changed, 0 added since backup " + restoredID + " (2 objects of 3 types)\n",
-			`{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":false,"added":0,"removed":0,"changed":0,"types":3,"objects":2,"skipped":["gizmos.example.com: no"]}`,
-			plan.ExitFailed, "1 part could not be compared: gizmos.example.com: no",
+			name: "a part could not be compared",
+			e:    enginefake.Engine{Compared: engine.Compared{Types: 3, Objects: 2, Skipped: []string{"gizmos.example.com: no"}}},
+			text: "? gizmos.example.com: no\n0 removed, 0 changed, 0 added since backup " + restoredID + " (2 objects of 3 types)\n",
+			json: `{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":false,"added":0,"removed":0,"changed":0,"types":3,"objects":2,"skipped":["gizmos.example.com: no"]}`,
+			code: plan.ExitFailed, stderr: "1 part could not be compared: gizmos.example.com: no",
 		},
-		{"backup not found", enginefake.Engine{PlanErr: &plan.Error{Op: "open backup", Err: errors.New("there is none"), Exit: plan.ExitUsage}}, "", "", plan.ExitUsage, "there is none"},
+		{name: "backup not found", e: enginefake.Engine{PlanErr: &plan.Error{Op: "open backup", Err: errors.New("there is none"), Exit: plan.ExitUsage}}, code: plan.ExitUsage, stderr: "there is none"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := tt.e
@@ -100,11 +100,11 @@ func TestRestoreRequiresConsent(t *testing.T) {
 		ran, code int
 		stdout    string
 	}{
-		{"no consent", enginefake.Engine{Plan: p(false)}, nil, 0, plan.ExitUnacknowledged, "would     Restore backup " + restoredID + ": 2 created"},
-		{"accepted", enginefake.Engine{Plan: p(false)}, []string{"--yes", "--overwrite"}, 1, plan.ExitDone, ""},
-		{"a dry run needs no consent", enginefake.Engine{Plan: p(false)}, []string{"--dry-run"}, 1, plan.ExitDone, ""},
-		{"nothing to restore", enginefake.Engine{Plan: p(true), RunErr: &plan.Error{Err: errors.New("nothing to restore"), Exit: plan.ExitNothing}}, nil, 1, plan.ExitNothing, ""},
-		{"damaged backup", enginefake.Engine{PlanErr: &plan.Error{Err: errors.New("not whole"), Remedy: "take another"}}, []string{"--yes"}, 0, plan.ExitFailed, ""},
+		{name: "no consent", e: enginefake.Engine{Plan: p(false)}, code: plan.ExitUnacknowledged, stdout: "would     Restore backup " + restoredID + ": 2 created"},
+		{name: "accepted", e: enginefake.Engine{Plan: p(false)}, args: []string{"--yes", "--overwrite"}, ran: 1, code: plan.ExitDone},
+		{name: "a dry run needs no consent", e: enginefake.Engine{Plan: p(false)}, args: []string{"--dry-run"}, ran: 1, code: plan.ExitDone},
+		{name: "nothing to restore", e: enginefake.Engine{Plan: p(true), RunErr: &plan.Error{Err: errors.New("nothing to restore"), Exit: plan.ExitNothing}}, ran: 1, code: plan.ExitNothing},
+		{name: "damaged backup", e: enginefake.Engine{PlanErr: &plan.Error{Err: errors.New("not whole"), Remedy: "take another"}}, args: []string{"--yes"}, code: plan.ExitFailed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := tt.e

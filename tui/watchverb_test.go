@@ -73,22 +73,22 @@ func TestWatchVerb(t *testing.T) {
 		// out and stderr are parts of what is printed.
 		out, stderr []string
 	}{
-		{"once", []string{"watch", "--once"}, enginefake.Engine{Watched: enginefake.Until(events, 70*time.Second)}, 0, []string{"cluster prod-eu", "In progress 2 of 8", "control-plane-1", "Nothing is stuck"}, nil},
-		{"once, as events", []string{"watch", "--once", "-o", "json"}, enginefake.Engine{Watched: events}, 0, []string{strings.SplitN(lines.String(), "\n", 2)[0], `"kind":"result"`}, nil},
-		{"live, until the end", []string{"watch"}, enginefake.Engine{Watched: events}, 0, []string{"07:05:22Z node               ready     control-plane-3", "done               ok "}, nil},
-		{"live, some of it", []string{"watch", "--filter", "node:worker-0004"}, enginefake.Engine{Watched: events}, 0, []string{"worker-0004", "done               ok "}, nil},
-		{"not allowed", []string{"watch", "--once"}, enginefake.Engine{WatchErr: denied}, 1, nil, []string{"look at the rollout of demo", "ask for the right"}},
-		{"invalid filter", []string{"watch", "--filter", "age:5"}, enginefake.Engine{}, 2, nil, []string{"age>…"}},
-		{"a record", []string{"watch", "--replay", path}, enginefake.Engine{}, 0, []string{"control-plane-3 (control-plane)", "done               ok "}, []string{"line " + fmt.Sprint(len(events)+1) + ": it is not JSON"}},
-		{"a record, as events", []string{"watch", "--replay", path, "-o", "json"}, enginefake.Engine{}, 0, []string{lines.String()}, nil},
-		{"a record at a time", []string{"watch", "--replay", path + "@+70s", "--once"}, enginefake.Engine{}, 0, []string{"recorded, as of 2026-11-21 07:06:11Z", "In progress 2 of 8"}, nil},
-		{"a record of the workspace", []string{"watch", "--replay", "events.jsonl@07:06:11", "--once"}, enginefake.Engine{Records: dir}, 0, []string{"as of 2026-11-21 07:06:11Z"}, nil},
-		{"a record from a time on", []string{"watch", "--replay", path + "@+70s", "-o", "json"}, enginefake.Engine{}, 0, []string{from(events, 70*time.Second)}, nil},
-		{"a record from before its beginning", []string{"watch", "--replay", path + "@07:04:59", "-o", "json"}, enginefake.Engine{}, 0, []string{lines.String()}, []string{"2026-11-21 07:04:59Z is before the record: playing from its beginning at 2026-11-21 07:05:01Z"}},
-		{"a record from after its end", []string{"watch", "--replay", path + "@+9h"}, enginefake.Engine{}, 2, nil, []string{"2026-11-21 16:05:01Z is after the end: the record lasts from 2026-11-21 07:05:01Z to ", "pass a time such as"}},
-		{"a clock time after its end", []string{"watch", "--replay", path + "@23:00"}, enginefake.Engine{}, 2, nil, []string{"2026-11-21 23:00:00Z is after the end"}},
-		{"a directory", []string{"watch", "--replay", dir}, enginefake.Engine{}, 2, nil, []string{"is a directory", "history` lists the runs"}},
-		{"no such record", []string{"watch", "--replay", filepath.Join(dir, "none")}, enginefake.Engine{}, 2, nil, []string{"no such file"}},
+		{name: "once", args: []string{"watch", "--once"}, eng: enginefake.Engine{Watched: enginefake.Until(events, 70*time.Second)}, out: []string{"cluster prod-eu", "In progress 2 of 8", "control-plane-1", "Nothing is stuck"}},
+		{name: "once, as events", args: []string{"watch", "--once", "-o", "json"}, eng: enginefake.Engine{Watched: events}, out: []string{strings.SplitN(lines.String(), "\n", 2)[0], `"kind":"result"`}},
+		{name: "live, until the end", args: []string{"watch"}, eng: enginefake.Engine{Watched: events}, out: []string{"07:05:22Z node               ready     control-plane-3", "done               ok "}},
+		{name: "live, some of it", args: []string{"watch", "--filter", "node:worker-0004"}, eng: enginefake.Engine{Watched: events}, out: []string{"worker-0004", "done               ok "}},
+		{name: "not allowed", args: []string{"watch", "--once"}, eng: enginefake.Engine{WatchErr: denied}, exit: 1, stderr: []string{"look at the rollout of demo", "ask for the right"}},
+		{name: "invalid filter", args: []string{"watch", "--filter", "age:5"}, eng: enginefake.Engine{}, exit: 2, stderr: []string{"age>…"}},
+		{name: "a record", args: []string{"watch", "--replay", path}, eng: enginefake.Engine{}, out: []string{"control-plane-3 (control-plane)", "done               ok "}, stderr: []string{"line " + fmt.Sprint(len(events)+1) + ": it is not JSON"}},
+		{name: "a record, as events", args: []string{"watch", "--replay", path, "-o", "json"}, eng: enginefake.Engine{}, out: []string{lines.String()}},
+		{name: "a record at a time", args: []string{"watch", "--replay", path + "@+70s", "--once"}, eng: enginefake.Engine{}, out: []string{"recorded, as of 2026-11-21 07:06:11Z", "In progress 2 of 8"}},
+		{name: "a record of the workspace", args: []string{"watch", "--replay", "events.jsonl@07:06:11", "--once"}, eng: enginefake.Engine{Records: dir}, out: []string{"as of 2026-11-21 07:06:11Z"}},
+		{name: "a record from a time on", args: []string{"watch", "--replay", path + "@+70s", "-o", "json"}, eng: enginefake.Engine{}, out: []string{from(events, 70*time.Second)}},
+		{name: "a record from before its beginning", args: []string{"watch", "--replay", path + "@07:04:59", "-o", "json"}, eng: enginefake.Engine{}, out: []string{lines.String()}, stderr: []string{"2026-11-21 07:04:59Z is before the record: playing from its beginning at 2026-11-21 07:05:01Z"}},
+		{name: "a record from after its end", args: []string{"watch", "--replay", path + "@+9h"}, eng: enginefake.Engine{}, exit: 2, stderr: []string{"2026-11-21 16:05:01Z is after the end: the record lasts from 2026-11-21 07:05:01Z to ", "pass a time such as"}},
+		{name: "a clock time after its end", args: []string{"watch", "--replay", path + "@23:00"}, eng: enginefake.Engine{}, exit: 2, stderr: []string{"2026-11-21 23:00:00Z is after the end"}},
+		{name: "a directory", args: []string{"watch", "--replay", dir}, eng: enginefake.Engine{}, exit: 2, stderr: []string{"is a directory", "history` lists the runs"}},
+		{name: "no such record", args: []string{"watch", "--replay", filepath.Join(dir, "none")}, eng: enginefake.Engine{}, exit: 2, stderr: []string{"no such file"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			out, stderr, exit := runVerb(t, &tt.eng, tt.args...)

@@ -22,14 +22,14 @@ func TestMinorsNewerThanTheData(t *testing.T) {
 		want              plan.Severity // empty: no finding
 		unknown           string
 	}{
-		{"known", at(-1), at(0), at(0), true, "", ""},
-		{"a patch of the newest known", at(0), at(0), at(0), true, "", ""},
-		{"the cluster is unreachable", version.Version{}, at(0), at(1), true, "", ""},
-		{"check of a hop", at(0), at(1), at(1), false, plan.NotChecked, at(1).MinorString()},
-		{"apply of the hop", at(0), at(1), at(1), true, plan.Block, at(1).MinorString()},
-		{"apply of an earlier hop", at(-1), at(0), at(2), true, plan.NotChecked, at(1).MinorString() + " and " + at(2).MinorString()},
-		{"check of a minor far away", at(0), at(12), at(12), false, plan.NotChecked, at(1).MinorString() + " to " + at(12).MinorString()},
-		{"apply of a patch of a minor that runs already", at(1), at(1), at(1), true, plan.NotChecked, at(1).MinorString()},
+		{name: "known", running: at(-1), hop: at(0), end: at(0), changes: true},
+		{name: "a patch of the newest known", running: at(0), hop: at(0), end: at(0), changes: true},
+		{name: "the cluster is unreachable", running: version.Version{}, hop: at(0), end: at(1), changes: true},
+		{name: "check of a hop", running: at(0), hop: at(1), end: at(1), want: plan.NotChecked, unknown: at(1).MinorString()},
+		{name: "apply of the hop", running: at(0), hop: at(1), end: at(1), changes: true, want: plan.Block, unknown: at(1).MinorString()},
+		{name: "apply of an earlier hop", running: at(-1), hop: at(0), end: at(2), changes: true, want: plan.NotChecked, unknown: at(1).MinorString() + " and " + at(2).MinorString()},
+		{name: "check of a minor far away", running: at(0), hop: at(12), end: at(12), want: plan.NotChecked, unknown: at(1).MinorString() + " to " + at(12).MinorString()},
+		{name: "apply of a patch of a minor that runs already", running: at(1), hop: at(1), end: at(1), changes: true, want: plan.NotChecked, unknown: at(1).MinorString()},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := beyondData(tt.running, tt.hop, tt.end, tt.changes)

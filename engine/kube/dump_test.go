@@ -304,13 +304,13 @@ func TestDumpRetriesAndReportsGaps(t *testing.T) {
 		hole    string
 		note    string
 	}{
-		{"two pages", &script{widget: func(_ int, q url.Values) (int, string) {
+		{name: "two pages", script: &script{widget: func(_ int, q url.Values) (int, string) {
 			if q.Get("continue") == "" {
 				return 200, scriptList("7", "t", "a", "b")
 			}
 			return 200, scriptList("7", "", "c")
-		}}, "a b c", "7", " t", "", ""},
-		{"an expired continue token restarts the type", &script{widget: func(n int, q url.Values) (int, string) {
+		}}, objects: "a b c", version: "7", asked: " t"},
+		{name: "an expired continue token restarts the type", script: &script{widget: func(n int, q url.Values) (int, string) {
 			switch {
 			case n == 1:
 				return 200, scriptList("7", "t", "a", "b")
@@ -320,8 +320,8 @@ func TestDumpRetriesAndReportsGaps(t *testing.T) {
 				return 200, scriptList("8", "u", "a")
 			}
 			return 200, scriptList("8", "", "c")
-		}}, "a c", "8", " t  u", "", ""},
-		{"a truncated answer is requested again", &script{widget: func(n int, q url.Values) (int, string) {
+		}}, objects: "a c", version: "8", asked: " t  u"},
+		{name: "a truncated answer is requested again", script: &script{widget: func(n int, q url.Values) (int, string) {
 			switch n {
 			case 1:
 				return 200, scriptList("7", "t", "a", "b")
@@ -330,8 +330,8 @@ func TestDumpRetriesAndReportsGaps(t *testing.T) {
 				return -200, list[:len(list)-20]
 			}
 			return 200, scriptList("7", "", "c", "d")
-		}}, "a b c d", "7", " t t", "", ""},
-		{"an API server that throttles, lags and disconnects", &script{widget: func(n int, _ url.Values) (int, string) {
+		}}, objects: "a b c d", version: "7", asked: " t t"},
+		{name: "an API server that throttles, lags and disconnects", script: &script{widget: func(n int, _ url.Values) (int, string) {
 			switch n {
 			case 1:
 				return 429, scriptStatus(429, "TooManyRequests", "slow down")
@@ -341,20 +341,20 @@ func TestDumpRetriesAndReportsGaps(t *testing.T) {
 				return 503, scriptStatus(503, "ServiceUnavailable", "away")
 			}
 			return 200, scriptList("7", "", "a")
-		}}, "a", "7", "   ", "", ""},
-		{"a deleted kind", &script{widget: func(int, url.Values) (int, string) { return 404, scriptStatus(404, "NotFound", "gone") }}, "", "", "", "", "widgets.example.com was deleted during the backup; its objects are not in the backup"},
-		{"a kind that is not served any more", &script{widget: func(int, url.Values) (int, string) { return 404, scriptStatus(404, "NotFound", "gone") }}, "", "", "*", "widgets.example.com: the API server does not serve this kind", ""},
-		{"a conversion webhook that fails", &script{widget: func(int, url.Values) (int, string) { return 500, scriptStatus(500, "InternalError", webhook) }}, "", "", "*", "widgets.example.com: " + webhook, ""},
-		{"a conversion webhook that fails half-way", &script{widget: func(_ int, q url.Values) (int, string) {
+		}}, objects: "a", version: "7", asked: "   "},
+		{name: "a deleted kind", script: &script{widget: func(int, url.Values) (int, string) { return 404, scriptStatus(404, "NotFound", "gone") }}, note: "widgets.example.com was deleted during the backup; its objects are not in the backup"},
+		{name: "a kind that is not served any more", script: &script{widget: func(int, url.Values) (int, string) { return 404, scriptStatus(404, "NotFound", "gone") }}, asked: "*", hole: "widgets.example.com: the API server does not serve this kind"},
+		{name: "a conversion webhook that fails", script: &script{widget: func(int, url.Values) (int, string) { return 500, scriptStatus(500, "InternalError", webhook) }}, asked: "*", hole: "widgets.example.com: " + webhook},
+		{name: "a conversion webhook that fails half-way", script: &script{widget: func(_ int, q url.Values) (int, string) {
 			if q.Get("continue") == "" {
 				return 200, scriptList("7", "t", "a", "b")
 			}
 			return 500, scriptStatus(500, "InternalError", webhook)
-		}}, "a b", "7", "*", "widgets.example.com: only 2 objects could be read: " + webhook, ""},
-		{"a user without access", &script{widget: func(int, url.Values) (int, string) {
+		}}, objects: "a b", version: "7", asked: "*", hole: "widgets.example.com: only 2 objects could be read: " + webhook},
+		{name: "a user without access", script: &script{widget: func(int, url.Values) (int, string) {
 			return 403, scriptStatus(403, "Forbidden", `widgets.example.com is forbidden: User "eve" cannot list`)
-		}}, "", "", "", `widgets.example.com: access denied: widgets.example.com is forbidden: User "eve" cannot list`, ""},
-		{"an answer that is not a list", &script{widget: func(int, url.Values) (int, string) { return 200, `{"items":[1]}` }}, "", "", "*", "widgets.example.com: the API server's answer cannot be decoded", ""},
+		}}, hole: `widgets.example.com: access denied: widgets.example.com is forbidden: User "eve" cannot list`},
+		{name: "an answer that is not a list", script: &script{widget: func(int, url.Values) (int, string) { return 200, `{"items":[1]}` }}, asked: "*", hole: "widgets.example.com: the API server's answer cannot be decoded"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.note != "" {

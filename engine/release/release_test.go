@@ -113,10 +113,10 @@ func TestDigestsAreUnique(t *testing.T) {
 func TestKnownDigests(t *testing.T) {
 	c := embedded(t)
 	for _, tt := range []struct{ release, kubernetes, arch, name, url, digest string }{
-		{"v1.0.0", "v1.35.4", "amd64", "kubeadm", "https://dl.k8s.io/v1.35.4/bin/linux/amd64/kubeadm", "sha256:0c0497da793f8897c14e45340da919534b615294a1aab69dc1998896c0f11145"},
-		{"v1.1.0", "v1.36.3", "arm64", "kubelet", "https://dl.k8s.io/v1.36.3/bin/linux/arm64/kubelet", "sha256:57205a5daf5883873d87b4914e1e00bdd7707acd075714788cfb0fc1f60bc414"},
-		{"v1.1.0", "v1.36.3", "amd64", "crictl", "https://github.com/kubernetes-sigs/cri-tools/releases/download/v1.36.0/crictl-v1.36.0-linux-amd64.tar.gz", "sha256:83855e114566a8a8c44c548d515670f51de3a5e1da8b2effb59870e2f10c25a3"},
-		{"v1.1.0", "v1.35.4", "arm64", "cni-plugins", "https://github.com/containernetworking/plugins/releases/download/v1.8.0/cni-plugins-linux-arm64-v1.8.0.tgz", "sha256:57ce466fc3b79db1f19b8f4c63e07a1112306efa53c94fe810a2150dd9e07ddb"},
+		{release: "v1.0.0", kubernetes: "v1.35.4", arch: "amd64", name: "kubeadm", url: "https://dl.k8s.io/v1.35.4/bin/linux/amd64/kubeadm", digest: "sha256:0c0497da793f8897c14e45340da919534b615294a1aab69dc1998896c0f11145"},
+		{release: "v1.1.0", kubernetes: "v1.36.3", arch: "arm64", name: "kubelet", url: "https://dl.k8s.io/v1.36.3/bin/linux/arm64/kubelet", digest: "sha256:57205a5daf5883873d87b4914e1e00bdd7707acd075714788cfb0fc1f60bc414"},
+		{release: "v1.1.0", kubernetes: "v1.36.3", arch: "amd64", name: "crictl", url: "https://github.com/kubernetes-sigs/cri-tools/releases/download/v1.36.0/crictl-v1.36.0-linux-amd64.tar.gz", digest: "sha256:83855e114566a8a8c44c548d515670f51de3a5e1da8b2effb59870e2f10c25a3"},
+		{release: "v1.1.0", kubernetes: "v1.35.4", arch: "arm64", name: "cni-plugins", url: "https://github.com/containernetworking/plugins/releases/download/v1.8.0/cni-plugins-linux-arm64-v1.8.0.tgz", digest: "sha256:57ce466fc3b79db1f19b8f4c63e07a1112306efa53c94fe810a2150dd9e07ddb"},
 	} {
 		r, err := c.Release(version.MustParse(tt.release))
 		if err != nil {

@@ -17,12 +17,12 @@ func TestOutlookLearnsFromWhatIsLeft(t *testing.T) {
 		surge       string
 		least, most time.Duration
 	}{
-		{"all are replaced", all, 4, 0, "1", 4 * 96 * time.Second, 4 * 180 * time.Second},
-		{"all are upgraded in place", all, 4, 4, "1", 4 * 8 * time.Second, 4 * 15 * time.Second},
-		{"two at a time", all, 4, 4, "2", 2 * 8 * time.Second, 2 * 15 * time.Second},
-		{"one is replaced, others are not", all, 4, 3, "1", 3*8*time.Second + 96*time.Second, 3*15*time.Second + 180*time.Second},
-		{"replacements say nothing about nodes that stay", rollout.Experience{Boot: all.Boot, Drain: all.Drain}, 4, 4, "1", 0, 0},
-		{"and nodes that stayed nothing about replacements", rollout.Experience{Kept: all.Kept}, 4, 3, "1", 0, 0},
+		{name: "all are replaced", past: all, left: 4, surge: "1", least: 4 * 96 * time.Second, most: 4 * 180 * time.Second},
+		{name: "all are upgraded in place", past: all, left: 4, kept: 4, surge: "1", least: 4 * 8 * time.Second, most: 4 * 15 * time.Second},
+		{name: "two at a time", past: all, left: 4, kept: 4, surge: "2", least: 2 * 8 * time.Second, most: 2 * 15 * time.Second},
+		{name: "one is replaced, others are not", past: all, left: 4, kept: 3, surge: "1", least: 3*8*time.Second + 96*time.Second, most: 3*15*time.Second + 180*time.Second},
+		{name: "replacements say nothing about nodes that stay", past: rollout.Experience{Boot: all.Boot, Drain: all.Drain}, left: 4, kept: 4, surge: "1"},
+		{name: "and nodes that stayed nothing about replacements", past: rollout.Experience{Kept: all.Kept}, left: 4, kept: 3, surge: "1"},
 	} {
 		least, most := rollout.Over(tt.past, tt.left, tt.kept, tt.surge)
 		if least != tt.least || most != tt.most {

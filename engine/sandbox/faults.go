@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"math/rand/v2"
 	"regexp"
@@ -495,24 +496,17 @@ var machineRE = regexp.MustCompile(`^(control-plane|worker)-(0|[1-9][0-9]*)$`)
 // the existing names. A fault may name a machine that is created later.
 func (f *Faults) unknownNames(machines []string) error {
 	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(f.bootDelay)) {
-		errs = append(errs, noMachine("boot-delay", name))
+	of := func(kind string, names iter.Seq[string]) {
+		for _, name := range slices.Sorted(names) {
+			errs = append(errs, noMachine(kind, name))
+		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(f.neverBoot)) {
-		errs = append(errs, noMachine("never-boot", name))
-	}
-	for _, name := range slices.Sorted(maps.Keys(f.neverJoin)) {
-		errs = append(errs, noMachine("never-join", name))
-	}
-	for _, name := range slices.Sorted(maps.Keys(f.kill)) {
-		errs = append(errs, noMachine("kill", name))
-	}
-	for _, name := range slices.Sorted(maps.Keys(f.powerCut)) {
-		errs = append(errs, noMachine("power-cut", name))
-	}
-	for _, name := range slices.Sorted(maps.Keys(f.slowDisk)) {
-		errs = append(errs, noMachine("slow-disk", name))
-	}
+	of("boot-delay", maps.Keys(f.bootDelay))
+	of("never-boot", maps.Keys(f.neverBoot))
+	of("never-join", maps.Keys(f.neverJoin))
+	of("kill", maps.Keys(f.kill))
+	of("power-cut", maps.Keys(f.powerCut))
+	of("slow-disk", maps.Keys(f.slowDisk))
 	for _, name := range slices.Sorted(maps.Keys(f.lost)) {
 		errs = append(errs, noMachine("cut", name))
 		for _, to := range f.lost[name] {
@@ -521,16 +515,14 @@ func (f *Faults) unknownNames(machines []string) error {
 			}
 		}
 	}
-	for _, k := range []struct {
-		kind  string
-		names map[string]bool
-	}{
-		{"frozen", f.frozen}, {"isolated", f.isolated}, {"disk-full", f.diskFull}, {"disk-read-only", f.diskReadOnly}, {"lost-writes", f.lostWrites}, {"torn-writes", f.tornWrites}, {"tpm-hangs", f.tpmHangs}, {"tpm-gone", f.tpmGone},
-	} {
-		for _, name := range slices.Sorted(maps.Keys(k.names)) {
-			errs = append(errs, noMachine(k.kind, name))
-		}
-	}
+	of("frozen", maps.Keys(f.frozen))
+	of("isolated", maps.Keys(f.isolated))
+	of("disk-full", maps.Keys(f.diskFull))
+	of("disk-read-only", maps.Keys(f.diskReadOnly))
+	of("lost-writes", maps.Keys(f.lostWrites))
+	of("torn-writes", maps.Keys(f.tornWrites))
+	of("tpm-hangs", maps.Keys(f.tpmHangs))
+	of("tpm-gone", maps.Keys(f.tpmGone))
 	errs = slices.CompactFunc(slices.DeleteFunc(errs, func(err error) bool { return err == nil }), func(a, b error) bool { return a.Error() == b.Error() })
 	if err := errors.Join(errs...); err != nil {
 		errs = []error{fmt.Errorf("%w; the machines are %s, and later ones are numbered on", err, strings.Join(machines, ", "))}

@@ -45,13 +45,13 @@ func TestEventsAreWritten(t *testing.T) {
 		want    []string
 		tries   int
 	}{
-		{"with the related node", []error{nil}, false, []event{{reason: "JobComplete", note: "done", node: "n1"}}, []string{"Normal JobComplete done Node/n1"}, 1},
-		{"retried while the API server is down", []error{down, down, nil}, false, []event{{warning: true, reason: "JobFailed", note: "no"}}, []string{"Warning JobFailed no"}, 3},
-		{"not retried indefinitely", []error{down}, false, []event{{reason: "Complete"}}, nil, eventTries},
-		{"by events.k8s.io if the core group is forbidden", []error{denied, nil}, false, []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, []string{"Normal new:A a", "Normal new:B b"}, 3},
-		{"not retried if both APIs are forbidden", []error{denied}, false, []event{{reason: "Complete"}}, nil, 2},
-		{"truncated to the API's limit", []error{nil}, false, []event{{reason: "Waiting", note: strings.Repeat("ä", 600)}}, []string{"Normal Waiting " + strings.Repeat("ä", 510) + "…"}, 1},
-		{"queued events at the end", []error{nil}, true, []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, []string{"Normal A a", "Normal B b"}, 2},
+		{name: "with the related node", answers: []error{nil}, events: []event{{reason: "JobComplete", note: "done", node: "n1"}}, want: []string{"Normal JobComplete done Node/n1"}, tries: 1},
+		{name: "retried while the API server is down", answers: []error{down, down, nil}, events: []event{{warning: true, reason: "JobFailed", note: "no"}}, want: []string{"Warning JobFailed no"}, tries: 3},
+		{name: "not retried indefinitely", answers: []error{down}, events: []event{{reason: "Complete"}}, tries: eventTries},
+		{name: "by events.k8s.io if the core group is forbidden", answers: []error{denied, nil}, events: []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, want: []string{"Normal new:A a", "Normal new:B b"}, tries: 3},
+		{name: "not retried if both APIs are forbidden", answers: []error{denied}, events: []event{{reason: "Complete"}}, tries: 2},
+		{name: "truncated to the API's limit", answers: []error{nil}, events: []event{{reason: "Waiting", note: strings.Repeat("ä", 600)}}, want: []string{"Normal Waiting " + strings.Repeat("ä", 510) + "…"}, tries: 1},
+		{name: "queued events at the end", answers: []error{nil}, ends: true, events: []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, want: []string{"Normal A a", "Normal B b"}, tries: 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -108,56 +108,53 @@ func (t *filterTerm) word(texts ...string) bool {
 	return slices.ContainsFunc(texts, func(s string) bool { return strings.Contains(strings.ToLower(s), t.values[0]) })
 }
 
-// Node reports whether a machine matches. Terms about lines are ignored.
-func (f *Filter) Node(n *rollout.BoardNode, now time.Time) bool {
+// all reports whether every term holds. holds judges a term without its negation; judged is false
+// if the term is about something else.
+func (f *Filter) all(holds func(*filterTerm) (ok, judged bool)) bool {
 	for i := range f.Terms {
-		t := &f.Terms[i]
-		var ok bool
-		switch t.key {
-		case "":
-			ok = t.word(n.Name, n.Text, n.Counterpart)
-		case "state":
-			ok = t.value(n.State)
-		case "group":
-			ok = t.value(n.Group)
-		case "node":
-			ok = t.value(n.Name)
-		case "with":
-			ok = t.value(n.Counterpart)
-		case "age":
-			ok = now.Sub(n.Since) > t.age != t.less
-		case "try":
-			ok = t.less && n.Attempts < t.try || !t.less && n.Attempts > t.try
-		default:
-			continue
-		}
-		if ok == t.not {
+		if ok, judged := holds(&f.Terms[i]); judged && ok == f.Terms[i].not {
 			return false
 		}
 	}
 	return true
 }
 
-// Line reports whether a log line matches. Terms about machines are ignored.
-func (f *Filter) Line(x *rollout.BoardLine) bool {
-	for i := range f.Terms {
-		t := &f.Terms[i]
-		var ok bool
+// Node reports whether a machine matches. Terms about lines are ignored.
+func (f *Filter) Node(n *rollout.BoardNode, now time.Time) bool {
+	return f.all(func(t *filterTerm) (ok, judged bool) {
 		switch t.key {
 		case "":
-			ok = t.word(x.Text, x.Node, x.Source)
+			return t.word(n.Name, n.Text, n.Counterpart), true
+		case "state":
+			return t.value(n.State), true
+		case "group":
+			return t.value(n.Group), true
 		case "node":
-			ok = t.value(x.Node)
+			return t.value(n.Name), true
+		case "with":
+			return t.value(n.Counterpart), true
+		case "age":
+			return now.Sub(n.Since) > t.age != t.less, true
+		case "try":
+			return t.less && n.Attempts < t.try || !t.less && n.Attempts > t.try, true
+		}
+		return false, false
+	})
+}
+
+// Line reports whether a log line matches. Terms about machines are ignored.
+func (f *Filter) Line(x *rollout.BoardLine) bool {
+	return f.all(func(t *filterTerm) (ok, judged bool) {
+		switch t.key {
+		case "":
+			return t.word(x.Text, x.Node, x.Source), true
+		case "node":
+			return t.value(x.Node), true
 		case "source":
-			ok = t.value(x.Source)
+			return t.value(x.Source), true
 		case "level":
-			ok = t.value(x.Level)
-		default:
-			continue
+			return t.value(x.Level), true
 		}
-		if ok == t.not {
-			return false
-		}
-	}
-	return true
+		return false, false
+	})
 }

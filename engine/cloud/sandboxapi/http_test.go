@@ -18,12 +18,12 @@ func TestProblemsAreErrorsOfTheCloud(t *testing.T) {
 		want   []error
 		wait   time.Duration // until the next request; zero: none is named
 	}{
-		{"throttled", http.StatusTooManyRequests, nil, `{"error":"slower"}`, []error{cloud.ErrThrottled}, 0},
-		{"throttled until a time", http.StatusTooManyRequests, http.Header{"Retry-After": {"30"}}, `{"error":"slower"}`, []error{cloud.ErrThrottled}, 30 * time.Second},
-		{"throttled until a time that is no number", http.StatusTooManyRequests, http.Header{"Retry-After": {"soon"}}, `{}`, []error{cloud.ErrThrottled}, 0},
-		{"no capacity", http.StatusServiceUnavailable, nil, `{"error":"full","reason":"capacity"}`, []error{cloud.ErrUnavailable, cloud.ErrCapacity}, 0},
-		{"no quota", http.StatusServiceUnavailable, nil, `{"error":"full","reason":"quota"}`, []error{cloud.ErrUnavailable, cloud.ErrQuota}, 0},
-		{"a failure without a reason", http.StatusServiceUnavailable, nil, `{"error":"down"}`, []error{cloud.ErrUnavailable}, 0},
+		{name: "throttled", status: http.StatusTooManyRequests, body: `{"error":"slower"}`, want: []error{cloud.ErrThrottled}},
+		{name: "throttled until a time", status: http.StatusTooManyRequests, header: http.Header{"Retry-After": {"30"}}, body: `{"error":"slower"}`, want: []error{cloud.ErrThrottled}, wait: 30 * time.Second},
+		{name: "throttled until a time that is no number", status: http.StatusTooManyRequests, header: http.Header{"Retry-After": {"soon"}}, body: `{}`, want: []error{cloud.ErrThrottled}},
+		{name: "no capacity", status: http.StatusServiceUnavailable, body: `{"error":"full","reason":"capacity"}`, want: []error{cloud.ErrUnavailable, cloud.ErrCapacity}},
+		{name: "no quota", status: http.StatusServiceUnavailable, body: `{"error":"full","reason":"quota"}`, want: []error{cloud.ErrUnavailable, cloud.ErrQuota}},
+		{name: "a failure without a reason", status: http.StatusServiceUnavailable, body: `{"error":"down"}`, want: []error{cloud.ErrUnavailable}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := problem(tt.status, tt.header, []byte(tt.body))

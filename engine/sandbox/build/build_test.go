@@ -304,11 +304,11 @@ func TestLeft(t *testing.T) {
 		cores           int
 		want            time.Duration
 	}{
-		{"nothing", 0, 0, 0, 2, 0},
-		{"all, by what it costs elsewhere", 3000, 200, 0, 2, 5*time.Minute + 20*time.Second},
-		{"more cores, less time", 3000, 200, 0, 8, 80 * time.Second},
-		{"half, at the pace of this computer", 1500, 200, 400 * time.Millisecond, 2, 10*time.Minute + 20*time.Second},
-		{"links and images", 0, 200, 0, 2, 20 * time.Second},
+		{name: "nothing", cores: 2},
+		{name: "all, by what it costs elsewhere", packages: 3000, units: 200, cores: 2, want: 5*time.Minute + 20*time.Second},
+		{name: "more cores, less time", packages: 3000, units: 200, cores: 8, want: 80 * time.Second},
+		{name: "half, at the pace of this computer", packages: 1500, units: 200, pace: 400 * time.Millisecond, cores: 2, want: 10*time.Minute + 20*time.Second},
+		{name: "links and images", units: 200, cores: 2, want: 20 * time.Second},
 	} {
 		if got := left(tt.packages, tt.units, tt.pace, tt.cores); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
