@@ -31,6 +31,9 @@ func TestDemoExitCode(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, "bin", "constellation"), []byte(program), 0o755); err != nil {
 				t.Fatal(err)
 			}
+			if err := os.WriteFile(filepath.Join(dir, "Makefile"), []byte("bin/kubectl:\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
 			tty, own, err := pty.Open()
 			if err != nil {
 				t.Skipf("needs pseudo terminals: %v", err)

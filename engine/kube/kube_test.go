@@ -154,7 +154,7 @@ func TestRealClusterKeepsTheContract(t *testing.T) {
 	t.Run("a killed console's pending revision is adopted", func(t *testing.T) { adopt(t, c) })
 	t.Run("a failed set of charts is rolled back", func(t *testing.T) { set(t, c) })
 	t.Run("unready services report the reason", func(t *testing.T) { services(t, c) })
-	t.Run("history is bounded", func(t *testing.T) { bounded(t, c) })
+	t.Run("history is bounded", func(t *testing.T) { boundedHistory(t, c) })
 }
 
 // ourCharts applies the charts of each release. The only node has no kubelet, so no pod
@@ -336,7 +336,7 @@ func services(t *testing.T, c *Client) {
 	}
 }
 
-func bounded(t *testing.T, c *Client) {
+func boundedHistory(t *testing.T, c *Client) {
 	ch := cluster.Chart{Name: "many", Namespace: Namespace, Version: "1.0.0", Files: []assets.File{
 		{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: many\nversion: 1.0.0\n")},
 		{Name: "templates/all.yaml", Data: []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: many}\ndata: {n: {{ .Values.n | quote }}}\n")},
