@@ -217,8 +217,25 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 		}
 	}
 	x.seeCloud(ctx, v, &now, entry)
-	for i := range ro.Moves {
-		switch m := &ro.Moves[i]; m.Name {
+	v.seeMoves(name, ro.Moves)
+	v.heir = heirOf(name, v.nodes, ro.Moves)
+	v.recorded = recorded && (now.ProviderID == "" || v.later != "" || entry.ProviderID == "" && !entry.Since.IsZero() || cloud.SameMachine(entry.ProviderID, now.ProviderID) || v.claims != "" && entry.ProviderID == v.claims)
+	if v.entry = entry; !v.recorded {
+		v.entry = now
+	}
+	v.machine = cmp.Or(v.entry.ProviderID, now.ProviderID)
+	if v.machine == "" && v.node != nil {
+		// Without the incarnation, which is a claim of the Node as well. The operator compares the
+		// machine's name in the cloud before it deletes it.
+		v.machine, _ = cloud.SplitKey(v.node.ProviderID)
+	}
+	return v, nil
+}
+
+// seeMoves adds the intents of the operator for the machine called name.
+func (v *revokeView) seeMoves(name string, moves []cluster.Move) {
+	for i := range moves {
+		switch m := &moves[i]; m.Name {
 		case revocation.RemovalPrefix + name:
 			v.removal = m
 		case revocation.RefillPrefix + name:
@@ -232,18 +249,6 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 			}
 		}
 	}
-	v.heir = heirOf(name, v.nodes, ro.Moves)
-	v.recorded = recorded && (now.ProviderID == "" || v.later != "" || entry.ProviderID == "" && !entry.Since.IsZero() || cloud.SameMachine(entry.ProviderID, now.ProviderID) || v.claims != "" && entry.ProviderID == v.claims)
-	if v.entry = entry; !v.recorded {
-		v.entry = now
-	}
-	v.machine = cmp.Or(v.entry.ProviderID, now.ProviderID)
-	if v.machine == "" && v.node != nil {
-		// Without the incarnation, which is a claim of the Node as well. The operator compares the
-		// machine's name in the cloud before it deletes it.
-		v.machine, _ = cloud.SplitKey(v.node.ProviderID)
-	}
-	return v, nil
 }
 
 // seeCloud adds what the cloud returns about the machine: it decides which machine has the name. entry

@@ -74,7 +74,7 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 	var told map[string]int64
 	var agent cluster.AgentRun
 	var drains advice
-	var denied time.Time // since when it denies; zero: it does not
+	var denied denials
 	for {
 		limited, end := context.WithTimeout(ctx, i.e.limits.glance)
 		now, err := rollout.See(limited, k, &line, i.e.now())
@@ -82,17 +82,11 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, cluster.ErrDenied) && !denied.IsZero() && i.e.now().Sub(denied) >= i.e.limits.denials:
+		case denied.last(err, i.e.now(), i.e.limits.denials):
 			return i.clusterError("watch the rollout", err)
-		case errors.Is(err, cluster.ErrDenied):
-			if denied.IsZero() {
-				denied = i.e.now()
-			}
-			i.e.log.Debug("rollout not seen", "err", err)
 		case err != nil:
 			i.e.log.Debug("rollout not seen", "err", err) // of an API server that is away the monitor tells
 		default:
-			denied = time.Time{}
 			if now.Unmanaged {
 				now.Stuck = drains.look(ctx, k, i.e.now())
 			}
@@ -110,13 +104,12 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 				i.tellAgent(r, a)
 			}
 			r.SetNodes(int(now.Current))
-			if last, err := seen(&now); err != nil {
+			last, err := seen(&now)
+			if err != nil {
 				return err
-			} else if last && now.Unmanaged && len(now.Stuck) > 0 {
-				r.Send(now.Why()) // the advice belongs to the present state
-				return nil
-			} else if last {
-				r.Wait("", "", "")
+			}
+			if last {
+				tellEnd(r, &now)
 				return nil
 			}
 			if !monitor.away() {
@@ -134,6 +127,34 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 			poll = i.timer(rollout.RestPoll * i.e.limits.poll)
 		}
 	}
+}
+
+// tellEnd reports the wait with the last observation, or its end.
+func tellEnd(r *plan.Reporter, now *rollout.View) {
+	if now.Unmanaged && len(now.Stuck) > 0 {
+		r.Send(now.Why()) // the advice belongs to the present state
+		return
+	}
+	r.Wait("", "", "")
+}
+
+// denials is the time since which the API server denies access; zero: it does not.
+type denials time.Time
+
+// last reports whether err, of an observation at now, denies access for limit or longer.
+func (d *denials) last(err error, now time.Time, limit time.Duration) bool {
+	if !errors.Is(err, cluster.ErrDenied) {
+		if err == nil {
+			*d = denials{}
+		}
+		return false
+	}
+	since := time.Time(*d)
+	if since.IsZero() {
+		*d = denials(now)
+		return false
+	}
+	return now.Sub(since) >= limit
 }
 
 // tellRollout reports the changes since the last observation.

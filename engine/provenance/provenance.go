@@ -26,8 +26,9 @@ import (
 const (
 	// Dir is the folder of the statements, beside the binaries.
 	Dir = "provenance"
-	// Suffix is that of a statement's file, SignatureSuffix that of its signature.
-	Suffix          = ".intoto.json"
+	// Suffix is that of a statement's file.
+	Suffix = ".intoto.json"
+	// SignatureSuffix is that of a signature's file.
 	SignatureSuffix = ".sig"
 
 	statementType = "https://in-toto.io/Statement/v1"

@@ -116,58 +116,79 @@ func (r *reader) podsOfCordoned(ctx context.Context) error {
 
 // stuckDrains reports what keeps pods on cordoned nodes.
 func (w *world) stuckDrains() []plan.Finding {
-	l := w.lookup()
-	byBudget, byHook := map[*budget][]*pod{}, map[*hook][]*pod{}
-	var overlapping []*pod
-	var found []plan.Finding
-	dead := w.deadHooks()
+	k := kept{world: w, dead: w.deadHooks(), byBudget: map[*budget][]*pod{}, byHook: map[*hook][]*pod{}}
 	for i := range w.nodes {
-		n := &w.nodes[i]
-		if !emptying(n) {
-			continue
-		}
-		var lost []*pod
-		for _, p := range l.pods[n.Name] {
-			if p.mirror || p.controller.kind == "DaemonSet" {
-				continue
-			}
-			late := !p.terminating.IsZero() && w.now.After(p.terminating.Add(terminationSlack))
-			switch covering := l.covering[p]; {
-			case !p.terminating.IsZero() && len(p.finalizers) > 0 && w.now.After(p.terminating):
-				found = append(found, w.finalizing(p))
-			case late && !nodeReady(n):
-				lost = append(lost, p)
-			case late:
-				found = append(found, w.lingering(p))
-			case !n.Spec.Unschedulable || p.over() || !p.terminating.IsZero():
-			case len(dead) > 0 && w.refusedBy(dead, p) != nil:
-				h := w.refusedBy(dead, p)
-				byHook[h] = append(byHook[h], p)
-			case p.needless():
-			case len(covering) > 1:
-				overlapping = append(overlapping, p)
-			case len(covering) == 1 && covering[0].spends(p) && (covering[0].stale() || covering[0].Status.DisruptionsAllowed <= 0):
-				byBudget[covering[0]] = append(byBudget[covering[0]], p)
-			}
-		}
-		if len(lost) > 0 {
-			found = append(found, w.unanswered(n, lost))
+		if n := &w.nodes[i]; emptying(n) {
+			k.on(n)
 		}
 	}
-	for _, h := range dead {
-		if pods := byHook[h]; len(pods) > 0 {
+	found := k.found
+	for _, h := range k.dead {
+		if pods := k.byHook[h]; len(pods) > 0 {
 			found = append(found, w.refused(h, pods))
 		}
 	}
-	for _, p := range overlapping {
+	for _, p := range k.overlapping {
 		found = append(found, w.overlapped(p))
 	}
-	for _, b := range l.budgets {
-		if pods := byBudget[b]; len(pods) > 0 {
+	for _, b := range w.lookup().budgets {
+		if pods := k.byBudget[b]; len(pods) > 0 {
 			found = append(found, w.untied(b, pods))
 		}
 	}
 	return fold(found, "causes of stuck drains")
+}
+
+// kept sorts the pods that stay on emptying nodes by their causes.
+type kept struct {
+	*world
+	dead        []*hook // webhooks that reject all evictions
+	found       []plan.Finding
+	byBudget    map[*budget][]*pod
+	byHook      map[*hook][]*pod
+	overlapping []*pod // two budgets select them
+}
+
+// on adds the pods of node n.
+func (k *kept) on(n *corev1.Node) {
+	var lost []*pod
+	for _, p := range k.lookup().pods[n.Name] {
+		if p.mirror || p.controller.kind == "DaemonSet" {
+			continue
+		}
+		switch {
+		case p.terminating.IsZero():
+			if n.Spec.Unschedulable && !p.over() {
+				k.evicted(p)
+			}
+		case len(p.finalizers) > 0 && k.now.After(p.terminating):
+			k.found = append(k.found, k.finalizing(p))
+		case !k.now.After(p.terminating.Add(terminationSlack)):
+		case !nodeReady(n):
+			lost = append(lost, p)
+		default:
+			k.found = append(k.found, k.lingering(p))
+		}
+	}
+	if len(lost) > 0 {
+		k.found = append(k.found, k.unanswered(n, lost))
+	}
+}
+
+// evicted adds p if its eviction is refused.
+func (k *kept) evicted(p *pod) {
+	if h := k.refusedBy(k.dead, p); h != nil {
+		k.byHook[h] = append(k.byHook[h], p)
+		return
+	}
+	covering := k.lookup().covering[p]
+	switch {
+	case p.needless():
+	case len(covering) > 1:
+		k.overlapping = append(k.overlapping, p)
+	case len(covering) == 1 && covering[0].spends(p) && (covering[0].stale() || covering[0].Status.DisruptionsAllowed <= 0):
+		k.byBudget[covering[0]] = append(k.byBudget[covering[0]], p)
+	}
 }
 
 // nodeReady reports whether the kubelet of n reports Ready.

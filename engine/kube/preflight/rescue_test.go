@@ -166,7 +166,7 @@ func (d *deadlock) untie(drained <-chan string, about string) plan.Finding {
 	return advice
 }
 
-// TestAdviceUntiesRealDrains drains planted nodes with kubectl, which waits for ever, and executes
+// TestAdviceUntiesRealDrains drains planted nodes with kubectl, which waits without an end, and executes
 // the command of the advice.
 func TestAdviceUntiesRealDrains(t *testing.T) {
 	d := newDeadlock(t)

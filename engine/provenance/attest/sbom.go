@@ -12,7 +12,6 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -139,9 +138,7 @@ func describe(archive string) (*document, error) {
 		if h.ModTime.After(newest) {
 			newest = h.ModTime
 		}
-		if err := d.add(h.Name, b, modules); err != nil {
-			return nil, fmt.Errorf("%s: %w", h.Name, err)
-		}
+		d.add(h.Name, b, modules)
 	}
 	if len(modules) == 0 {
 		return nil, errors.New("no Go binary in " + name)
@@ -154,7 +151,7 @@ func describe(archive string) (*document, error) {
 
 // add adds a file of the archive, and its modules if it is a Go binary. modules are the IDs of
 // those that the document has.
-func (d *document) add(name string, b []byte, modules map[string]bool) error {
+func (d *document) add(name string, b []byte, modules map[string]bool) {
 	info, err := buildinfo.Read(bytes.NewReader(b))
 	executable := err == nil
 	sum, old := sha256.Sum256(b), sha1.Sum(b) //nolint:gosec // see the import
@@ -168,7 +165,7 @@ func (d *document) add(name string, b []byte, modules map[string]bool) error {
 	d.Files = append(d.Files, file)
 	d.Relationships = append(d.Relationships, relationship{"SPDXRef-archive", "CONTAINS", file.ID})
 	if !executable {
-		return nil
+		return
 	}
 	build := provenance.BuildOf(info)
 	for _, m := range append(build.Modules, provenance.Module{Path: "stdlib", Version: strings.TrimPrefix(build.Go, "go")}) {
@@ -190,7 +187,6 @@ func (d *document) add(name string, b []byte, modules map[string]bool) error {
 		}
 		d.Packages = append(d.Packages, p)
 	}
-	return nil
 }
 
 // identifier returns a unique SPDX identifier, which has letters, digits, dots and dashes only.

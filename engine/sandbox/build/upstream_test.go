@@ -524,7 +524,7 @@ func TestMirrorsAreChecked(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := Kubernetes(t.Context(), t.TempDir(), "v0.0.0", Options{Mirror: tt.mirror}, nil)
 			var known *Error
-			if !errors.As(err, &known) || (known.Err == errUnknown) != tt.ok {
+			if !errors.As(err, &known) || errors.Is(known.Err, errUnknown) != tt.ok {
 				t.Errorf("error %v", err)
 			}
 			if err != nil && strings.Contains(err.Error(), "token=x") {
