@@ -30,6 +30,7 @@ func TestTrustRootsThatAreNotWholeAreRefused(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, s := &workspace.Config{}, &workspace.State{}
+			c.Provider.Name = "sandbox"
 			c.Attestation.TPM2 = &workspace.TPM2Config{TrustRoots: tt.roots, Measurements: attestation.Measurements{}}
 			_, err := initValidator(c, s)
 			if tt.want == "" {

@@ -35,6 +35,7 @@ var mayNameSandbox = map[string]string{
 	"tui/internal/enginefake/":         "fixtures of tests",
 	"engine/kube/kubetest/":            "values of the contract test",
 	"engine/cloud/cloudtest/oddcloud/": "a cloud of tests, made of hollow machines",
+	"engine/provenance/verify.go":      "name of the second program",
 	"engine/lifecycle/next/":           "names the command that fetches a version of Kubernetes",
 
 	"engine/cloud/cloud.go":                 "names the first subpackage",

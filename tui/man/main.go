@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra/doc"
 
-	"constellation/engine/cloud/sandboxapi/sandboxexec"
 	"constellation/engine/version"
 	"constellation/tui"
 )
@@ -28,7 +27,7 @@ func write(dir string) error {
 		return err
 	}
 	root := tui.App{
-		Program: "constellation", Release: version.Release, Kubernetes: sandboxexec.KubernetesVersions(), Releases: []string{version.Release},
+		Program: "constellation", Release: version.Release, Releases: []string{version.Release},
 	}.Command()
 	root.DisableAutoGenTag = true // the pages of a release do not depend on the day
 	date := time.Unix(0, 0).UTC()
