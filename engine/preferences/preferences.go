@@ -118,10 +118,13 @@ func (p Preferences) Guarded(name, server string) bool {
 		if g.Server != "" {
 			return strings.EqualFold(strings.TrimRight(g.Server, "/"), strings.TrimRight(server, "/"))
 		}
-		ok, err := path.Match(g.Context, name)
+		ok, err := path.Match(flat(g.Context), flat(name))
 		return ok || err == nil && g.Context == name
 	})
 }
+
+// flat replaces slashes, at which path.Match ends a "*": names of EKS and OpenShift have some.
+func flat(name string) string { return strings.ReplaceAll(name, "/", "\x00") }
 
 // Path returns the path of the file: in XDG_CONFIG_HOME, or in ~/.config.
 func Path(env func(string) string) (string, error) {
@@ -266,7 +269,7 @@ func (p *Preferences) valid() error {
 	return errors.Join(bound("limits.parallel", p.Limits.Parallel, 1, 256), bound("limits.recent", p.Limits.Recent, 0, 100))
 }
 
-// Opened records that a context was opened. All other lines of the file are kept.
+// Opened records that a context was opened. All other values and comments of the file are kept.
 func Opened(env func(string) string, context string, now time.Time) error {
 	file, err := Path(env)
 	if err != nil {

@@ -15,7 +15,7 @@ func envOf(dir string) func(string) string {
 }
 
 func TestParse(t *testing.T) {
-	p, err := Parse([]byte("# mine\ntheme: light\nguards:\n- context: prod-*\n- {server: \"https://api.example:6443/\"}\nlimits: {answer: 3s}\n"))
+	p, err := Parse([]byte("# mine\ntheme: light\nguards:\n- context: prod-*\n- context: \"*live*\"\n- {server: \"https://api.example:6443/\"}\nlimits: {answer: 3s}\n"))
 	if err != nil || p.Theme != ThemeLight || time.Duration(p.Limits.Answer) != 3*time.Second || p.Limits.Parallel != Default().Limits.Parallel {
 		t.Fatalf("%+v, %v", p, err)
 	}
@@ -24,6 +24,7 @@ func TestParse(t *testing.T) {
 		want         bool
 	}{
 		{"prod-eu", "", true}, {"staging", "", false}, {"staging", "https://API.example:6443", true}, {"eu-prod-1", "https://x", false},
+		{"arn:aws:eks:eu-west-1:1:cluster/live", "", true}, {"default/api-live:6443/admin", "", true}, {"prod-a/b", "", true},
 	} {
 		if got := p.Guarded(tt.name, tt.server); got != tt.want {
 			t.Errorf("guarded %s %s: %v", tt.name, tt.server, got)
