@@ -28,7 +28,7 @@ var (
 // cert the certificate as "cosign sign-blob" writes them, the latter PEM or base64 of PEM.
 //
 // The certificate is valid for minutes, around the time of the signature. The transparency log
-// proves that time; it is not asked, because mirrors do not have it. So the certificate is
+// proves that time; it is not asked, which would take one more server. So the certificate is
 // verified at its own time: somebody who steals the signer's short-lived key later is not
 // noticed. The key never leaves the memory of the process that signs.
 func (s signer) verify(trust roots, sum, sig, cert []byte) error {

@@ -117,8 +117,8 @@ type Options struct {
 	FromSource bool
 	// Mirror is the http or https URL of a server that has copies of the official files, each
 	// below the name of its host: MIRROR/dl.k8s.io/v1.36.3/kubernetes-server-linux-amd64.tar.gz.
-	// Empty means the official addresses. A mirror is not trusted: digests and signatures are
-	// the same.
+	// Empty means the official addresses. A mirror is not trusted: only archives with a pinned
+	// digest are taken from it.
 	Mirror string
 }
 
@@ -244,6 +244,10 @@ func (b *builder) reach(ctx context.Context, archives []published) []answer {
 func (a published) vouched(ctx context.Context, client *http.Client, o Options) (string, error) {
 	if a.digest != "" {
 		return a.digest, nil
+	}
+	if o.Mirror != "" {
+		// The signature does not say of which version the file is.
+		return "", fmt.Errorf("the digest of %s is not part of this program, and a mirror could have another version under its name", a.file())
 	}
 	parts := make(map[string][]byte)
 	for _, suffix := range []string{".sha256", ".sig", ".cert"} {

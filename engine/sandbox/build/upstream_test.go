@@ -41,6 +41,9 @@ import (
 func TestUpstreamListsAllVersions(t *testing.T) {
 	digest := regexp.MustCompile(`^(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})$`)
 	for name, set := range upstreams {
+		if !strings.HasPrefix(set.URL, "https://") {
+			t.Errorf("%s is fetched from %s, want https", name, set.URL)
+		}
 		for v, data := range set.Versions {
 			pinned := data.AMD64 != "" || data.ARM64 != ""
 			if pinned != (data.Source != "") {
@@ -208,7 +211,9 @@ func publish(t *testing.T, s *site, content []byte, pinned bool, by signer) {
 	before := upstreams
 	t.Cleanup(func() { upstreams = before })
 	set := upstreamSet{URL: testURL, Directory: "kubernetes/server/bin", Programs: before["kubernetes"].Programs, Signer: by, Versions: map[string]upstreamVersion{"1.36.3": {}}}
-	if pinned {
+	if !pinned {
+		set.URL = s.URL + strings.TrimPrefix(testURL, "https:/")
+	} else {
 		sum := sha512.Sum512(content)
 		d := "sha512:" + hex.EncodeToString(sum[:])
 		set.Versions["1.36.3"] = upstreamVersion{AMD64: d, ARM64: d, Source: "a test"}
@@ -611,6 +616,7 @@ func TestUnpinnedArchivesNeedTheirSigner(t *testing.T) {
 		signed  []byte // nil: content
 		without string // suffix of a file that is missing
 		plain   bool   // the certificate is PEM, not base64 of it
+		mirror  string
 		notice  string // "": accepted
 	}{
 		{name: "signed by the project", by: good, from: ours},
@@ -622,11 +628,17 @@ func TestUnpinnedArchivesNeedTheirSigner(t *testing.T) {
 		{name: "a signature of another file", by: good, from: ours, signed: []byte("another file"), notice: "the signature is wrong"},
 		{name: "no signature", by: good, from: ours, without: ".sig", notice: ".sig on 127.0.0.1"},
 		{name: "no certificate", by: good, from: ours, without: ".cert", notice: ".cert on 127.0.0.1"},
+		{name: "from a mirror", by: good, from: ours, mirror: "{site}", notice: "a mirror could have another version"},
 		{name: "no checksum", by: good, from: ours, without: ".sha256", notice: ".sha256 on 127.0.0.1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newSite(t)
 			publish(t, s, content, false, good)
+			if tt.mirror != "" {
+				tt.mirror = s.URL
+				host := strings.TrimPrefix(s.URL, "http:/")
+				s.files[host+testArchive] = content
+			}
 			if tt.usage == 0 {
 				tt.usage = x509.ExtKeyUsageCodeSigning
 			}
@@ -643,7 +655,7 @@ func TestUnpinnedArchivesNeedTheirSigner(t *testing.T) {
 					s.files[testArchive+suffix] = b
 				}
 			}
-			got := download(t.Context(), t, t.TempDir(), Options{Mirror: s.URL})
+			got := download(t.Context(), t, t.TempDir(), Options{Mirror: tt.mirror})
 			if got.err != nil {
 				t.Fatal(got.err)
 			}
@@ -662,7 +674,7 @@ func TestUnpinnedArchivesNeedTheirSigner(t *testing.T) {
 		sum := sha256.Sum256(content)
 		s.files[testArchive+".sig"], s.files[testArchive+".cert"], s.files[testArchive+".sha256"] = sig, cert, []byte(hex.EncodeToString(sum[:]))
 		s.files[testArchive] = tgz(t, map[string]string{"kubernetes/server/bin/kubelet": "another"})
-		if got := download(t.Context(), t, t.TempDir(), Options{Mirror: s.URL}); !errors.Is(got.err, component.ErrDigest) || got.adopted(t) != nil {
+		if got := download(t.Context(), t, t.TempDir(), Options{}); !errors.Is(got.err, component.ErrDigest) || got.adopted(t) != nil {
 			t.Errorf("error %v", got.err)
 		}
 	})

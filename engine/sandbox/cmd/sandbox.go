@@ -457,7 +457,8 @@ digest is part of this program or if the project's signature vouches for them. C
 agnhost are compiled from source, and so is all that cannot be downloaded: within 5 seconds a line
 says what and why. No other command downloads or compiles Kubernetes.
 
-A mirror has copies of the same files below the names of their hosts, and is not trusted:
+A mirror has copies of the same files below the names of their hosts. It is not trusted, so only
+files whose digest is part of this program come from it:
   MIRROR/dl.k8s.io/v1.36.3/kubernetes-server-linux-amd64.tar.gz
 Proxies are taken from HTTPS_PROXY, HTTP_PROXY and NO_PROXY, and the mirror from ` + mirrorVariable + `.`,
 		Example: `  constellation sandbox fetch
