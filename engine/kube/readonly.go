@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -43,14 +44,35 @@ func (r readOnly) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // reads reports whether a request can only read.
 func reads(req *http.Request) bool {
-	path := req.URL.Path
 	switch req.Method {
 	case http.MethodGet, http.MethodHead:
-		return req.Header.Get("Upgrade") == "" && !slices.ContainsFunc(effective, func(sub string) bool {
-			return strings.HasSuffix(path, "/"+sub) || strings.Contains(path, "/"+sub+"/")
-		})
+		return req.Header.Get("Upgrade") == "" && !startsSomething(req.URL.Path)
 	case http.MethodPost:
-		return slices.ContainsFunc(reviews, func(p string) bool { return strings.HasSuffix(path, p) })
+		return slices.ContainsFunc(reviews, func(p string) bool { return strings.HasSuffix(req.URL.Path, p) })
+	}
+	return false
+}
+
+// startsSomething reports whether a path of the API has one of the subresources effective. Servers
+// may have a path of their own before that of the API.
+func startsSomething(urlPath string) bool {
+	s := strings.Split(path.Clean("/"+urlPath), "/")
+	for i := range s {
+		rest := s[i:]
+		switch {
+		case rest[0] == "api" && len(rest) > 2:
+			rest = rest[2:] // behind the version
+		case rest[0] == "apis" && len(rest) > 3:
+			rest = rest[3:] // behind group and version
+		default:
+			continue
+		}
+		if rest[0] == "namespaces" && len(rest) > 3 {
+			rest = rest[2:]
+		}
+		if len(rest) > 2 && slices.Contains(effective, rest[2]) { // resource, name, subresource
+			return true
+		}
 	}
 	return false
 }

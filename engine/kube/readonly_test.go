@@ -20,7 +20,12 @@ func TestReadOnlySendsNoChange(t *testing.T) {
 		sent         bool
 	}{
 		{"GET", "/api/v1/pods", true},
-		{"GET", "/api/v1/namespaces/proxy/pods", false}, // ambiguous names are refused, too
+		{"GET", "/api/v1/namespaces/proxy/pods", true},
+		{"GET", "/api/v1/namespaces/proxy/pods/exec", true}, // names, not subresources
+		{"GET", "/apis/apps/v1/namespaces/a/deployments/attach", true},
+		{"GET", "/k8s/clusters/c-1/api/v1/namespaces/a/pods/b/exec", false},
+		{"GET", "/api/v1/namespaces/a/pods/b/../c/exec", false},
+		{"GET", "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachineinstances/b/portforward/22", false},
 		{"HEAD", "/healthz", true},
 		{"POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", true},
 		{"POST", "/k8s/clusters/c-1/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", true},
