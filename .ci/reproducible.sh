@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
+KEY=${KEY:+$(realpath -- "$KEY")}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 for n in one two/deeper; do
