@@ -19,6 +19,7 @@ import (
 	helmregistry "helm.sh/helm/v3/pkg/registry"
 
 	"constellation/assets"
+	"constellation/assets/render"
 	"constellation/internal/golden"
 )
 
@@ -132,4 +133,15 @@ func contents(t *testing.T, dir string) map[string]string {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// Helm reads numbers as float64, whose text has an exponent from a million on.
+func TestLargeSettingsStayIntegers(t *testing.T) {
+	b, err := render.Chart("constellation-plans", "v1.1.0", "system-upgrade", map[string]any{"settings": map[string]any{"SYSTEM_UPGRADE_JOB_TTL_SECONDS_AFTER_FINISH": float64(1_209_600)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(b), `SYSTEM_UPGRADE_JOB_TTL_SECONDS_AFTER_FINISH: "1209600"`) {
+		t.Error("the setting is not 1209600")
+	}
 }
