@@ -202,7 +202,7 @@ func programOf(pkg string) int {
 
 // merge sorts messages and makes one row of those that are the same.
 func merge(all []message) []message {
-	slices.SortFunc(all, func(a, b message) int {
+	slices.SortStableFunc(all, func(a, b message) int {
 		return cmp.Or(cmp.Compare(a.program, b.program), strings.Compare(a.text, b.text), strings.Compare(a.level, b.level), strings.Compare(a.pkg, b.pkg))
 	})
 	var rows []message
