@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -48,6 +50,10 @@ func TestEtcdComesInPlace(t *testing.T) {
 		{"none begins while a member is unhealthy", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Etcd[2].Healthy = false }, 0, "", "EtcdUnhealthy"},
 		{"a run before the target named an etcd does not count", func(_ *v1alpha1.NodeVersionSpec, w *World) { first(w, before) }, UpgradeNode, "control-plane-0", ""},
 		{"after the run the member's version is waited for", func(_ *v1alpha1.NodeVersionSpec, w *World) { first(w, hopped) }, 0, "", "EtcdMemberOutdated"},
+		{"a node that is skipped meanwhile is given up", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			first(w, hopped)
+			w.Nodes[0].OnHold = true
+		}, ClearIntent, "control-plane-0", "ControlPlaneHeld"},
 		{"a member with the version ends the upgrade", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			first(w, hopped)
 			w.Nodes[0].Etcd = "3.6.11"
@@ -65,6 +71,9 @@ func TestEtcdComesInPlace(t *testing.T) {
 			}
 			if reason != tt.waiting || (tt.node == "") != (len(moves) == 0) {
 				t.Fatalf("actions %v, waiting %+v", d.Actions, status.Waiting)
+			}
+			if stalled := meta.IsStatusConditionTrue(status.Conditions, "Stalled"); stalled != (tt.waiting != "") {
+				t.Errorf("Stalled is %t while %q is waited for", stalled, tt.waiting)
 			}
 			if tt.node == "" {
 				return
