@@ -51,14 +51,14 @@ func (d *Decision) givesEtcd(role v1alpha1.Role) bool {
 	if is, err := etcdVersion(d.w.KubeadmEtcdTag); err == nil && !is.Less(want) {
 		return true
 	}
-	text := fmt.Sprintf("ConfigMap kubeadm-config has no etcd.local.imageTag, and the target names %s: a new control plane would get an older etcd; set it to that", d.spec.EtcdImageTag)
+	reason, text := "EtcdTagMissing", fmt.Sprintf("ConfigMap kubeadm-config has no etcd.local.imageTag, and the target names %s: a new control plane would get an older etcd; set it to that", d.spec.EtcdImageTag)
 	switch {
 	case !d.w.KubeadmRead:
-		text = "the operator has not read ConfigMap kubeadm-config yet, so no control plane gets the target's etcd"
+		reason, text = "EtcdTagUnread", "the operator has not read ConfigMap kubeadm-config yet, so no control plane gets the target's etcd"
 	case d.w.KubeadmEtcdTag != "":
 		text = fmt.Sprintf("ConfigMap kubeadm-config has etcd.local.imageTag %q, and the target names %s: a new control plane would get an older etcd; set it to that", Truncate(d.w.KubeadmEtcdTag, 64), d.spec.EtcdImageTag)
 	}
-	d.Wait("EtcdTagMissing", text, v1alpha1.Reference{Kind: "ConfigMap", Name: "kubeadm-config"}, time.Time{})
+	d.Wait(reason, text, v1alpha1.Reference{Kind: "ConfigMap", Name: "kubeadm-config"}, time.Time{})
 	return false
 }
 
