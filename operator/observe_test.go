@@ -187,3 +187,17 @@ func TestNodesGetTheCloudsDataOfTheirMachines(t *testing.T) {
 		})
 	}
 }
+
+func TestEtcdTagOfAnEarlierRolloutIsNotUsed(t *testing.T) {
+	var h hostView
+	if _, read := h.etcdTag(testNow); read {
+		t.Error("a tag was never read, and counts as read")
+	}
+	h.setEtcdTag("3.6.11-0", testNow)
+	if tag, read := h.etcdTag(testNow.Add(freshTag)); tag != "3.6.11-0" || !read {
+		t.Errorf("the tag is %q, read is %t", tag, read)
+	}
+	if _, read := h.etcdTag(testNow.Add(time.Hour)); read {
+		t.Error("a tag of an hour ago counts as read")
+	}
+}

@@ -105,3 +105,25 @@ func TestEtcdMark(t *testing.T) {
 		t.Errorf("marks %q, %q", long, other)
 	}
 }
+
+// The operator reads kubeadm's configuration only while it decides something.
+func TestEtcdTagIsWantedForAnOutdatedControlPlane(t *testing.T) {
+	for _, tt := range []struct {
+		name, tag, last string // the target's tag, and the version of the last member
+		want            bool
+	}{
+		{"an older member", "3.6.11-0", "3.6.8", true},
+		{"all members have the version", "3.6.11-0", "3.6.11", false},
+		{"the target names no etcd", "", "3.6.8", false},
+	} {
+		s, w := upgradable(func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.EtcdImageTag = tt.tag
+			for i, v := range []string{"3.6.11", "3.6.11", tt.last} {
+				w.Nodes[i].Etcd, w.Nodes[i].Image, w.Nodes[i].Components = v, s.Image, s.KubernetesComponentsReference
+			}
+		})
+		if got := Decide(s, w).WantsEtcdTag(); got != tt.want {
+			t.Errorf("%s: wanted is %t", tt.name, got)
+		}
+	}
+}
