@@ -226,7 +226,7 @@ func nodeMatters() predicate.Predicate {
 		o, ok1 := e.ObjectOld.(*corev1.Node)
 		n, ok2 := e.ObjectNew.(*corev1.Node)
 		return ok1 && ok2 && (readiness.Node(o) != readiness.Node(n) || keyOf(o) != keyOf(n) || roleOf(o) != roleOf(n) ||
-			o.Spec.Unschedulable != n.Spec.Unschedulable || o.Status.NodeInfo.KubeletVersion != n.Status.NodeInfo.KubeletVersion ||
+			o.Spec.Unschedulable != n.Spec.Unschedulable || o.Status.NodeInfo.KubeletVersion != n.Status.NodeInfo.KubeletVersion || o.Status.NodeInfo.BootID != n.Status.NodeInfo.BootID ||
 			o.Labels[v1alpha1.LabelInPlace] != n.Labels[v1alpha1.LabelInPlace] || !maps.Equal(o.Annotations, n.Annotations))
 	}}
 }
