@@ -226,7 +226,7 @@ func nodeMatters() predicate.Predicate {
 		o, ok1 := e.ObjectOld.(*corev1.Node)
 		n, ok2 := e.ObjectNew.(*corev1.Node)
 		return ok1 && ok2 && (readiness.Node(o) != readiness.Node(n) || keyOf(o) != keyOf(n) || roleOf(o) != roleOf(n) ||
-			o.Spec.Unschedulable != n.Spec.Unschedulable || o.Status.NodeInfo.KubeletVersion != n.Status.NodeInfo.KubeletVersion ||
+			o.Spec.Unschedulable != n.Spec.Unschedulable || o.Status.NodeInfo.KubeletVersion != n.Status.NodeInfo.KubeletVersion || o.Status.NodeInfo.BootID != n.Status.NodeInfo.BootID ||
 			o.Labels[v1alpha1.LabelInPlace] != n.Labels[v1alpha1.LabelInPlace] || !maps.Equal(o.Annotations, n.Annotations))
 	}}
 }
@@ -274,7 +274,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	}
 	_, _, age, _ := r.fleet.view()
 	if age == never && r.now().Sub(r.begun) < tooOld { // nothing is known yet
-		r.renew(o, nil, age, false)
+		r.renew(o, nil, age, false, false)
 		return r.interval, nil
 	}
 	d := decision.Decide(o.version.Spec, o.World)
@@ -289,7 +289,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	waits := d.Waits
 	// Such a wait ends with a complete list.
 	lacking := slices.ContainsFunc(waits, func(w decision.Wait) bool { return w.Reason == decision.ReasonPartial })
-	moving, poll := r.renew(o, d.Actions, age, lacking)
+	moving, poll := r.renew(o, d.Actions, age, lacking, d.WantsEtcdTag())
 	stale := current && len(d.Actions) > 0 && age > tooOld
 	actions, instead := r.usable(d.Actions, current, stale)
 	published := r.act(o, actions)
@@ -436,8 +436,9 @@ const (
 )
 
 // renew polls the cloud and the host as often as needed. moving reports whether machines come or go,
-// and poll is the time until the next poll. lacking says that a complete list is waited for.
-func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Duration, lacking bool) (moving bool, poll time.Duration) {
+// and poll is the time until the next poll. lacking says that a complete list is waited for,
+// and tag that the tag of etcd's image in kubeadm's configuration is needed.
+func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Duration, lacking, tag bool) (moving bool, poll time.Duration) {
 	moves, controlPlanes := machinesMoving(o), controlPlanesMove(o)
 	due := r.listDue(o)
 	if len(actions) > 0 {
@@ -483,7 +484,7 @@ func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Du
 		poll = min(poll, fresh)
 	}
 	r.renewHost(fresh)
-	if o.version.Spec.EtcdImageTag != "" {
+	if tag {
 		poll = min(poll, freshTag)
 		r.renewEtcdTag()
 	}

@@ -237,7 +237,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		}
 		w.Pending = append(w.Pending, p)
 	}
-	w.Revoked = r.revoked.read(ctx, r.live, w, x)
+	w.Revoked = r.revoked.read(ctx, r.live, w, x, r.log)
 	w.Joining = make(map[string]bool, len(joining.Items))
 	for i := range joining.Items {
 		w.Joining[joining.Items[i].Spec.Name] = true
@@ -282,7 +282,7 @@ func (r *nodeVersions) observeEtcd(w *decision.World) {
 			n.Etcd = m.Version
 		}
 	}
-	w.KubeadmEtcdTag, w.KubeadmRead = r.hostView.etcdTag()
+	w.KubeadmEtcdTag, w.KubeadmRead = r.hostView.etcdTag(r.now())
 	for i := range w.Etcd {
 		if m := &w.Etcd[i]; m.NotStarted {
 			m.Since = r.clocks.Since("member "+m.Node, w.Now)
@@ -533,11 +533,12 @@ func (h *hostView) setMembers(m []decision.Member, asked time.Time) {
 	h.members, h.heard, h.outdated = m, asked, false
 }
 
-// etcdTag returns the tag of etcd's image in kubeadm's configuration, as last read.
-func (h *hostView) etcdTag() (tag string, read bool) {
+// etcdTag returns the tag of etcd's image in kubeadm's configuration. One that was read long ago, for
+// an earlier control plane, counts as not read.
+func (h *hostView) etcdTag(now time.Time) (tag string, read bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.tag, !h.tagRead.IsZero()
+	return h.tag, now.Sub(h.tagRead) < staleMembers
 }
 
 // tagAge returns how long ago the tag was read.

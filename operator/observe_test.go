@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/decision"
@@ -185,5 +186,43 @@ func TestNodesGetTheCloudsDataOfTheirMachines(t *testing.T) {
 				t.Errorf("found by its machine: %t", is)
 			}
 		})
+	}
+}
+
+func TestEtcdTagOfAnEarlierRolloutIsNotUsed(t *testing.T) {
+	var h hostView
+	if _, read := h.etcdTag(testNow); read {
+		t.Error("a tag was never read, and counts as read")
+	}
+	h.setEtcdTag("3.6.11-0", testNow)
+	if tag, read := h.etcdTag(testNow.Add(freshTag)); tag != "3.6.11-0" || !read {
+		t.Errorf("the tag is %q, read is %t", tag, read)
+	}
+	if _, read := h.etcdTag(testNow.Add(time.Hour)); read {
+		t.Error("a tag of an hour ago counts as read")
+	}
+}
+
+func TestNodeMatters(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		edit func(*corev1.Node)
+		want bool
+	}{
+		{"a heartbeat", func(n *corev1.Node) { n.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(testNow) }, false},
+		{"a Node that is not Ready any more", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }, true},
+		{"a new kubelet", func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.37.2" }, true},
+		{"a restart of the machine", func(n *corev1.Node) { n.Status.NodeInfo.BootID = "2" }, true},
+		{"a cordon", func(n *corev1.Node) { n.Spec.Unschedulable = true }, true},
+	} {
+		before := &corev1.Node{Status: corev1.NodeStatus{
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+			NodeInfo:   corev1.NodeSystemInfo{KubeletVersion: "v1.36.3", BootID: "1"},
+		}}
+		after := before.DeepCopy()
+		tt.edit(after)
+		if got := nodeMatters().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after}); got != tt.want {
+			t.Errorf("%s: wakes a round is %t", tt.name, got)
+		}
 	}
 }

@@ -515,16 +515,17 @@ func (v *View) String() string {
 
 // What to do about a rollout that waits, by reason. For others there is nothing to do.
 var rolloutRemedies = map[string]string{
-	"Paused":            "`constellation upgrade resume` continues the rollout",
-	"Cancelled":         "`constellation upgrade resume` continues it with the same target",
-	"DrainBlocked":      "make room for the named pod; `constellation upgrade check` has the command that clears it",
-	"HeirCordoned":      "uncordon the new node with kubectl",
-	"EtcdUnhealthy":     "repair the named member of etcd",
-	"EtcdTagMissing":    "set etcd.local.imageTag with `kubectl -n kube-system edit configmap kubeadm-config` to that of the target, or run `constellation upgrade apply` again",
-	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is retried with backoff, at once with `constellation upgrade retry NODE`; `constellation upgrade skip NODE` leaves the node as it is",
-	"TargetRefused":     "set a reachable target: `constellation upgrade check` lists them",
-	"ComponentsUnknown": "`constellation upgrade prepare` publishes what nodes install",
-	"NoAgent":           "the operator must run in the cluster, beside the agent of a control plane: `kubectl -n constellation-system get pods`",
+	"Paused":             "`constellation upgrade resume` continues the rollout",
+	"Cancelled":          "`constellation upgrade resume` continues it with the same target",
+	"DrainBlocked":       "make room for the named pod; `constellation upgrade check` has the command that clears it",
+	"HeirCordoned":       "uncordon the new node with kubectl",
+	"EtcdUnhealthy":      "repair the named member of etcd",
+	"EtcdTagMissing":     "set etcd.local.imageTag with `kubectl -n kube-system edit configmap kubeadm-config` to that of the target, or run `constellation upgrade apply` again",
+	"EtcdMemberOutdated": "on that node remove the patch of etcd's image from /etc/kubernetes/patches and set the target's image in /etc/kubernetes/manifests/etcd.yaml; `constellation upgrade skip NODE` leaves the node as it is",
+	"UpgradeFailed":      "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is retried with backoff, at once with `constellation upgrade retry NODE`; `constellation upgrade skip NODE` leaves the node as it is",
+	"TargetRefused":      "set a reachable target: `constellation upgrade check` lists them",
+	"ComponentsUnknown":  "`constellation upgrade prepare` publishes what nodes install",
+	"NoAgent":            "the operator must run in the cluster, beside the agent of a control plane: `kubectl -n constellation-system get pods`",
 }
 
 // Why is the wait event of a moment; an empty text if nothing is waited for.

@@ -112,7 +112,7 @@ func TestDecide(t *testing.T) {
 			for i := range 3 {
 				w.Nodes[i].Etcd = "3.6.8"
 			}
-		}, nil, "EtcdTagMissing", "False EtcdTagMissing"},
+		}, nil, "EtcdTagUnread", "False EtcdTagUnread"},
 		{"an older etcd in kubeadm's configuration holds no worker", func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.EtcdImageTag = "3.6.11-0"
 			w.KubeadmRead = true

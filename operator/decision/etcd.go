@@ -38,6 +38,9 @@ func etcdKnown(spec v1alpha1.NodeVersionSpec, n *Node) bool {
 	return spec.EtcdImageTag == "" || n.Role != v1alpha1.ControlPlaneRole || n.Etcd != "" || n.Components != spec.KubernetesComponentsReference
 }
 
+// kubeadmConfig has the tag of etcd's image that kubeadm gives to control planes.
+var kubeadmConfig = v1alpha1.Reference{Kind: "ConfigMap", Name: "kubeadm-config"}
+
 // givesEtcd reports whether kubeadm gives the target's etcd to a control plane that joins or is
 // upgraded now. Otherwise it adds a wait: such a node would be outdated again, without end.
 func (d *Decision) givesEtcd(role v1alpha1.Role) bool {
@@ -51,15 +54,21 @@ func (d *Decision) givesEtcd(role v1alpha1.Role) bool {
 	if is, err := etcdVersion(d.w.KubeadmEtcdTag); err == nil && !is.Less(want) {
 		return true
 	}
-	text := fmt.Sprintf("ConfigMap kubeadm-config has no etcd.local.imageTag, and the target names %s: a new control plane would get an older etcd; set it to that", d.spec.EtcdImageTag)
+	reason, text := "EtcdTagMissing", fmt.Sprintf("ConfigMap kubeadm-config has no etcd.local.imageTag, and the target names %s: a new control plane would get an older etcd; set it to that", d.spec.EtcdImageTag)
 	switch {
 	case !d.w.KubeadmRead:
-		text = "the operator has not read ConfigMap kubeadm-config yet, so no control plane gets the target's etcd"
+		reason, text = "EtcdTagUnread", "the operator has not read ConfigMap kubeadm-config yet, so no control plane gets the target's etcd"
 	case d.w.KubeadmEtcdTag != "":
 		text = fmt.Sprintf("ConfigMap kubeadm-config has etcd.local.imageTag %q, and the target names %s: a new control plane would get an older etcd; set it to that", Truncate(d.w.KubeadmEtcdTag, 64), d.spec.EtcdImageTag)
 	}
-	d.Wait("EtcdTagMissing", text, v1alpha1.Reference{Kind: "ConfigMap", Name: "kubeadm-config"}, time.Time{})
+	d.Wait(reason, text, kubeadmConfig, time.Time{})
 	return false
+}
+
+// WantsEtcdTag reports whether the tag of etcd's image in kubeadm's configuration decides what happens
+// next: a control plane is outdated, or waits for the tag.
+func (d *Decision) WantsEtcdTag() bool {
+	return d.spec.EtcdImageTag != "" && (d.controlPlanesOutdated || slices.ContainsFunc(d.Waits, func(w Wait) bool { return w.Object == kubeadmConfig }))
 }
 
 // longestMark bounds a mark, so that it fits into the token of a run.

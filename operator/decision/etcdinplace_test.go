@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -45,9 +47,16 @@ func TestEtcdComesInPlace(t *testing.T) {
 	}{
 		{"one control plane begins", func(*v1alpha1.NodeVersionSpec, *World) {}, RecordIntent, "control-plane-0", ""},
 		{"none begins while kubeadm would give an older etcd", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.KubeadmEtcdTag = "" }, 0, "", "EtcdTagMissing"},
+		{"none begins before kubeadm's configuration was read, and nobody needs to intervene", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.KubeadmEtcdTag, w.KubeadmRead = "", false
+		}, 0, "", "EtcdTagUnread"},
 		{"none begins while a member is unhealthy", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Etcd[2].Healthy = false }, 0, "", "EtcdUnhealthy"},
 		{"a run before the target named an etcd does not count", func(_ *v1alpha1.NodeVersionSpec, w *World) { first(w, before) }, UpgradeNode, "control-plane-0", ""},
 		{"after the run the member's version is waited for", func(_ *v1alpha1.NodeVersionSpec, w *World) { first(w, hopped) }, 0, "", "EtcdMemberOutdated"},
+		{"a node that is skipped meanwhile is given up", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			first(w, hopped)
+			w.Nodes[0].OnHold = true
+		}, ClearIntent, "control-plane-0", "ControlPlaneHeld"},
 		{"a member with the version ends the upgrade", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			first(w, hopped)
 			w.Nodes[0].Etcd = "3.6.11"
@@ -65,6 +74,9 @@ func TestEtcdComesInPlace(t *testing.T) {
 			}
 			if reason != tt.waiting || (tt.node == "") != (len(moves) == 0) {
 				t.Fatalf("actions %v, waiting %+v", d.Actions, status.Waiting)
+			}
+			if stalled := meta.IsStatusConditionTrue(status.Conditions, "Stalled"); stalled != (tt.waiting != "" && tt.waiting != "EtcdTagUnread") {
+				t.Errorf("Stalled is %t while %q is waited for", stalled, tt.waiting)
 			}
 			if tt.node == "" {
 				return
@@ -91,5 +103,27 @@ func TestEtcdMark(t *testing.T) {
 	long, other := mark("3.6.11-0-of-a-very-long-build", controlPlane), mark("3.6.11-0-of-another-long-build", controlPlane)
 	if mark("3.6.11-0", controlPlane) != "3.6.11-0" || mark("", controlPlane) != "" || mark("3.6.11-0", worker) != "" || len(long) != longestMark || long == other {
 		t.Errorf("marks %q, %q", long, other)
+	}
+}
+
+// The operator reads kubeadm's configuration only while it decides something.
+func TestEtcdTagIsWantedForAnOutdatedControlPlane(t *testing.T) {
+	for _, tt := range []struct {
+		name, tag, last string // the target's tag, and the version of the last member
+		want            bool
+	}{
+		{"an older member", "3.6.11-0", "3.6.8", true},
+		{"all members have the version", "3.6.11-0", "3.6.11", false},
+		{"the target names no etcd", "", "3.6.8", false},
+	} {
+		s, w := upgradable(func(s *v1alpha1.NodeVersionSpec, w *World) {
+			s.EtcdImageTag = tt.tag
+			for i, v := range []string{"3.6.11", "3.6.11", tt.last} {
+				w.Nodes[i].Etcd, w.Nodes[i].Image, w.Nodes[i].Components = v, s.Image, s.KubernetesComponentsReference
+			}
+		})
+		if got := Decide(s, w).WantsEtcdTag(); got != tt.want {
+			t.Errorf("%s: wanted is %t", tt.name, got)
+		}
 	}
 }

@@ -31,7 +31,7 @@ const (
 )
 
 // stalling are the reasons that last until somebody intervenes.
-var stalling = []string{"TargetRefused", "ComponentsUnknown", "DrainBlocked", "UpgradeFailed", "Postponed", "EtcdUnhealthy", "EtcdTagMissing", "HeirCordoned", "GroupMissing", "ControlPlaneHeld", "NodeNotReady"}
+var stalling = []string{"TargetRefused", "ComponentsUnknown", "DrainBlocked", "UpgradeFailed", "Postponed", "EtcdUnhealthy", "EtcdTagMissing", "EtcdMemberOutdated", "HeirCordoned", "GroupMissing", "ControlPlaneHeld", "NodeNotReady"}
 
 // Wait adds a wait to the status. next is when it can end by itself; zero: not known.
 func (d *Decision) Wait(reason, message string, object v1alpha1.Reference, next time.Time) {

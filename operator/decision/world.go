@@ -30,7 +30,7 @@ type World struct {
 	Etcd       []Member
 	LastEtcd   []Member // as last listed, however long ago: for versions
 	// KubeadmEtcdTag is etcd.local.imageTag of ConfigMap kubeadm-config, if KubeadmRead. It is read
-	// while the target names an etcd.
+	// while WantsEtcdTag.
 	KubeadmEtcdTag string
 	KubeadmRead    bool
 	LeaderNode     string // node of the operator's leader; empty: the operator runs outside of the cluster
