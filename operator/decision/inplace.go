@@ -98,7 +98,11 @@ func (d *Decision) waitForAgent(in *Intent, n *Node, overdue bool) {
 func (d *Decision) waitsAfterRun(n *Node, run UpgradeRun) bool {
 	switch {
 	case run.Phase == "done" && n.Ready && n.Kubelet == run.Version && !hasEtcd(d.spec, n):
-		d.Wait("EtcdMemberOutdated", fmt.Sprintf("the agent of %s has finished, and its member of etcd still reports version %s, want %s", n.Name, cmp.Or(n.Etcd, "unknown"), d.spec.EtcdImageTag), NodeReference(n.Name), time.Time{})
+		reason := "EtcdMemberOutdated"
+		if d.w.Now.Before(run.Ended.Add(UpgradeRetry)) {
+			reason = "NodeUpgrades" // the member may still restart
+		}
+		d.Wait(reason, fmt.Sprintf("the agent of %s has finished, and its member of etcd still reports version %s, want %s", n.Name, cmp.Or(n.Etcd, "unknown"), d.spec.EtcdImageTag), NodeReference(n.Name), time.Time{})
 	case run.Phase == "done":
 		d.notReadyAgain(n)
 	case run.Phase == "failed" && !d.when(ruleRetry, true):
