@@ -82,7 +82,7 @@ type advice struct {
 }
 
 // look returns the advice for an observation of k: none if no node is cordoned or not ready. An
-// error keeps the previous advice until the next look.
+// error keeps the previous advice until the next list.
 func (a *advice) look(ctx context.Context, k Cluster, now *rollout.View) []plan.Finding {
 	u, ok := k.(unmanaged)
 	if !ok {
