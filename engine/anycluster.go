@@ -13,6 +13,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/engine/words"
 )
 
@@ -68,8 +69,11 @@ func asFound(ctx context.Context, k Cluster) Cluster {
 	return unmanaged{k, f}
 }
 
-// stuckEvery bounds how often a watch looks for the cause of a stuck drain.
-const stuckEvery = 5 * time.Second
+// A watch looks for the causes of stuck drains every stuckEvery at most, for stuckLimit at most.
+const (
+	stuckEvery = 30 * time.Second
+	stuckLimit = 10 * time.Second
+)
 
 // advice remembers what a watch knows about stuck drains.
 type advice struct {
@@ -77,15 +81,23 @@ type advice struct {
 	found []plan.Finding
 }
 
-// look returns the advice for the cordoned nodes of a cluster; none if it cannot be read.
-func (a *advice) look(ctx context.Context, k Cluster, now time.Time) []plan.Finding {
+// look returns the advice for an observation of k: none if no node is cordoned or not ready. An
+// error keeps the previous advice until the next list.
+func (a *advice) look(ctx context.Context, k Cluster, now *rollout.View) []plan.Finding {
 	u, ok := k.(unmanaged)
 	if !ok {
 		return nil
 	}
-	if now.Sub(a.at) >= stuckEvery {
+	if !now.Disturbed {
+		a.found = nil
+		return nil
+	}
+	if a.at.IsZero() || now.At.Sub(a.at) >= stuckEvery {
+		a.at = now.At
+		ctx, cancel := context.WithTimeout(ctx, stuckLimit)
+		defer cancel()
 		if found, err := u.f.StuckDrains(ctx); err == nil {
-			a.at, a.found = now, found
+			a.found = found
 		}
 	}
 	return a.found

@@ -116,7 +116,16 @@ type backupRun struct {
 func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, error) {
 	var kubeconfig []byte
 	var err error
+	own := true // it is the workspace's cluster
 	if s := r.Cluster; s != nil {
+		own = e.leadsTo(s.Server)
+		if !own && r.Dir == "" && e.ws.Has(workspace.ConfigFile) {
+			return nil, &plan.Error{
+				Op: fmt.Sprintf("back up context %q", s.Context), Exit: plan.ExitUsage,
+				Err:    fmt.Errorf("%s is the workspace of a cluster, and no %s there leads to %s", e.ws.Path("."), workspace.KubeconfigFile, s.Server),
+				Remedy: "run the command in another folder, or name a folder for the backup with --dir",
+			}
+		}
 		kubeconfig, ctx = s.Kubeconfig, cluster.WithRequestTimeout(ctx, s.RequestTimeout)
 	} else {
 		kubeconfig, err = e.ws.Kubeconfig()
@@ -133,13 +142,16 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 	}
 	// A configuration or state that cannot be read must not keep anybody from making a
 	// backup.
-	if c, err := e.ws.Config(); err == nil {
-		b.name = c.Name
-	}
 	if r.Cluster != nil {
 		b.name = r.Cluster.Context
-	} else if s, err := e.ws.State(); err == nil {
-		b.clusterID = hex.EncodeToString(s.ClusterValues.ClusterID)
+	}
+	if own {
+		if c, err := e.ws.Config(); err == nil {
+			b.name = c.Name
+		}
+		if s, err := e.ws.State(); err == nil {
+			b.clusterID = hex.EncodeToString(s.ClusterValues.ClusterID)
+		}
 	}
 	if b.dir, err = e.BackupDir(r.Dir); err != nil {
 		return nil, err
@@ -176,6 +188,16 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 	p.End.Next = []string{e.command("backup verify "+b.id) + at, e.command("backup restore "+b.id) + at}
 	p.End.Cleanup = b.abort
 	return p, nil
+}
+
+// leadsTo reports whether the workspace's kubeconfig has this server.
+func (e *Engine) leadsTo(server string) bool {
+	own, err := e.ws.Kubeconfig()
+	if err != nil {
+		return false
+	}
+	_, at, err := workspace.KubeconfigServer(own)
+	return err == nil && at.Value == server
 }
 
 // flags are the arguments that make the same request, with a leading space each.

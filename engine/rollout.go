@@ -88,7 +88,7 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 			i.e.log.Debug("rollout not seen", "err", err) // of an API server that is away the monitor tells
 		default:
 			if now.Unmanaged {
-				now.Stuck = drains.look(ctx, k, i.e.now())
+				now.Stuck = drains.look(ctx, k, &now)
 			}
 			monitor.remember("last seen at " + now.At.UTC().Format("15:04:05Z") + ": " + now.String())
 			outlook.Look(&now)

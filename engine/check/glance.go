@@ -82,8 +82,8 @@ type Glance struct {
 }
 
 // Look observes a cluster within the deadline of ctx.
-func Look(ctx context.Context, c Observer, s cluster.Selected, now time.Time) Glance {
-	g := Glance{Schema: plan.Schema, Time: now.UTC(), Context: s.Context, Server: s.Server, Nodes: []NodeGlance{}, Findings: []plan.Finding{}}
+func Look(ctx context.Context, c Observer, s cluster.Selected, now time.Time) (g Glance) {
+	g = Glance{Schema: plan.Schema, Time: now.UTC(), Context: s.Context, Server: s.Server, Nodes: []NodeGlance{}, Findings: []plan.Finding{}}
 	began := time.Now()
 	defer func() { g.TookMS = time.Since(began).Milliseconds() }()
 	// The requests are sent at once: the version alone decides about the state, and the rest

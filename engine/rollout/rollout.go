@@ -454,6 +454,8 @@ type View struct {
 	Oldest         string // version of Kubernetes among the nodes
 	Plans          []cluster.NodePlan
 	Planless       error // why no Plan can be seen
+	// Disturbed is set if a node is cordoned or not ready.
+	Disturbed bool
 	// Stuck are the causes that keep pods on cordoned nodes, with the command that frees each.
 	Stuck []plan.Finding
 }
@@ -473,6 +475,7 @@ func See(ctx context.Context, k observed, l *NodeDiff, at time.Time) (View, erro
 		return View{}, err
 	}
 	v := View{Rollout: ro, At: at, Machines: l}
+	v.Disturbed = slices.ContainsFunc(nodes, func(n *cluster.Node) bool { return n.Cordoned || n.State != plan.NodeReady })
 	v.Plans, err = k.Plans(ctx)
 	if v.Planless = err; err != nil && !errors.Is(err, cluster.ErrAbsent) && !errors.Is(err, cluster.ErrDenied) { // which keep nobody from seeing the rest
 		return View{}, err

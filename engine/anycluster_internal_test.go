@@ -1,0 +1,61 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"constellation/engine/plan"
+	"constellation/engine/rollout"
+)
+
+// stuckSource counts the looks for stuck drains; answer is the answer to each.
+type stuckSource struct {
+	foreign
+	looks  int
+	answer func(ctx context.Context) ([]plan.Finding, error)
+}
+
+func (s *stuckSource) StuckDrains(ctx context.Context) ([]plan.Finding, error) {
+	s.looks++
+	return s.answer(ctx)
+}
+
+// TestStuckDrainsArePaced watches for two minutes, with an observation every second.
+func TestStuckDrainsArePaced(t *testing.T) {
+	stuck := []plan.Finding{{ID: "stuck"}}
+	for _, tt := range []struct {
+		name      string
+		disturbed bool
+		answer    func(ctx context.Context) ([]plan.Finding, error)
+		looks     int
+		found     int
+		took      time.Duration
+	}{
+		{"all nodes are ready", false, func(context.Context) ([]plan.Finding, error) { return stuck, nil }, 0, 0, 120 * time.Second},
+		{"a node is cordoned", true, func(context.Context) ([]plan.Finding, error) { return stuck, nil }, 4, 1, 120 * time.Second},
+		{"the source fails", true, func(context.Context) ([]plan.Finding, error) { return nil, errors.New("forbidden") }, 4, 0, 120 * time.Second},
+		{"the source does not answer", true, func(ctx context.Context) ([]plan.Finding, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}, 6, 0, 180 * time.Second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &stuckSource{answer: tt.answer}
+				var a advice
+				var found []plan.Finding
+				began := time.Now()
+				for range 120 {
+					found = a.look(t.Context(), unmanaged{f: s}, &rollout.View{At: time.Now(), Disturbed: tt.disturbed})
+					time.Sleep(time.Second)
+				}
+				if took := time.Since(began); s.looks != tt.looks || len(found) != tt.found || took != tt.took {
+					t.Errorf("%d looks, %d found in %s, want %d, %d in %s", s.looks, len(found), took, tt.looks, tt.found, tt.took)
+				}
+			})
+		})
+	}
+}
