@@ -26,7 +26,7 @@ func (v *verbs) sandboxCommand() *cobra.Command {
 	cmd := tui.Group("sandbox", "Run a local test cloud on this computer",
 		`Run a local test cloud on this computer: machines with systemd, containerd and a TPM, a
 load balancer, an image registry, and the cloud API that a cluster needs. It needs no cloud
-account and no network. Real machines need Linux and root. Without these, machines are
+account and, after sandbox fetch, no network. Real machines need Linux and root. Without these, machines are
 simulated: the same control plane and services run as plain processes.
 
 With --hollow, all machines are fake (like kubemark's hollow nodes), up to thousands of
