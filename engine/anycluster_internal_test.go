@@ -59,3 +59,35 @@ func TestStuckDrainsArePaced(t *testing.T) {
 		})
 	}
 }
+
+func TestRolloutEndsWithItsNodes(t *testing.T) {
+	view := func(reached bool, current int64) *rollout.View {
+		v := &rollout.View{Current: current, Total: 3}
+		v.Observed, v.Reached = true, reached
+		return v
+	}
+	for _, tt := range []struct {
+		name  string
+		views []*rollout.View
+		want  int // number of the last observation; 0: none is the last
+	}{
+		{name: "all nodes are at the target", views: []*rollout.View{view(false, 2), view(true, 3)}, want: 2},
+		{name: "a node is seen late", views: []*rollout.View{view(true, 2), view(true, 3)}, want: 2},
+		{name: "the target has changed meanwhile", views: []*rollout.View{view(true, 2), view(true, 2), view(false, 2), view(true, 2), view(true, 2)}},
+		{name: "a node stays behind", views: []*rollout.View{view(true, 2), view(true, 2), view(true, 2)}, want: 3},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var e ending
+			got := 0
+			for i, v := range tt.views {
+				if e.seen(v) {
+					got = i + 1
+					break
+				}
+			}
+			if got != tt.want {
+				t.Errorf("observation %d is the last, want %d", got, tt.want)
+			}
+		})
+	}
+}

@@ -23,6 +23,26 @@ func (i *clusterRun) rolloutDone(ctx context.Context, want cluster.NodeTarget) (
 	})
 }
 
+// ending finds the last observation of a rollout. The watches of nodes and machines can be behind
+// that of NodeVersion, and the last report must have their end, too. The value is the number of
+// observations that showed nodes under way after the end of the rollout.
+type ending int
+
+// mostBehind is how many such observations are waited for.
+const mostBehind = 2
+
+func (e *ending) seen(now *rollout.View) bool {
+	switch {
+	case !now.Observed || !now.Reached:
+		*e = 0
+		return false
+	case now.Current >= now.Total:
+		return true
+	}
+	*e++
+	return *e > mostBehind
+}
+
 // waitRollout watches until all nodes are at a target. It changes nothing, so it can be
 // canceled at any time.
 func (i *clusterRun) waitRollout(ctx context.Context, r *plan.Reporter, want cluster.NodeTarget) error {
@@ -30,8 +50,9 @@ func (i *clusterRun) waitRollout(ctx context.Context, r *plan.Reporter, want clu
 	if err != nil {
 		return err
 	}
+	var end ending
 	err = i.followRollout(ctx, r, k, func(now *rollout.View) (bool, error) {
-		return now.Observed && now.Reached, now.Over(want)
+		return end.seen(now), now.Over(want)
 	})
 	if err != nil {
 		return err
