@@ -96,8 +96,8 @@ or kubeconfig. With --fail-on: 4 if a finding counts that is at least that sever
 // accessFlags adds the flags of kubectl that select a cluster and a user.
 func (s *session) accessFlags(cmd *cobra.Command, a *cluster.Access) {
 	fl := cmd.Flags()
-	fl.StringVar(&a.Kubeconfig, "kubeconfig", "", "kubeconfig `file` (default: KUBECONFIG, or ~/.kube/config)")
-	fl.StringVar(&a.Context, "context", "", "`context` of the kubeconfig (default: the current one)")
+	fl.StringVar(&a.Kubeconfig, "kubeconfig", "", "kubeconfig `file` (default: the workspace's; without one KUBECONFIG, or ~/.kube/config)")
+	fl.StringVar(&a.Context, "context", "", "`context` of the kubeconfig")
 	fl.StringVar(&a.ClusterName, "cluster", "", "`cluster` of the kubeconfig, instead of the context's")
 	fl.StringVar(&a.User, "user", "", "`user` of the kubeconfig, instead of the context's")
 	fl.StringVar(&a.As, "as", "", "`user` to impersonate")

@@ -156,8 +156,8 @@ func Load(cacheDir, version string) (*Artifacts, error) {
 }
 
 // Kubernetes gets what the cache lacks of version and returns all of it; with a
-// whole cache that takes milliseconds. Within seconds a notice says what is compiled though it is
-// published, and why. progress may be nil; it is not called twice
+// whole cache that takes milliseconds. Within seconds a notice names the published programs that are
+// compiled, and the reason. progress may be nil; it is not called twice
 // at the same time, nor after the return.
 //
 // Of several callers, in any number of processes, one builds and the others wait for
