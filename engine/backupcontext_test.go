@@ -67,6 +67,9 @@ func TestBackupOfAContextInAWorkspace(t *testing.T) {
 			if err != nil {
 				return
 			}
+			if !strings.Contains(p.End.Command, " --context prod") {
+				t.Errorf("the command to repeat is %q", p.End.Command)
+			}
 			if err := e.Run(t.Context(), p, func(plan.Event) {}); err != nil {
 				t.Fatal(err)
 			}

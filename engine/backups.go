@@ -203,6 +203,9 @@ func (e *Engine) leadsTo(server string) bool {
 // flags are the arguments that make the same request, with a leading space each.
 func (r BackupRequest) flags() string {
 	var b strings.Builder
+	if r.Cluster != nil {
+		b.WriteString(" --context " + check.ShellQuote(r.Cluster.Context))
+	}
 	if r.Dir != "" {
 		b.WriteString(" --dir " + check.ShellQuote(r.Dir))
 	}
