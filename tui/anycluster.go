@@ -1,8 +1,6 @@
 package tui
 
 import (
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,14 +10,13 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
-	"constellation/tui/term"
 	"constellation/tui/view"
 )
 
 // selectCluster returns the cluster that the flags of a verb select; nil means the workspace's.
 // Without flags and without a workspace it is that of the current context, if current is set. In
 // a workspace it refuses the address of another cluster.
-func (s *session) selectCluster(verb string, a cluster.Access, current bool) (*cluster.Selected, error) {
+func selectCluster(s *session, verb string, a cluster.Access, current bool) (*cluster.Selected, error) {
 	if err := impersonates(a); err != nil {
 		return nil, err
 	}
@@ -43,7 +40,7 @@ func (s *session) selectCluster(verb string, a cluster.Access, current bool) (*c
 		return nil, err
 	}
 	if ws.Has(workspace.ConfigFile) && ws.Has(workspace.KubeconfigFile) {
-		if err := s.sameCluster(verb, ws, &sel); err != nil {
+		if err := sameCluster(verb, ws, &sel); err != nil {
 			return nil, err
 		}
 	}
@@ -51,7 +48,7 @@ func (s *session) selectCluster(verb string, a cluster.Access, current bool) (*c
 }
 
 // sameCluster returns an error if a selected cluster is not that of the workspace.
-func (s *session) sameCluster(verb string, ws *workspace.Workspace, sel *cluster.Selected) error {
+func sameCluster(verb string, ws *workspace.Workspace, sel *cluster.Selected) error {
 	own, err := ws.Kubeconfig()
 	if err != nil {
 		return err
@@ -71,8 +68,8 @@ func (s *session) sameCluster(verb string, ws *workspace.Workspace, sel *cluster
 }
 
 // sameUser returns an error if a selected user is not that of the workspace's kubeconfig.
-func (s *session) sameUser(ws *workspace.Workspace, sel *cluster.Selected) error {
-	own, err := s.Clusters.Select(cluster.Access{Kubeconfig: ws.Path(workspace.KubeconfigFile)})
+func sameUser(known Clusters, ws *workspace.Workspace, sel *cluster.Selected) error {
+	own, err := known.Select(cluster.Access{Kubeconfig: ws.Path(workspace.KubeconfigFile)})
 	if err != nil || own.Identity == sel.Identity {
 		return nil // a kubeconfig that cannot be read is reported by the check itself
 	}
@@ -84,7 +81,7 @@ func (s *session) sameUser(ws *workspace.Workspace, sel *cluster.Selected) error
 }
 
 // formatterOf formats commands for a selected cluster; nil is the workspace's.
-func (s *session) formatterOf(a cluster.Access, sel *cluster.Selected) view.CommandFormatter {
+func formatterOf(s *session, a cluster.Access, sel *cluster.Selected) view.CommandFormatter {
 	if sel == nil {
 		return s.formatter()
 	}
@@ -98,56 +95,9 @@ func (s *session) formatterOf(a cluster.Access, sel *cluster.Selected) view.Comm
 	return sp
 }
 
-// printStatusOf prints the status of a cluster without a workspace.
-func (s *session) printStatusOf(ctx context.Context, f format, a cluster.Access, sel *cluster.Selected) error {
-	eng, _, _, err := s.engineOf()
-	if err != nil {
-		return err
-	}
-	ctx, stop := s.signals(ctx)
-	defer stop()
-	st, err := eng.StatusOf(ctx, *sel)
-	if err != nil {
-		return err
-	}
-	if f == asJSON {
-		if err := document(s.out, st); err != nil {
-			return err
-		}
-	} else {
-		s.print(s.anyStatusText(&st, s.formatterOf(a, sel)))
-	}
-	if !st.Reachable {
-		return &plan.Error{Op: fmt.Sprintf("get status of context %q", sel.Context), Err: errors.New(st.Problem), Remedy: st.Remedy}
-	}
-	return nil
-}
-
-// anyStatusText renders the status of a cluster without a workspace.
-func (s *session) anyStatusText(st *engine.Status, sp view.CommandFormatter) []string {
-	pg, w := s.page(), view.PrintedWidth
-	pg.Commands = sp
-	lines := []string{
-		"cluster " + term.Clean(st.Cluster) + " (" + term.Clean(st.Server) + ")",
-		fmt.Sprintf("Kubernetes %s, %d of %d nodes ready, %d cordoned", cmp.Or(term.Clean(st.APIServer), "unknown"), st.Counts["ready"], st.Counts["nodes"], st.Counts["cordoned"]),
-	}
-	for _, n := range st.Notes {
-		lines = append(lines, term.Wrap(term.Clean(n), w)...)
-	}
-	lines = append(lines, view.Findings(pg, w, st.Health, len(st.Health))...)
-	lines = append(lines, view.NodeRows(pg, w, len(st.Nodes)+2, st, 0)...)
-	for i, p := range st.Plans {
-		if i == 0 {
-			lines = append(lines, pg.Rule(w, "Plans", ""))
-		}
-		lines = append(lines, pg.Row(w).Pad(2).Col(term.Plain, term.Clean(p.Name), 34).Col(term.Plain, term.Clean(p.State), 12).Col(term.Plain, term.Clean(p.Version), 16).Add(term.Faint, term.Clean(p.Text)).String())
-	}
-	return lines
-}
-
 // backupFolder makes the folder for backups of a selected cluster and opens it as workspace: dir,
 // or one with the name of the context.
-func (s *session) backupFolder(sel *cluster.Selected, dir string) error {
+func backupFolder(s *session, sel *cluster.Selected, dir string) error {
 	if dir == "" {
 		dir = filepath.Join(s.dir, engine.FolderOf(sel.Context))
 	}
@@ -156,4 +106,25 @@ func (s *session) backupFolder(sel *cluster.Selected, dir string) error {
 	}
 	s.dir = dir
 	return nil
+}
+
+// ownCluster refuses an access that leads elsewhere than a workspace.
+func ownCluster(known Clusters, ws *workspace.Workspace, a cluster.Access) error {
+	if a.User != "" || a.As != "" || a.RequestTimeout != 0 {
+		return &plan.Error{
+			Op: "read flags", Err: errors.New("--user, --as and --request-timeout do not apply in a workspace: its own kubeconfig is used"), Exit: plan.ExitUsage,
+			Remedy: "run the command in another directory, with --kubeconfig",
+		}
+	}
+	if !a.Given() {
+		return nil
+	}
+	sel, err := known.Select(a)
+	if err != nil {
+		return err
+	}
+	if err := sameCluster("check", ws, &sel); err != nil {
+		return err
+	}
+	return sameUser(known, ws, &sel)
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,7 +16,7 @@ import (
 	"constellation/tui/view"
 )
 
-func (s *session) upgradeApplyCommand() *cobra.Command {
+func upgradeApplyCommand(s *session) *cobra.Command {
 	var (
 		r engine.ApplyRequest
 		o runOptions
@@ -61,10 +59,10 @@ and names the first; on a terminal it shows the nodes meanwhile.`,
   constellation upgrade apply --yes --surge 10% --detach  # set the target, then leave`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return s.apply(cmd.Context(), console.Apply(r, o.yes), o)
+			return runUpgrade(cmd.Context(), s, console.Apply(r, o.yes), o)
 		},
 	}
-	s.applyFlags(cmd, &r, &o)
+	applyFlags(cmd, &r, &o)
 	fl := cmd.Flags()
 	fl.StringVar(&r.Surge, "surge", "", "maximum surge: extra machines at any time, `N or P%` (default: unchanged, initially 1)")
 	fl.BoolVar(&r.Detach, "detach", false, "exit once the target is set; the rollout continues in the cluster")
@@ -80,23 +78,7 @@ and names the first; on a terminal it shows the nodes meanwhile.`,
 	return cmd
 }
 
-// applyFlags adds the flags that apply and execute share.
-func (s *session) applyFlags(cmd *cobra.Command, r *engine.ApplyRequest, o *runOptions) {
-	fl := cmd.Flags()
-	fl.BoolVarP(&o.yes, "yes", "y", false, "accept the plan and its ordinary warnings")
-	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "never prompt")
-	fl.StringArrayVar(&r.Acknowledge, "ack", nil, "`ID` of a finding to acknowledge; may be repeated")
-	fl.StringSliceVar(&r.Skip, "skip-phases", nil, "comma-separated `steps` to skip: "+strings.Join(engine.ApplySteps, ", "))
-	fl.BoolVar(&r.Rehearse, "dry-run", false, "rehearse the plan; change nothing")
-	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this time, such as 1h; run again to resume (0: no limit)")
-	o.out = text
-	fl.VarP((*checkFormat)(&o.out), "output", "o", "output format: text, json for one event per line, or markdown for a summary at the end (progress goes to stderr)")
-	_ = cmd.RegisterFlagCompletionFunc("output", fixed("text", "json", "markdown"))
-	_ = cmd.RegisterFlagCompletionFunc("ack", fixed("measurements-weaker", "oldest-supports-kubernetes", "local-data", "no-backup"))
-	_ = cmd.RegisterFlagCompletionFunc("skip-phases", fixed(engine.ApplySteps...))
-}
-
-func (s *session) upgradeExecuteCommand() *cobra.Command {
+func upgradeExecuteCommand(s *session) *cobra.Command {
 	var (
 		r    engine.ApplyRequest
 		o    runOptions
@@ -114,38 +96,37 @@ release of this program. It sets no target, replaces no node, and needs no confi
 			if !helm {
 				return &plan.Error{Err: errors.New("no part of the upgrade is selected"), Remedy: "add --helm", Exit: plan.ExitUsage}
 			}
-			return s.apply(cmd.Context(), console.Execute(r, o.yes), o)
+			return runUpgrade(cmd.Context(), s, console.Execute(r, o.yes), o)
 		},
 	}
 	cmd.Flags().BoolVar(&helm, "helm", false, "upgrade the Helm charts of the services")
-	s.applyFlags(cmd, &r, &o)
+	applyFlags(cmd, &r, &o)
 	return cmd
 }
 
-// apply plans, prompts if it can, and runs: in the console if the terminal allows it.
-func (s *session) apply(ctx context.Context, u *console.Upgrade, o runOptions) error {
+// runUpgrade plans, prompts if it can, and runs: in the console if the terminal allows it.
+func runUpgrade(ctx context.Context, s *session, u *console.Upgrade, o runOptions) error {
 	if o.out == text && s.interactive(o.nonInteractive) {
-		return s.console(ctx, consoleOptions{upgrade: u, timeout: o.timeout})
+		return showConsole(ctx, s, consoleOptions{upgrade: u, timeout: o.timeout})
 	}
-	return s.planAndRun(ctx, o, acceptance{
+	return planAndRun(ctx, s, o, acceptance{
 		acknowledged: u.Request.Acknowledge, question: func(p *plan.Plan) string { return "Upgrade cluster " + term.Clean(p.Cluster) + "?" },
-		show: func(p *plan.Plan, _ sink) { s.print(s.planText(p)) },
+		show: func(p *plan.Plan, _ sink) { s.print(planText(s.page(), s.answerWidth(), p)) },
 	}, func(ctx context.Context, eng Engine) (*plan.Plan, error) {
-		progress := s.checkProgress()
+		progress := newCheckProgress(s)
 		defer progress.live.Clear()
 		return u.Plan(ctx, eng, u.Request, progress.event)
 	})
 }
 
 // planText renders an upgrade's plan for the prompt.
-func (s *session) planText(p *plan.Plan) []string {
-	w := s.answerWidth()
+func planText(pg view.Page, w int, p *plan.Plan) []string {
 	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, term.Clean(p.Cluster)+view.Marked(p.Simulated, ", "), term.Clean(p.From.String()), term.Clean(p.To.String())), ""}
-	return append(lines, view.UpgradeSections(s.page(), w, p)...)
+	return append(lines, view.UpgradeSections(pg, w, p)...)
 }
 
 // rolloutCommands returns pause, resume, cancel, skip and retry.
-func (s *session) rolloutCommands() []*cobra.Command {
+func rolloutCommands(s *session) []*cobra.Command {
 	yes, no := true, false
 	var out []*cobra.Command
 	for _, x := range []struct {
@@ -177,10 +158,10 @@ func (s *session) rolloutCommands() []*cobra.Command {
 			Example: "  constellation upgrade " + x.use + "\n  constellation upgrade " + x.use + " -o json",
 			Args:    cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
-				return s.changeRollout(cmd.Context(), x.change, x.done, f)
+				return runRolloutChange(cmd.Context(), s, x.change, x.done, f)
 			},
 		}
-		s.outputFlag(cmd, &f, "output format: text, or json for one document")
+		outputFlag(cmd, &f, "output format: text, or json for one document")
 		out = append(out, cmd)
 	}
 	for _, x := range []struct {
@@ -202,12 +183,12 @@ func (s *session) rolloutCommands() []*cobra.Command {
 		cmd := &cobra.Command{
 			Use: x.use + " NODE-OR-GROUP", Short: x.short, Long: x.long + "\n\nThe exit code is 3 if there is nothing to do.",
 			Example: "  constellation upgrade " + x.use + " worker-3\n  constellation upgrade " + x.use + " worker-3 -o json",
-			Args:    oneArg("the name of a node or a group", "run `constellation status` to see both"), ValidArgsFunction: s.completeNodes(true),
+			Args:    oneArg("the name of a node or a group", "run `constellation status` to see both"), ValidArgsFunction: completeNodes(s, true),
 			RunE: func(cmd *cobra.Command, args []string) error {
-				return s.skip(cmd.Context(), args[0], x.skip, x.done, f)
+				return runSkip(cmd.Context(), s, args[0], x.skip, x.done, f)
 			},
 		}
-		s.outputFlag(cmd, &f, "output format: text, or json for one document")
+		outputFlag(cmd, &f, "output format: text, or json for one document")
 		out = append(out, cmd)
 	}
 	return out
@@ -221,7 +202,7 @@ type skipAnswer struct {
 	Changed bool `json:"changed"`
 }
 
-func (s *session) skip(ctx context.Context, name string, skip bool, done string, f format) error {
+func runSkip(ctx context.Context, s *session, name string, skip bool, done string, f format) error {
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return err
@@ -254,35 +235,6 @@ func (s *session) skip(ctx context.Context, name string, skip bool, done string,
 	return nil
 }
 
-// completeNodes completes one argument: a node of the cluster, or also a group of nodes.
-func (s *session) completeNodes(groups bool) cobra.CompletionFunc {
-	const done = cobra.ShellCompDirectiveNoFileComp
-	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-		if len(args) > 0 {
-			return nil, done
-		}
-		eng, _, _, err := s.engineOf()
-		if err != nil {
-			return nil, done
-		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second) // completion must not block the shell
-		defer cancel()
-		st, err := eng.Status(ctx)
-		if err != nil {
-			return nil, done
-		}
-		var out []string
-		for _, n := range st.Nodes {
-			out = append(out, n.Name)
-			if groups && n.Group != "" && !slices.Contains(out, n.Group) {
-				out = append(out, n.Group)
-			}
-		}
-		slices.Sort(out)
-		return out, done
-	}
-}
-
 // rolloutAnswer is the JSON output of pause, resume and cancel.
 type rolloutAnswer struct {
 	Schema    string      `json:"schema"`
@@ -295,7 +247,7 @@ type rolloutAnswer struct {
 	Message string `json:"message,omitempty"`
 }
 
-func (s *session) changeRollout(ctx context.Context, c cluster.RolloutChange, done string, f format) error {
+func runRolloutChange(ctx context.Context, s *session, c cluster.RolloutChange, done string, f format) error {
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return err

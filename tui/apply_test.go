@@ -65,7 +65,7 @@ func TestApplyPrintsWholePlan(t *testing.T) {
 	s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return enginefake.Start }})
 	p := enginefake.UpgradePlan()
 	p.LastBackup = &plan.LastBackup{Created: enginefake.Start.Add(-26 * time.Hour), Objects: 214, Bytes: 3 << 20, Etcd: true}
-	text := strings.Join(s.planText(p), "\n")
+	text := strings.Join(planText(s.page(), s.answerWidth(), p), "\n")
 	for _, want := range []string{"last backup    26h ago, 214 objects, 3 MiB, with an etcd snapshot", "OS image", "v1.0.0", "v1.1.0", "replaces 2 of workers", "backup            done before", "(point of no return)", "data of db/pg will be lost", "Warning: their disks are gone"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)

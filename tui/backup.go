@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -19,87 +20,17 @@ import (
 	"constellation/tui/view"
 )
 
-func (s *session) backupCommand() *cobra.Command {
+func backupCommand(s *session) *cobra.Command {
 	cmd := group("backup", "Back up, verify and restore custom resources and etcd",
 		`Back up CustomResourceDefinitions and custom resources of the cluster to files, verify the
 backup, compare it with the cluster, and restore it. A backup is a directory of Lists that
 kubectl create -f accepts, too.`,
 		"  constellation backup create\n  constellation backup list\n  constellation backup verify backup-20261121070501-1a2b3c4d")
-	cmd.AddCommand(s.backupCreate(), s.backupList(), s.backupShow(), s.backupVerify(), s.backupRestoreCommand(), s.backupDiffCommand(), s.backupPrune())
+	cmd.AddCommand(backupCreate(s), backupList(s), backupShow(s), backupVerify(s), backupRestore(s), backupDiff(s), backupPrune(s))
 	return cmd
 }
 
-// etcdFlag is the value of --etcd: unset, true or false.
-type etcdFlag string
-
-func (f *etcdFlag) String() string { return string(*f) }
-func (f *etcdFlag) Type() string   { return "bool" }
-func (f *etcdFlag) Set(v string) error {
-	switch v {
-	case "true", "false":
-		*f = etcdFlag(v)
-		return nil
-	}
-	return errors.New("want true or false")
-}
-
-// backupDirFlag adds --dir, the directory of backups.
-func (s *session) backupDirFlag(cmd *cobra.Command, dir *string, usage string) {
-	cmd.Flags().Var((*nonEmptyDir)(dir), "dir", usage)
-	_ = cmd.MarkFlagDirname("dir")
-}
-
-// nonEmptyDir is the value of a directory flag. It rejects "", the value of an unset shell
-// variable.
-type nonEmptyDir string
-
-func (d *nonEmptyDir) String() string { return string(*d) }
-func (d *nonEmptyDir) Type() string   { return "directory" }
-func (d *nonEmptyDir) Set(s string) error {
-	if s == "" {
-		return errors.New("it is empty; omit --dir for the workspace's own directory")
-	}
-	*d = nonEmptyDir(s)
-	return nil
-}
-
-// oneArg requires exactly one argument. Its error names the argument and the remedy.
-func oneArg(argument, remedy string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) == 1 {
-			return nil
-		}
-		return &plan.Error{Op: cmd.CommandPath(), Err: fmt.Errorf("got %d arguments, want %s", len(args), argument), Remedy: remedy, Exit: plan.ExitUsage}
-	}
-}
-
-// completeBackup completes the ID of a backup as the one argument, the newest first.
-func (s *session) completeBackup(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	const done = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
-	if len(args) > 0 {
-		return nil, done
-	}
-	eng, _, _, err := s.engineOf()
-	if err != nil {
-		return nil, done
-	}
-	dir, _ := cmd.Flags().GetString("dir")
-	all, err := eng.ListBackups(cmd.Context(), dir, false, nil)
-	if err != nil {
-		return nil, done
-	}
-	var out []string
-	for _, b := range all {
-		text := fmt.Sprintf("%s, %s", term.Ago(b.Created, s.Now()), words.Count(int(b.Objects), "object"))
-		if !b.Complete {
-			text = "incomplete"
-		}
-		out = append(out, b.ID+"\t"+text)
-	}
-	return out, done
-}
-
-func (s *session) backupCreate() *cobra.Command {
+func backupCreate(s *session) *cobra.Command {
 	var (
 		r       engine.BackupRequest
 		etcd    etcdFlag
@@ -134,44 +65,44 @@ a folder with the name of the context, or in --dir. An etcd snapshot needs our o
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r.Etcd = string(etcd)
-			sel, err := s.selectCluster("back up", access, false)
+			sel, err := selectCluster(s, "back up", access, false)
 			if err != nil {
 				return err
 			}
 			if r.Cluster = sel; sel != nil {
 				if ws, _, err := s.workspace(); err == nil && !ws.Has(workspace.ConfigFile) {
-					if err := s.backupFolder(sel, r.Dir); err != nil {
+					if err := backupFolder(s, sel, r.Dir); err != nil {
 						return err
 					}
 				}
 			}
-			return s.createBackup(cmd.Context(), r, timeout, out)
+			return runBackup(cmd.Context(), s, r, timeout, out)
 		},
 	}
 	fl := cmd.Flags()
 	fl.Var(&etcd, "etcd", "require an etcd snapshot; --etcd=false takes none (default: if supported)")
 	fl.Lookup("etcd").NoOptDefVal = "true"
-	s.backupDirFlag(cmd, &r.Dir, "`directory` for the backup (default: constellation-upgrade in the workspace)")
+	backupDirFlag(cmd, &r.Dir, "`directory` for the backup (default: constellation-upgrade in the workspace)")
 	fl.BoolVar(&r.Secrets, "secrets", false, "include all Secrets")
 	fl.DurationVar(&timeout, "timeout", 0, "stop after this time, such as 10m, and leave no backup (0: no limit)")
-	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
+	outputFlag(cmd, &out, "output format: text, or json for one event per line")
 	_ = cmd.RegisterFlagCompletionFunc("etcd", fixed("true", "false"))
-	s.accessFlags(cmd, &access)
+	accessFlags(s, cmd, &access)
 	return cmd
 }
 
-func (s *session) createBackup(ctx context.Context, r engine.BackupRequest, timeout time.Duration, f format) error {
+func runBackup(ctx context.Context, s *session, r engine.BackupRequest, timeout time.Duration, f format) error {
 	out := s.printer(f, true)
 	defer out.close()
 	eng, _, _, err := s.engineOf()
 	if err != nil {
-		return s.unplanned(out, f, err)
+		return unplanned(s, out, f, err)
 	}
 	ctx, stop := s.limited(ctx, timeout)
 	defer stop()
 	plan, err := eng.PlanBackup(ctx, r)
 	if err != nil {
-		return s.unplanned(out, f, err)
+		return unplanned(s, out, f, err)
 	}
 	return eng.Run(ctx, plan, out.event)
 }
@@ -188,7 +119,7 @@ type backupLine struct {
 	Etcd bool   `json:"etcd"`
 }
 
-func (s *session) backupList() *cobra.Command {
+func backupList(s *session) *cobra.Command {
 	var (
 		dir   string
 		quick bool
@@ -211,7 +142,7 @@ which does not detect changed contents.`,
 			}
 			ctx, stop := s.signals(cmd.Context())
 			defer stop()
-			live := s.reading()
+			live := newReading(s)
 			all, err := eng.ListBackups(ctx, dir, !quick, live.of)
 			live.Clear()
 			if err != nil {
@@ -249,9 +180,9 @@ which does not detect changed contents.`,
 			return nil
 		},
 	}
-	s.backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
+	backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
 	cmd.Flags().BoolVar(&quick, "quick", false, "compare names and sizes only")
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
@@ -262,7 +193,7 @@ type reading struct {
 	shown time.Time
 }
 
-func (s *session) reading() *reading {
+func newReading(s *session) *reading {
 	r := &reading{now: s.Now}
 	r.LiveLine = s.liveLine()
 	return r
@@ -275,7 +206,7 @@ func (r *reading) of(id string, done, total int64) {
 	}
 }
 
-func (s *session) backupShow() *cobra.Command {
+func backupShow(s *session) *cobra.Command {
 	var (
 		dir string
 		out format
@@ -288,7 +219,7 @@ This does not read the files; backup verify does.`,
 		Example: `  constellation backup show backup-20261121070501-1a2b3c4d
   constellation backup show backup-20261121070501-1a2b3c4d -o json | jq '.types[] | select(.objects > 0).resource'`,
 		Args:              oneArg("the ID of a backup", "run `constellation backup list` to see all IDs"),
-		ValidArgsFunction: s.completeBackup,
+		ValidArgsFunction: completeBackup(s),
 		RunE: func(_ *cobra.Command, args []string) error {
 			eng, _, _, err := s.engineOf()
 			if err != nil {
@@ -301,16 +232,16 @@ This does not read the files; backup verify does.`,
 			if out == asJSON {
 				return document(s.out, m)
 			}
-			s.showBackup(&m, path)
+			writeBackup(s.out, s.Now(), &m, path)
 			return nil
 		},
 	}
-	s.backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
-	s.outputFlag(cmd, &out, "output format: text, or json for the manifest")
+	backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
+	outputFlag(cmd, &out, "output format: text, or json for the manifest")
 	return cmd
 }
 
-func (s *session) showBackup(m *engine.BackupManifest, path string) {
+func writeBackup(out io.Writer, now time.Time, m *engine.BackupManifest, path string) {
 	contents := fmt.Sprintf("%s of %s, %s", words.Count(int(m.Objects), "object"), words.Count(len(m.Types), "type"), term.Bytes(m.Bytes))
 	secrets := "only in Helm records"
 	if m.Secrets {
@@ -327,18 +258,18 @@ func (s *session) showBackup(m *engine.BackupManifest, path string) {
 	rows := [][]string{
 		{"backup", m.ID},
 		{"cluster", cmp.Or(cluster, "-")},
-		{"created", m.Created.Local().Format("2006-01-02 15:04:05") + ", " + term.Ago(m.Created, s.Now()) + ", in " + m.Ended.Sub(m.Created).Round(time.Millisecond).String()},
+		{"created", m.Created.Local().Format("2006-01-02 15:04:05") + ", " + term.Ago(m.Created, now) + ", in " + m.Ended.Sub(m.Created).Round(time.Millisecond).String()},
 		{"contents", contents},
 		{"secrets", secrets},
 		{"etcd", etcd},
 		{"files", path},
 	}
-	table(s.out, "", rows)
+	table(out, "", rows)
 	for _, h := range m.Holes {
-		fmt.Fprintf(s.out, "missing  %s\n", term.OneLine(term.Clean(h.String())))
+		fmt.Fprintf(out, "missing  %s\n", term.OneLine(term.Clean(h.String())))
 	}
 	for _, n := range m.Notes {
-		fmt.Fprintf(s.out, "note     %s\n", term.OneLine(term.Clean(n)))
+		fmt.Fprintf(out, "note     %s\n", term.OneLine(term.Clean(n)))
 	}
 	size := map[string]int64{}
 	for _, f := range m.Files {
@@ -357,10 +288,10 @@ func (s *session) showBackup(m *engine.BackupManifest, path string) {
 		}
 		list = append(list, []string{t.String(), t.Version, fmt.Sprint(t.Objects), term.Bytes(n), strings.Join(t.Files, " ")})
 	}
-	fmt.Fprintln(s.out)
-	table(s.out, "", list)
+	fmt.Fprintln(out)
+	table(out, "", list)
 	if empty > 0 {
-		fmt.Fprintf(s.out, "and %s without objects\n", words.Count(empty, "type"))
+		fmt.Fprintf(out, "and %s without objects\n", words.Count(empty, "type"))
 	}
 }
 
@@ -372,7 +303,7 @@ type verification struct {
 	Problems []string `json:"problems"`
 }
 
-func (s *session) backupVerify() *cobra.Command {
+func backupVerify(s *session) *cobra.Command {
 	var (
 		dir string
 		out format
@@ -386,7 +317,7 @@ backup is incomplete or damaged.`,
 		Example: `  constellation backup verify backup-20261121070501-1a2b3c4d
   constellation backup verify backup-20261121070501-1a2b3c4d -o json | jq -r '.problems[]'`,
 		Args:              oneArg("the ID of a backup", "run `constellation backup list` to see all IDs"),
-		ValidArgsFunction: s.completeBackup,
+		ValidArgsFunction: completeBackup(s),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			eng, _, _, err := s.engineOf()
 			if err != nil {
@@ -394,7 +325,7 @@ backup is incomplete or damaged.`,
 			}
 			ctx, stop := s.signals(cmd.Context())
 			defer stop()
-			live := s.reading()
+			live := newReading(s)
 			err = eng.VerifyBackup(ctx, dir, args[0], func(done, total int64) { live.of(args[0], done, total) })
 			live.Clear()
 			problems := engine.BackupProblems(err)
@@ -420,12 +351,12 @@ backup is incomplete or damaged.`,
 			return err
 		},
 	}
-	s.backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
+	outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
-func (s *session) backupPrune() *cobra.Command {
+func backupPrune(s *session) *cobra.Command {
 	var (
 		dir  string
 		keep int
@@ -468,8 +399,8 @@ delete.`,
 	}
 	cmd.Flags().IntVar(&keep, "keep", 0, "`number` of complete backups to keep, at least 1")
 	_ = cmd.RegisterFlagCompletionFunc("keep", fixed("1", "3", "10"))
-	s.backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
+	outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 

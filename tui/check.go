@@ -16,7 +16,6 @@ import (
 
 	"constellation/engine/findings"
 	"constellation/engine/plan"
-	"constellation/engine/version"
 	"constellation/engine/words"
 	"constellation/tui/term"
 	"constellation/tui/view"
@@ -116,29 +115,6 @@ func (o *pipelineOptions) rules(now time.Time) (*findings.Rules, error) {
 	return r, nil
 }
 
-// minorFlag is the value of a flag that is a minor or a patch: v1.37, 1.37.2.
-type minorFlag version.Version
-
-func (m *minorFlag) Type() string { return "version" }
-func (m *minorFlag) String() string {
-	if v := (*version.Version)(m); !v.IsZero() {
-		return v.String()
-	}
-	return ""
-}
-
-func (m *minorFlag) Set(s string) error {
-	v, err := version.Parse("v" + strings.TrimPrefix(s, "v"))
-	if err != nil {
-		v, err = version.Parse("v" + strings.TrimPrefix(s, "v") + ".0")
-	}
-	if err != nil || v.Major() != 1 {
-		return errors.New("want a version of Kubernetes such as v1.37 or v1.37.2")
-	}
-	*m = minorFlag(v)
-	return nil
-}
-
 // offlineDocument is the JSON output of a check without a cluster.
 type offlineDocument struct {
 	Schema string `json:"schema"`
@@ -156,8 +132,8 @@ type offlineDocument struct {
 	Exit    int `json:"exit"`
 }
 
-// checkOffline runs `check` without a cluster.
-func (s *session) checkOffline(ctx context.Context, r findings.OfflineRequest, o pipelineOptions) error {
+// runOfflineCheck runs `check` without a cluster.
+func runOfflineCheck(ctx context.Context, s *session, r findings.OfflineRequest, o pipelineOptions) error {
 	rules, err := o.rules(s.Now())
 	if err != nil {
 		return err
@@ -180,7 +156,7 @@ func (s *session) checkOffline(ctx context.Context, r findings.OfflineRequest, o
 	if d.Failing > 0 {
 		d.Exit = plan.ExitBlocked
 	}
-	if err := s.writeOffline(&d, o, rules.Baseline != nil); err != nil {
+	if err := writeOffline(s, &d, o, rules.Baseline != nil); err != nil {
 		return err
 	}
 	if d.Exit != plan.ExitDone {
@@ -189,7 +165,7 @@ func (s *session) checkOffline(ctx context.Context, r findings.OfflineRequest, o
 	return nil
 }
 
-func (s *session) writeOffline(d *offlineDocument, o pipelineOptions, compared bool) error {
+func writeOffline(s *session, d *offlineDocument, o pipelineOptions, compared bool) error {
 	switch o.format {
 	case pipelineFormat(asJSON):
 		return document(s.out, d)
@@ -200,10 +176,10 @@ func (s *session) writeOffline(d *offlineDocument, o pipelineOptions, compared b
 		}
 		return findings.WriteSARIF(s.out, findings.Report{Tool: d.CLI, Dir: dir, Compared: compared, Findings: d.Findings})
 	case pipelineFormat(asMarkdown):
-		_, err := io.WriteString(s.out, s.offlineMarkdown(d))
+		_, err := io.WriteString(s.out, offlineMarkdown(s.formatter(), d))
 		return err
 	}
-	s.print(s.offlineText(d))
+	s.print(offlineText(s.page(), s.answerWidth(), d))
 	return nil
 }
 
@@ -266,8 +242,7 @@ func (d *offlineDocument) verdict() (plan.Severity, string) {
 	return severity, what + text + "."
 }
 
-func (s *session) offlineText(d *offlineDocument) []string {
-	pg, w := s.page(), s.answerWidth()
+func offlineText(pg view.Page, w int, d *offlineDocument) []string {
 	severity, text := d.verdict()
 	sign, st := view.SeveritySignOf(pg, severity)
 	lines := []string{"check of " + term.Clean(d.Dir)}
@@ -325,7 +300,7 @@ func needClusterText(ids []string) string {
 	return fmt.Sprintf("Not checked, because only a live cluster shows it: %s.", strings.Join(ids, ", "))
 }
 
-func (s *session) offlineMarkdown(d *offlineDocument) string {
+func offlineMarkdown(sp view.CommandFormatter, d *offlineDocument) string {
 	var b strings.Builder
 	_, text := d.verdict()
 	fmt.Fprintf(&b, "## Check of %s\n\n%s\n", view.CodeOf(d.Dir), view.CellOf(text))
@@ -333,7 +308,7 @@ func (s *session) offlineMarkdown(d *offlineDocument) string {
 	for i := range list {
 		f := list[i].Finding
 		f.Title += status(&list[i])
-		b.WriteString(view.FindingItem(s.formatter(), &f))
+		b.WriteString(view.FindingItem(sp, &f))
 	}
 	if len(d.Skipped) > 0 {
 		b.WriteString("\n### Skipped\n\n")

@@ -2,8 +2,8 @@ package tui
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"io"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -25,7 +25,7 @@ type clusterCheckOptions struct {
 	dryRun, printRBAC bool
 }
 
-func (s *session) checkCommand() *cobra.Command {
+func checkCommand(s *session) *cobra.Command {
 	var o clusterCheckOptions
 	cmd := &cobra.Command{
 		Use:   "check",
@@ -64,17 +64,17 @@ or kubeconfig. With --fail-on: 4 if a finding counts that is at least that sever
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.offline.Manifests == "" && o.offline.Backup == "" {
-				return s.checkAny(cmd.Context(), o)
+				return runCheck(cmd.Context(), s, o)
 			}
 			if o.kubernetes != "" {
 				if err := (*minorFlag)(&o.offline.To).Set(o.kubernetes); err != nil {
 					return &plan.Error{Op: "read --kubernetes", Err: err, Exit: plan.ExitUsage, Remedy: "name a minor or a patch"}
 				}
 			}
-			return s.checkOffline(cmd.Context(), o.offline, o.pipelineOptions)
+			return runOfflineCheck(cmd.Context(), s, o.offline, o.pipelineOptions)
 		},
 	}
-	s.accessFlags(cmd, &o.Access)
+	accessFlags(s, cmd, &o.Access)
 	fl := cmd.Flags()
 	fl.StringVar(&o.kubernetes, "kubernetes", "", "target `version` or minor, such as v1.37 (default: the next minor)")
 	fl.BoolVar(&o.dryRun, "dry-run-requests", false, "also send dry-run evictions and query kubelets; others can notice it")
@@ -93,32 +93,8 @@ or kubeconfig. With --fail-on: 4 if a finding counts that is at least that sever
 	return cmd
 }
 
-// accessFlags adds the flags of kubectl that select a cluster and a user.
-func (s *session) accessFlags(cmd *cobra.Command, a *cluster.Access) {
-	fl := cmd.Flags()
-	fl.StringVar(&a.Kubeconfig, "kubeconfig", "", "kubeconfig `file` (default: the workspace's; without one KUBECONFIG, or ~/.kube/config)")
-	fl.StringVar(&a.Context, "context", "", "`context` of the kubeconfig")
-	fl.StringVar(&a.ClusterName, "cluster", "", "`cluster` of the kubeconfig, instead of the context's")
-	fl.StringVar(&a.User, "user", "", "`user` of the kubeconfig, instead of the context's")
-	fl.StringVar(&a.As, "as", "", "`user` to impersonate")
-	fl.StringVar(&a.AsUID, "as-uid", "", "`UID` to impersonate")
-	fl.StringArrayVar(&a.AsGroups, "as-group", nil, "`group` to impersonate; may be repeated")
-	fl.DurationVar(&a.RequestTimeout, "request-timeout", 0, "limit of one request, such as 10s (0: the program's limits)")
-	_ = cmd.MarkFlagFilename("kubeconfig")
-	_ = cmd.RegisterFlagCompletionFunc("context", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		if s.Clusters == nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		names, err := s.Clusters.Contexts(*a)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		return names, cobra.ShellCompDirectiveNoFileComp
-	})
-}
-
-// checkAny runs `check`.
-func (s *session) checkAny(ctx context.Context, o clusterCheckOptions) error {
+// runCheck runs `check`.
+func runCheck(ctx context.Context, s *session, o clusterCheckOptions) error {
 	if o.printRBAC {
 		fmt.Fprint(s.out, s.Clusters.CheckRole(o.dryRun))
 		return nil
@@ -135,7 +111,7 @@ func (s *session) checkAny(ctx context.Context, o clusterCheckOptions) error {
 		return err
 	}
 	if ws.Has(workspace.ConfigFile) {
-		if done, err := s.checkWorkspace(ctx, ws, o, rules); done || err != nil {
+		if done, err := checkWorkspace(ctx, s, ws, o, rules); done || err != nil {
 			return err
 		}
 	}
@@ -145,19 +121,19 @@ func (s *session) checkAny(ctx context.Context, o clusterCheckOptions) error {
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
-	progress := s.checkProgress()
+	progress := newCheckProgress(s)
 	k, err := s.Clusters.Check(ctx, sel, o.RequestTimeout, check.ForeignRequest{Kubernetes: o.kubernetes, DryRun: o.dryRun}, progress.event)
 	progress.live.Clear()
 	if err != nil {
 		return err
 	}
-	return s.writeClusterCheck(&k, o, rules)
+	return writeClusterCheck(s, &k, o, rules)
 }
 
 // checkWorkspace runs `upgrade check` for the cluster of a workspace. It refuses a kubeconfig of
 // another cluster.
-func (s *session) checkWorkspace(ctx context.Context, ws *workspace.Workspace, o clusterCheckOptions, rules *findings.Rules) (bool, error) {
-	if err := s.ownCluster(ws, o.Access); err != nil {
+func checkWorkspace(ctx context.Context, s *session, ws *workspace.Workspace, o clusterCheckOptions, rules *findings.Rules) (bool, error) {
+	if err := ownCluster(s.Clusters, ws, o.Access); err != nil {
 		return false, err
 	}
 	r := check.Request{NoDryRun: !o.dryRun}
@@ -172,15 +148,15 @@ func (s *session) checkWorkspace(ctx context.Context, ws *workspace.Workspace, o
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
-	progress := s.checkProgress()
+	progress := newCheckProgress(s)
 	k, err := eng.Check(ctx, r, progress.event)
 	progress.live.Clear()
 	judged, notes := rules.Judge(k.Findings)
 	k.Notes = append(k.Notes, notes...)
 	if k.Schema != "" && ctx.Err() == nil {
-		write := func() error { return s.writeCheck(&k, r, checkFormat(o.format)) }
+		write := func() error { return writeCheck(s, &k, r, checkFormat(o.format)) }
 		if o.format == asSARIF {
-			write = func() error { return s.writeSARIF(k.CLI, rules, judged) }
+			write = func() error { return writeSARIF(s.out, k.CLI, rules, judged) }
 		}
 		if perr := write(); perr != nil {
 			return true, perr
@@ -192,37 +168,8 @@ func (s *session) checkWorkspace(ctx context.Context, ws *workspace.Workspace, o
 	return true, err
 }
 
-// impersonates refuses parts of a user to impersonate without the user's name.
-func impersonates(a cluster.Access) error {
-	if a.As == "" && (a.AsUID != "" || len(a.AsGroups) > 0) {
-		return &plan.Error{Op: "read flags", Err: errors.New("--as-group and --as-uid need --as"), Exit: plan.ExitUsage, Remedy: "name the user to impersonate with --as"}
-	}
-	return nil
-}
-
-// ownCluster refuses an access that leads elsewhere than a workspace.
-func (s *session) ownCluster(ws *workspace.Workspace, a cluster.Access) error {
-	if a.User != "" || a.As != "" || a.RequestTimeout != 0 {
-		return &plan.Error{
-			Op: "read flags", Err: errors.New("--user, --as and --request-timeout do not apply in a workspace: its own kubeconfig is used"), Exit: plan.ExitUsage,
-			Remedy: "run the command in another directory, with --kubeconfig",
-		}
-	}
-	if !a.Given() {
-		return nil
-	}
-	sel, err := s.Clusters.Select(a)
-	if err != nil {
-		return err
-	}
-	if err := s.sameCluster("check", ws, &sel); err != nil {
-		return err
-	}
-	return s.sameUser(ws, &sel)
-}
-
-func (s *session) writeSARIF(cli string, rules *findings.Rules, judged []findings.Judged) error {
-	return findings.WriteSARIF(s.out, findings.Report{Tool: cli, Compared: rules.Baseline != nil, Findings: judged})
+func writeSARIF(out io.Writer, cli string, rules *findings.Rules, judged []findings.Judged) error {
+	return findings.WriteSARIF(out, findings.Report{Tool: cli, Compared: rules.Baseline != nil, Findings: judged})
 }
 
 // clusterDocument is the JSON output of a check of a cluster without a workspace.
@@ -251,8 +198,8 @@ func marked(k *check.ClusterCheck, judged []findings.Judged) *check.ClusterCheck
 }
 
 // writeClusterCheck prints the result of a check without a workspace.
-func (s *session) writeClusterCheck(k *check.ClusterCheck, o clusterCheckOptions, rules *findings.Rules) error {
-	sp := s.formatterOf(o.Access, &cluster.Selected{})
+func writeClusterCheck(s *session, k *check.ClusterCheck, o clusterCheckOptions, rules *findings.Rules) error {
+	sp := formatterOf(s, o.Access, &cluster.Selected{})
 	judged, notes := rules.Judge(k.Findings())
 	k.Notes = append(k.Notes, notes...)
 	d := clusterDocument{ClusterCheck: k, Findings: judged, Failing: len(findings.Threshold(o.failOn).Failing(judged))}
@@ -264,7 +211,7 @@ func (s *session) writeClusterCheck(k *check.ClusterCheck, o clusterCheckOptions
 	case pipelineFormat(asJSON):
 		err = document(s.out, d)
 	case asSARIF:
-		err = s.writeSARIF(k.CLI, rules, judged)
+		err = writeSARIF(s.out, k.CLI, rules, judged)
 	case pipelineFormat(asMarkdown):
 		_, err = fmt.Fprint(s.out, view.ClusterCheckMarkdown(marked(k, judged), sp))
 	default:

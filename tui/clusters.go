@@ -20,7 +20,7 @@ import (
 
 // severalClusters returns the contexts to show if the folder has no workspace: nil if it has one,
 // if the user named it, or if there is no kubeconfig.
-func (s *session) severalClusters(named bool) (*cluster.Contexts, preferences.Preferences, error) {
+func severalClusters(s *session, named bool) (*cluster.Contexts, preferences.Preferences, error) {
 	prefs := preferences.Default()
 	if named || s.Clusters == nil {
 		return nil, prefs, nil
@@ -43,8 +43,8 @@ func (s *session) severalClusters(named bool) (*cluster.Contexts, preferences.Pr
 	return &k, prefs, nil
 }
 
-// clustersConsole shows the clusters of a kubeconfig on the terminal.
-func (s *session) clustersConsole(ctx context.Context, k *cluster.Contexts, prefs preferences.Preferences) error {
+// showClusters shows the clusters of a kubeconfig on the terminal.
+func showClusters(ctx context.Context, s *session, k *cluster.Contexts, prefs preferences.Preferences) error {
 	stderr, restore, err := captureStderr()
 	if err != nil {
 		return &plan.Error{Op: "show the console", Err: err}

@@ -6,7 +6,6 @@ import (
 	"os"
 	"time"
 
-	"constellation/engine/plan"
 	"constellation/engine/workspace"
 	"constellation/tui/console"
 )
@@ -22,8 +21,8 @@ type consoleOptions struct {
 	replay *console.Record
 }
 
-// console shows the console on the terminal and returns when the user leaves.
-func (s *session) console(ctx context.Context, o consoleOptions) error {
+// showConsole shows the console on the terminal and returns when the user leaves.
+func showConsole(ctx context.Context, s *session, o consoleOptions) error {
 	eng, ws, dir, err := s.engineOf()
 	if err != nil {
 		return err
@@ -59,15 +58,5 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 	if end.Exit != 0 {
 		return exitStatus(end.Exit)
 	}
-	return nil
-}
-
-// logToFile writes the debug log to a file, so that it does not disturb the screen.
-func (s *session) logToFile(ws *workspace.Workspace) error {
-	f, err := os.OpenFile(ws.Path("constellation-debug.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return &plan.Error{Op: "open the debug log", Err: err}
-	}
-	s.debugFile = f
 	return nil
 }

@@ -1,7 +1,6 @@
 package tui
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -9,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -98,23 +96,12 @@ func (i *Invocation) Confirmed(err error, question string) bool {
 	if x.Remedy != "" {
 		fmt.Fprintf(i.s.Stderr, "  %s\n", x.Remedy)
 	}
-	return i.s.confirmed(question)
-}
-
-// confirmed prompts for y or yes. No is the default.
-func (s *session) confirmed(question string) bool {
-	if f, ok := s.Stdin.(*os.File); ok {
-		term.DiscardInput(f)
-	}
-	fmt.Fprintf(s.Stderr, "%s [y/N] ", question)
-	line, err := bufio.NewReader(s.Stdin).ReadString('\n')
-	answer := strings.ToLower(strings.TrimSpace(line))
-	return err == nil && (answer == "y" || answer == "yes")
+	return i.s.prompt().confirmed(question)
 }
 
 // OutputFlag adds -o text|json to cmd.
 func (i *Invocation) OutputFlag(cmd *cobra.Command, f *Format, usage string) {
-	i.s.outputFlag(cmd, f, usage)
+	outputFlag(cmd, f, usage)
 }
 
 // MarkdownFlag adds -o text|json|markdown to cmd.
@@ -194,7 +181,7 @@ func delegated(root *cobra.Command, name string, args []string) bool {
 }
 
 // sandboxStub lists the verb sandbox in the help of a program that delegates it.
-func (s *session) sandboxStub() *cobra.Command {
+func sandboxStub() *cobra.Command {
 	return &cobra.Command{
 		Use: SandboxVerb, Short: SandboxShort, DisableFlagParsing: true,
 		Long:              SandboxShort + ". The program constellation-sandbox executes this verb.",

@@ -10,15 +10,15 @@ import (
 	"constellation/tui/term"
 )
 
-func (s *session) machineCommand() *cobra.Command {
+func machineCommand(s *session) *cobra.Command {
 	cmd := group("machine", "Revoke a compromised machine",
 		"Manage single machines of the cluster. Rollouts replace machines by themselves; use these\ncommands in an incident, such as a compromised machine.",
 		"  constellation machine revoke worker-1 --replace")
-	cmd.AddCommand(s.machineRevokeCommand())
+	cmd.AddCommand(machineRevoke(s))
 	return cmd
 }
 
-func (s *session) machineRevokeCommand() *cobra.Command {
+func machineRevoke(s *session) *cobra.Command {
 	var (
 		r engine.RevokeRequest
 		o runOptions
@@ -54,10 +54,10 @@ the last control plane, or etcd would lose quorum; 5 the plan was not accepted.`
   constellation machine revoke worker-1 --replace --non-interactive --yes
   constellation machine revoke worker-1 --kubeconfig admin.conf --yes -o json | jq 'select(.kind == "node")'`,
 		Args:              oneArg("the name of a node", "run `constellation status` to see all nodes"),
-		ValidArgsFunction: s.completeNodes(false),
+		ValidArgsFunction: completeNodes(s, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Node = args[0]
-			return s.revoke(cmd.Context(), r, o)
+			return runRevoke(cmd.Context(), s, r, o)
 		},
 	}
 	fl := cmd.Flags()
@@ -68,16 +68,16 @@ the last control plane, or etcd would lose quorum; 5 the plan was not accepted.`
 	fl.BoolVarP(&o.yes, "yes", "y", false, "accept the plan and its warnings")
 	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "never prompt")
 	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this time, such as 10m; run again to resume (0: no limit)")
-	s.outputFlag(cmd, &o.out, "output format: text, or json for one event per line")
+	outputFlag(cmd, &o.out, "output format: text, or json for one event per line")
 	_ = cmd.MarkFlagFilename("kubeconfig")
 	_ = cmd.RegisterFlagCompletionFunc("reason", fixed())
 	return cmd
 }
 
-// revoke runs `machine revoke`. The prompt wants the name of the machine.
-func (s *session) revoke(ctx context.Context, r engine.RevokeRequest, o runOptions) error {
+// runRevoke runs `machine revoke`. The prompt wants the name of the machine.
+func runRevoke(ctx context.Context, s *session, r engine.RevokeRequest, o runOptions) error {
 	question := fixedQuestion("Type " + term.Clean(r.Node) + " to revoke this machine: ")
-	return s.planAndRun(ctx, o, acceptance{question: question, name: r.Node, show: s.printPreview}, func(ctx context.Context, eng Engine) (*plan.Plan, error) {
+	return planAndRun(ctx, s, o, acceptance{question: question, name: r.Node}, func(ctx context.Context, eng Engine) (*plan.Plan, error) {
 		return eng.PlanRevoke(ctx, r)
 	})
 }

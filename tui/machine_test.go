@@ -82,9 +82,8 @@ func TestRevokePromptWantsTheName(t *testing.T) {
 			var errs strings.Builder
 			s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return enginefake.Start }, Stdin: strings.NewReader(tt.answer), Stdout: &strings.Builder{}, Stderr: &errs})
 			p := &plan.Plan{Verb: plan.VerbRevoke, Cluster: "demo", Steps: []plan.Step{{ID: engine.StepRemove}}}
-			_, err := s.accept(p, s.printer(text, false), text, acceptance{
-				asks: true, question: fixedQuestion("Type worker-1 to revoke this machine: "), name: "worker-1", show: func(*plan.Plan, sink) {},
-			})
+			a := acceptance{asks: true, question: fixedQuestion("Type worker-1 to revoke this machine: "), name: "worker-1", show: func(*plan.Plan, sink) {}}
+			_, err := a.accept(s, p, s.printer(text, false), text)
 			if (err == nil) != tt.accepted || !tt.accepted && plan.ExitCode(err) != plan.ExitUnacknowledged {
 				t.Errorf("accepted with %v, want %t", err, tt.accepted)
 			}

@@ -23,7 +23,7 @@ type MCPRequest struct {
 	Out     io.Writer
 }
 
-func (s *session) mcpCommand() *cobra.Command {
+func mcpCommand(s *session) *cobra.Command {
 	var a cluster.Access
 	cmd := &cobra.Command{
 		Use:   "mcp",
@@ -44,13 +44,13 @@ The server ends when its standard input ends.`,
   constellation -C demo mcp
   constellation mcp --kubeconfig ~/.kube/staging --as viewer`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return s.serveMCP(cmd.Context(), a) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return serveMCP(cmd.Context(), s, a) },
 	}
-	s.accessFlags(cmd, &a)
+	accessFlags(s, cmd, &a)
 	return cmd
 }
 
-func (s *session) serveMCP(ctx context.Context, a cluster.Access) error {
+func serveMCP(ctx context.Context, s *session, a cluster.Access) error {
 	if err := impersonates(a); err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (s *session) serveMCP(ctx context.Context, a cluster.Access) error {
 	r := MCPRequest{In: s.Stdin, Out: s.out, Timeout: a.RequestTimeout}
 	if ws.Has(workspace.ConfigFile) {
 		r.Workspace = ws
-		err = s.ownCluster(ws, a)
+		err = ownCluster(s.Clusters, ws, a)
 	} else {
 		r.Selected, err = s.Clusters.Select(a)
 	}

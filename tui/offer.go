@@ -1,10 +1,8 @@
 package tui
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"constellation/engine"
@@ -33,7 +31,7 @@ var offers = map[engine.Stage][]offer{
 // askNext is the home screen in accessible mode: it lists the next commands, prompts for
 // one, runs it and repeats, until the user types q or stdin ends. The exit code of a command
 // is printed and ends the loop only if a signal ended the command.
-func (s *session) askNext(ctx context.Context) error {
+func askNext(ctx context.Context, s *session) error {
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return err
@@ -52,7 +50,7 @@ func (s *session) askNext(ctx context.Context) error {
 		for i, o := range list {
 			fmt.Fprintf(s.out, "%d  %s: %s\n", i+1, o.title, s.command(o.verb))
 		}
-		o, ok := s.chosen(list)
+		o, ok := s.prompt().chosen(list)
 		if !ok {
 			return nil
 		}
@@ -67,22 +65,6 @@ func (s *session) askNext(ctx context.Context) error {
 			return exitStatus(code)
 		} else if code != 0 {
 			fmt.Fprintf(s.out, "%s ended with exit code %d\n", s.command(o.verb), code)
-		}
-	}
-}
-
-// chosen prompts until the user picks an entry of list; ok is false at q or end of input.
-func (s *session) chosen(list []offer) (o offer, ok bool) {
-	for {
-		fmt.Fprintf(s.Stderr, "Type a number from 1 to %d, or q to quit: ", len(list))
-		// A terminal delivers one line per read, so the buffer takes no input of later prompts.
-		line, err := bufio.NewReader(s.Stdin).ReadString('\n')
-		answer := strings.ToLower(strings.TrimSpace(line))
-		if err != nil || answer == "q" {
-			return offer{}, false
-		}
-		if n, err := strconv.Atoi(answer); err == nil && n >= 1 && n <= len(list) {
-			return list[n-1], true
 		}
 	}
 }

@@ -559,3 +559,34 @@ func (g *guarded) Write(p []byte) (int, error) {
 	}
 	return len(p), nil
 }
+
+// printSteps writes the steps of a plan for the prompt.
+func (p *plainPrinter) printSteps(plan *plan.Plan) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, st := range plan.Steps {
+		state := "would"
+		if st.Finished {
+			state = "skip"
+		}
+		p.line(p.now(), term.Clean(st.ID), state, term.Clean(st.Title)+": "+term.Clean(st.Effect))
+		if st.Warning != "" && !st.Finished {
+			p.line(p.now(), term.Clean(st.ID), "WARN", term.Clean(st.Warning))
+		}
+	}
+}
+
+// printRestored writes the result for one object, or in a dry run what would happen.
+// Failures are errors, which the printer writes already; unchanged objects are omitted.
+func (p *plainPrinter) printRestored(ev plan.Event, dryRun bool) {
+	if ev.Kind != plan.KindLog || ev.Object == "" || ev.Level != "info" {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if dryRun {
+		p.line(ev.Time, ev.Source, "would", term.Clean(ev.Text))
+		return
+	}
+	p.line(ev.Time, ev.Source, ev.State, term.Clean(strings.TrimPrefix(ev.Text, ev.State+" ")))
+}

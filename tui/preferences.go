@@ -19,7 +19,7 @@ type preferencesDocument struct {
 	Preferences []preferences.Field `json:"preferences"`
 }
 
-func (s *session) configPreferences() *cobra.Command {
+func configPreferences(s *session) *cobra.Command {
 	var (
 		out      format
 		defaults bool
@@ -64,7 +64,7 @@ refused. The program changes only the field recent.`,
 			return nil
 		},
 	}
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	outputFlag(cmd, &out, "output format: text, or json for one document")
 	cmd.Flags().BoolVar(&defaults, "defaults", false, "print the values that apply without the file")
 	return cmd
 }

@@ -148,5 +148,5 @@ func TestHelp(t *testing.T) {
 			walk(sub)
 		}
 	}
-	walk(newSession(App{Program: "constellation"}).root())
+	walk(rootCommand(newSession(App{Program: "constellation"})))
 }

@@ -23,7 +23,7 @@ import (
 	"constellation/tui/view"
 )
 
-func (s *session) releaseCommand() *cobra.Command {
+func releaseCommand(s *session) *cobra.Command {
 	cmd := group("release", "List, show, verify and publish releases",
 		`List releases, show their contents, verify a release feed, and publish one.
 
@@ -33,23 +33,11 @@ faulty ones.`,
 		`  constellation release list
   constellation release show v1.1.0
   constellation release verify https://releases.example.com/v1 --feed-key release.pub`)
-	cmd.AddCommand(s.releaseList(), s.releaseShow(), s.releaseVerify(), s.releaseBuild(), s.releaseBundle(), s.releaseKey())
+	cmd.AddCommand(releaseList(s), releaseShow(s), releaseVerify(s), releaseBuild(s), releaseBundle(s), releaseKey(s))
 	return cmd
 }
 
-// feedFlags adds the flags that select the release feed.
-func (s *session) feedFlags(cmd *cobra.Command, r *engine.FeedRequest) {
-	cmd.Flags().StringVar(&r.Feed, "feed", "", "release feed: folder, https `address` or bundle:FILE (default: from the configuration)")
-	s.feedKeyFlag(cmd, &r.FeedKeys)
-	_ = cmd.MarkFlagDirname("feed")
-}
-
-func (s *session) feedKeyFlag(cmd *cobra.Command, keys *[]string) {
-	cmd.Flags().StringArrayVar(keys, "feed-key", nil, "public key `file` that verifies the feed; may be repeated")
-	_ = cmd.MarkFlagFilename("feed-key", "pub", "pem")
-}
-
-func (s *session) releaseList() *cobra.Command {
+func releaseList(s *session) *cobra.Command {
 	var (
 		r   engine.FeedRequest
 		out format
@@ -78,12 +66,12 @@ copy of the feed, or to the embedded releases.`,
 			if out == asJSON {
 				return document(s.out, l)
 			}
-			s.listText(&l)
+			writeReleases(s.out, s.page(), &l)
 			return nil
 		},
 	}
-	s.feedFlags(cmd, &r)
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	feedFlags(cmd, &r)
+	outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
@@ -100,7 +88,7 @@ func table(w io.Writer, indent string, rows [][]string) {
 	_ = t.Flush() // w, a guarded, keeps the error
 }
 
-func (s *session) listText(l *engine.ReleaseList) {
+func writeReleases(out io.Writer, pg view.Page, l *engine.ReleaseList) {
 	rows := [][]string{{"RELEASE", "UPGRADE FROM", "KUBERNETES", "PATCHES", "PUBLISHED", "SOURCE"}}
 	var faulty []string
 	for _, r := range l.Releases {
@@ -114,11 +102,11 @@ func (s *session) listText(l *engine.ReleaseList) {
 		}
 		rows = append(rows, []string{name, cmp.Or(r.UpgradeFrom, "-"), span(r.Kubernetes), strconv.Itoa(len(r.Kubernetes)), day(r.Published), r.Source})
 	}
-	table(s.out, "", rows)
+	table(out, "", rows)
 	for _, f := range faulty {
-		fmt.Fprintf(s.out, "faulty  %s\n", term.OneLine(term.Clean(f)))
+		fmt.Fprintf(out, "faulty  %s\n", term.OneLine(term.Clean(f)))
 	}
-	s.feedText(l.Feed)
+	writeFeed(out, pg, l.Feed)
 }
 
 // span returns the first and the last entry of a list.
@@ -147,28 +135,28 @@ func minute(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04 UTC")
 }
 
-// view.FeedText prints the source of the release data.
-func (s *session) feedText(f check.FeedState) {
+// writeFeed prints the source of the release data.
+func writeFeed(out io.Writer, pg view.Page, f check.FeedState) {
 	embedded := f.Source == "embedded"
 	switch {
 	case embedded && f.Problem == "":
-		fmt.Fprintln(s.out, "feed    none configured: showing embedded releases")
+		fmt.Fprintln(out, "feed    none configured: showing embedded releases")
 	case embedded:
-		fmt.Fprintln(s.out, "feed    unusable: showing embedded releases")
+		fmt.Fprintln(out, "feed    unusable: showing embedded releases")
 	case f.Stale:
-		fmt.Fprintf(s.out, "feed    %s, publication %d, signed by %s: stale copy, fetched %s\n", term.Clean(f.Source), f.Sequence, term.Clean(f.Signer), term.Ago(f.Fetched, s.Now()))
+		fmt.Fprintf(out, "feed    %s, publication %d, signed by %s: stale copy, fetched %s\n", term.Clean(f.Source), f.Sequence, term.Clean(f.Signer), term.Ago(f.Fetched, pg.Now))
 	default:
-		fmt.Fprintf(s.out, "feed    %s, publication %d, signed by %s\n", term.Clean(f.Source), f.Sequence, term.Clean(f.Signer))
+		fmt.Fprintf(out, "feed    %s, publication %d, signed by %s\n", term.Clean(f.Source), f.Sequence, term.Clean(f.Signer))
 	}
 	if f.Problem != "" {
-		fmt.Fprintf(s.out, "cause   %s\n", term.OneLine(term.Clean(f.Problem)))
+		fmt.Fprintf(out, "cause   %s\n", term.OneLine(term.Clean(f.Problem)))
 	}
 	if f.Remedy != "" {
-		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().Text(term.OneLine(term.Clean(f.Remedy))))
+		fmt.Fprintf(out, "fix     %s\n", pg.Commands.Text(term.OneLine(term.Clean(f.Remedy))))
 	}
 }
 
-func (s *session) releaseShow() *cobra.Command {
+func releaseShow(s *session) *cobra.Command {
 	var (
 		r   engine.FeedRequest
 		out format
@@ -197,17 +185,16 @@ a known digest.`,
 			if out == asJSON {
 				return document(s.out, d)
 			}
-			s.showText(&d)
+			writeRelease(s.out, s.page(), &d)
 			return nil
 		},
 	}
-	s.feedFlags(cmd, &r)
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	feedFlags(cmd, &r)
+	outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
-func (s *session) showText(d *engine.ReleaseDetail) {
-	w := s.out
+func writeRelease(out io.Writer, pg view.Page, d *engine.ReleaseDetail) {
 	from := d.Source
 	if d.Signer != "" {
 		from += ", signed by " + d.Signer
@@ -223,14 +210,14 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 	if d.Faulty != "" {
 		head = append(head, []string{"FAULTY", d.Faulty})
 	}
-	table(w, "", head)
+	table(out, "", head)
 
 	var digests digestCount
-	fmt.Fprintln(w, "\nservices")
-	table(w, "  ", serviceRows(d))
+	fmt.Fprintln(out, "\nservices")
+	table(out, "  ", serviceRows(d))
 
 	if len(d.ForeignCharts) > 0 {
-		fmt.Fprintln(w, "\nthird-party charts")
+		fmt.Fprintln(out, "\nthird-party charts")
 		var rows [][]string
 		for _, c := range d.ForeignCharts {
 			name := c.Name
@@ -239,14 +226,14 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 			}
 			rows = append(rows, []string{name, c.Version, c.Source, c.Digest})
 		}
-		table(w, "  ", rows)
+		table(out, "  ", rows)
 	}
 
-	fmt.Fprintf(w, "\nkubernetes (default for new clusters: %s)\n", term.Clean(d.DefaultKubernetes))
+	fmt.Fprintf(out, "\nkubernetes (default for new clusters: %s)\n", term.Clean(d.DefaultKubernetes))
 	patches, components := patchRows(d)
-	table(w, "  ", patches)
+	table(out, "  ", patches)
 
-	fmt.Fprintln(w, "\nprogram")
+	fmt.Fprintln(out, "\nprogram")
 	var rows [][]string
 	for _, c := range d.Downloads {
 		rows = append(rows, []string{c.OS + "/" + c.Arch, c.URL, digests.of(c.URL, c.Digest)})
@@ -254,9 +241,9 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 	if len(rows) == 0 {
 		rows = [][]string{{"no download address"}}
 	}
-	table(w, "  ", rows)
+	table(out, "  ", rows)
 
-	fmt.Fprintln(w, "\nOS images")
+	fmt.Fprintln(out, "\nOS images")
 	rows = nil
 	if d.Images != nil {
 		for _, o := range d.Images.OS {
@@ -269,13 +256,13 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 	if len(rows) == 0 {
 		rows = [][]string{{"none listed"}}
 	}
-	table(w, "  ", rows)
+	table(out, "  ", rows)
 
-	fmt.Fprintf(w, "\ndigests  known for all %d node components and for %d of %d images and downloads\n", components, digests.known, digests.all)
+	fmt.Fprintf(out, "\ndigests  known for all %d node components and for %d of %d images and downloads\n", components, digests.known, digests.all)
 	for _, u := range byImage(digests.unknown) {
-		fmt.Fprintf(w, "  missing for %s\n", u)
+		fmt.Fprintf(out, "  missing for %s\n", u)
 	}
-	s.feedText(d.Feed)
+	writeFeed(out, pg, d.Feed)
 }
 
 // digestCount counts the images and downloads whose digest is known.
@@ -334,7 +321,7 @@ type verified struct {
 	*engine.FeedReport
 }
 
-func (s *session) releaseVerify() *cobra.Command {
+func releaseVerify(s *session) *cobra.Command {
 	var (
 		keys []string
 		out  format
@@ -366,7 +353,7 @@ program: cosign verify-blob --key feed.key.pub --signature FILE.sig FILE`,
 					return err
 				}
 			} else {
-				s.verifyText(&r)
+				writeVerified(s.out, s.page(), &r)
 			}
 			if !r.OK() {
 				return exitStatus(plan.ExitFailed)
@@ -374,12 +361,12 @@ program: cosign verify-blob --key feed.key.pub --signature FILE.sig FILE`,
 			return nil
 		},
 	}
-	s.feedKeyFlag(cmd, &keys)
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	feedKeyFlag(cmd, &keys)
+	outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
-func (s *session) verifyText(r *engine.FeedReport) {
+func writeVerified(out io.Writer, pg view.Page, r *engine.FeedReport) {
 	var rows [][]string
 	wrong := len(r.Problems)
 	for _, f := range r.Files {
@@ -393,16 +380,16 @@ func (s *session) verifyText(r *engine.FeedReport) {
 	for _, p := range r.Problems {
 		rows = append(rows, []string{"INVALID", "the feed", "", p})
 	}
-	table(s.out, "", rows)
+	table(out, "", rows)
 	for _, n := range byImage(r.NoDigest) {
-		fmt.Fprintf(s.out, "no digest  %s\n", n)
+		fmt.Fprintf(out, "no digest  %s\n", n)
 	}
-	fmt.Fprintf(s.out, "feed    %s, publication %d, from %s to %s\n", term.Clean(r.Source), r.Sequence, minute(r.Created), minute(r.Expires))
+	fmt.Fprintf(out, "feed    %s, publication %d, from %s to %s\n", term.Clean(r.Source), r.Sequence, minute(r.Created), minute(r.Expires))
 	signer := cmp.Or(r.Signer, "no trusted key")
 	if r.KeySet > 0 {
 		signer += fmt.Sprintf("; key set %d is trusted: %s", r.KeySet, strings.Join(r.Keys, ", "))
 	}
-	fmt.Fprintf(s.out, "signed  by %s\n", term.Clean(signer))
+	fmt.Fprintf(out, "signed  by %s\n", term.Clean(signer))
 	verdict := words.Count(len(r.Files), "file") + ", all valid"
 	if wrong > 0 {
 		verdict = words.Count(len(r.Files), "file") + ", " + words.Count(wrong, "problem")
@@ -410,9 +397,9 @@ func (s *session) verifyText(r *engine.FeedReport) {
 	if n := len(r.NoDigest); n > 0 {
 		verdict += fmt.Sprintf("; %s without a digest cannot be verified when fetched", words.Count(n, "image or download"))
 	}
-	fmt.Fprintf(s.out, "result  %s\n", strings.Replace(verdict, "image or downloads", "images or downloads", 1))
+	fmt.Fprintf(out, "result  %s\n", strings.Replace(verdict, "image or downloads", "images or downloads", 1))
 	if r.Remedy != "" {
-		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().Text(term.OneLine(term.Clean(r.Remedy))))
+		fmt.Fprintf(out, "fix     %s\n", pg.Commands.Text(term.OneLine(term.Clean(r.Remedy))))
 	}
 }
 
@@ -440,42 +427,13 @@ func byImage(all []string) []string {
 	return out
 }
 
-// days is a duration such as 30d, 36h or 90m.
-type days time.Duration
-
-func (d *days) String() string {
-	if t := time.Duration(*d); t > 0 && t%(24*time.Hour) == 0 {
-		return strconv.Itoa(int(t/(24*time.Hour))) + "d"
-	}
-	return time.Duration(*d).String()
-}
-
-func (*days) Type() string { return "days" }
-
-func (d *days) Set(v string) error {
-	if n, ok := strings.CutSuffix(v, "d"); ok {
-		i, err := strconv.ParseUint(n, 10, 16)
-		*d = days(time.Duration(i) * 24 * time.Hour)
-		if err != nil {
-			return errors.New("want a time such as 30d or 36h")
-		}
-		return nil
-	}
-	t, err := time.ParseDuration(v)
-	if err != nil {
-		return errors.New("want a time such as 30d or 36h")
-	}
-	*d = days(t)
-	return nil
-}
-
 // publication is the JSON output of release build.
 type publication struct {
 	Schema string `json:"schema"`
 	*engine.FeedPublication
 }
 
-func (s *session) releaseBuild() *cobra.Command {
+func releaseBuild(s *session) *cobra.Command {
 	b := engine.FeedBuild{}
 	expires := days(30 * 24 * time.Hour)
 	var out format
@@ -527,7 +485,7 @@ with the new key. Clients that trust the old key then trust the new one.`,
 			if out == asJSON {
 				return document(s.out, publication{plan.Schema, &r})
 			}
-			s.buildText(&r, b.KeyFile+".pub")
+			writePublication(s.out, s.page(), &r, b.KeyFile+".pub")
 			return nil
 		},
 	}
@@ -542,11 +500,11 @@ with the new key. Clients that trust the old key then trust the new one.`,
 	_ = cmd.MarkFlagFilename("key")
 	_ = cmd.MarkFlagFilename("trust", "pub", "pem")
 	_ = cmd.RegisterFlagCompletionFunc("expires", fixed("7d", "30d", "90d"))
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
-func (s *session) releaseBundle() *cobra.Command {
+func releaseBundle(s *session) *cobra.Command {
 	r := engine.BundleRequest{}
 	var out format
 	cmd := &cobra.Command{
@@ -600,44 +558,44 @@ bundle is rejected.`,
 	}
 	cmd.Flags().StringVar(&r.Out, "out", "", "`file` to write")
 	cmd.Flags().TextVar(&r.To, "to", r.To, "newest `release` to include (default: all)")
-	s.feedFlags(cmd, &r.FeedRequest)
+	feedFlags(cmd, &r.FeedRequest)
 	_ = cmd.MarkFlagFilename("out", "tar")
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
-func (s *session) buildText(r *engine.FeedPublication, public string) {
-	fmt.Fprintf(s.out, "published %s in %s: publication %d, valid until %s\n", words.Count(len(r.Releases), "release"), term.Clean(r.Out), r.Sequence, minute(r.Expires))
-	fmt.Fprintf(s.out, "signed    by %s\n", term.Clean(r.Signer))
+func writePublication(out io.Writer, pg view.Page, r *engine.FeedPublication, public string) {
+	fmt.Fprintf(out, "published %s in %s: publication %d, valid until %s\n", words.Count(len(r.Releases), "release"), term.Clean(r.Out), r.Sequence, minute(r.Expires))
+	fmt.Fprintf(out, "signed    by %s\n", term.Clean(r.Signer))
 	if r.KeySet > 0 {
-		fmt.Fprintf(s.out, "keys      set %d: %s\n", r.KeySet, term.Clean(strings.Join(r.Keys, ", ")))
+		fmt.Fprintf(out, "keys      set %d: %s\n", r.KeySet, term.Clean(strings.Join(r.Keys, ", ")))
 	}
 	if len(r.Added) > 0 {
-		fmt.Fprintf(s.out, "added     %s\n", term.Clean(strings.Join(r.Added, ", ")))
+		fmt.Fprintf(out, "added     %s\n", term.Clean(strings.Join(r.Added, ", ")))
 	}
 	if len(r.Dropped) > 0 {
-		fmt.Fprintf(s.out, "dropped   %s\n", term.Clean(strings.Join(r.Dropped, ", ")))
+		fmt.Fprintf(out, "dropped   %s\n", term.Clean(strings.Join(r.Dropped, ", ")))
 	}
 	for _, n := range r.Elsewhere {
 		absent := "not in this folder"
 		if n.Release.IsZero() {
 			absent = "not offered by a release in this folder"
 		}
-		fmt.Fprintf(s.out, "notice    %s: %s, published for programs that know it\n", term.Clean(n.String()), absent)
+		fmt.Fprintf(out, "notice    %s: %s, published for programs that know it\n", term.Clean(n.String()), absent)
 	}
 	if n := len(r.NoDigest); n > 0 {
-		fmt.Fprintf(s.out, "no digest known for %d images and downloads; release verify lists them\n", n)
+		fmt.Fprintf(out, "no digest known for %d images and downloads; release verify lists them\n", n)
 	}
-	fmt.Fprintf(s.out, "next      %s\n", s.command("release verify "+view.QuoteArg(r.Out)+" --feed-key "+view.QuoteArg(public)))
+	fmt.Fprintf(out, "next      %s\n", pg.Commands.Command("release verify "+view.QuoteArg(r.Out)+" --feed-key "+view.QuoteArg(public)))
 }
 
-func (s *session) releaseKey() *cobra.Command {
+func releaseKey(s *session) *cobra.Command {
 	cmd := group("key", "Create signing keys for a feed", "Create the key pairs that sign a release feed.", "  constellation release key new feed.key")
-	cmd.AddCommand(s.releaseKeyNew())
+	cmd.AddCommand(releaseKeyNew(s))
 	return cmd
 }
 
-func (s *session) releaseKeyNew() *cobra.Command {
+func releaseKeyNew(s *session) *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
 		Use:   "new FILE",
@@ -660,6 +618,6 @@ and the public key in FILE.pub. Existing files are never replaced.`,
 			return nil
 		},
 	}
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +16,7 @@ import (
 	"constellation/tui/view"
 )
 
-func (s *session) backupRestoreCommand() *cobra.Command {
+func backupRestore(s *session) *cobra.Command {
 	var (
 		r                   engine.RestoreRequest
 		yes, nonInteractive bool
@@ -49,7 +48,7 @@ restore; 5 if it was not accepted.`,
   constellation backup restore backup-20261121070501-1a2b3c4d --only core/configmaps/kube-system/join-config --overwrite
   constellation backup restore backup-20261121070501-1a2b3c4d --yes -o json | jq 'select(.state == "failed")'`,
 		Args:              oneArg("the ID of a backup", "run `constellation backup list` to see all IDs"),
-		ValidArgsFunction: s.completeBackup,
+		ValidArgsFunction: completeBackup(s),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.ID = args[0]
 			ctx := cmd.Context()
@@ -58,82 +57,41 @@ restore; 5 if it was not accepted.`,
 				ctx, cancel = context.WithTimeout(ctx, timeout)
 				defer cancel()
 			}
-			return s.restore(ctx, r, yes, nonInteractive, out)
+			return runRestore(ctx, s, r, yes, nonInteractive, out)
 		},
 	}
 	fl := cmd.Flags()
-	s.restoreFlags(cmd, &r)
+	restoreFlags(s, cmd, &r)
 	fl.BoolVar(&r.DryRun, "dry-run", false, "send every write as a dry run; change nothing")
 	fl.BoolVar(&r.Overwrite, "overwrite", false, "reset existing objects that differ from the backup")
 	fl.BoolVarP(&yes, "yes", "y", false, "accept the plan and its warnings")
 	fl.BoolVar(&nonInteractive, "non-interactive", false, "never prompt")
 	fl.DurationVar(&timeout, "timeout", 0, "stop after this time, such as 10m; run again to resume (0: no limit)")
-	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
+	outputFlag(cmd, &out, "output format: text, or json for one event per line")
 	return cmd
 }
 
-// restoreFlags adds the flags that select what is restored or compared.
-func (s *session) restoreFlags(cmd *cobra.Command, r *engine.RestoreRequest) {
-	fl := cmd.Flags()
-	s.backupDirFlag(cmd, &r.Dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
-	fl.StringArrayVar(&r.Only, "only", nil, "restrict to `group/resource[/namespace/name]` and its definition; may be repeated")
-	_ = cmd.RegisterFlagCompletionFunc("only", s.completeOnly)
-}
-
-// completeOnly completes the types of the backup given as argument, or of the newest.
-func (s *session) completeOnly(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	const done = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
-	eng, _, _, err := s.engineOf()
-	if err != nil {
-		return nil, done
-	}
-	dir, _ := cmd.Flags().GetString("dir")
-	if len(args) == 0 {
-		all, err := eng.ListBackups(cmd.Context(), dir, false, nil)
-		i := slices.IndexFunc(all, func(b engine.BackupEntry) bool { return b.Complete })
-		if err != nil || i < 0 {
-			return nil, done
-		}
-		args = []string{all[i].ID}
-	}
-	m, _, err := eng.ShowBackup(dir, args[0])
-	if err != nil {
-		return nil, done
-	}
-	objects := map[engine.Selector]int64{}
-	for _, t := range m.Types {
-		if t.Objects > 0 {
-			objects[engine.Selector{Group: t.Group, Resource: t.Resource}] += t.Objects
-		}
-	}
-	var out []string
-	for o, n := range objects {
-		out = append(out, o.String()+"\t"+words.Count(int(n), "object"))
-	}
-	slices.Sort(out)
-	return out, done
-}
-
-// restore runs `backup restore`. On a terminal it prompts once, after it printed the plan.
-func (s *session) restore(ctx context.Context, r engine.RestoreRequest, yes, nonInteractive bool, f format) error {
+// runRestore runs `backup restore`. On a terminal it prompts once, after it printed the plan.
+func runRestore(ctx context.Context, s *session, r engine.RestoreRequest, yes, nonInteractive bool, f format) error {
 	out := s.printer(f, true)
 	defer func() { out.close() }()
 	eng, _, _, err := s.engineOf()
 	if err != nil {
-		return s.unplanned(out, f, err)
+		return unplanned(s, out, f, err)
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
-	progress := s.restoreProgress()
+	progress := newRestoreProgress(s)
 	pl, err := eng.PlanRestore(ctx, r, progress.event)
 	progress.live.Clear()
 	if err != nil {
-		return s.unplanned(out, f, err)
+		return unplanned(s, out, f, err)
 	}
 	defer pl.Close()
-	out, err = s.accept(pl, out, f, acceptance{
-		yes: yes || r.DryRun, asks: f == text && !nonInteractive && s.asks(), question: fixedQuestion("Restore this?"), show: s.printPreview,
-	})
+	a := acceptance{
+		yes: yes || r.DryRun, asks: f == text && !nonInteractive && s.asks(), question: fixedQuestion("Restore this?"),
+	}
+	out, err = a.accept(s, pl, out, f)
 	if err != nil {
 		return err
 	}
@@ -147,22 +105,7 @@ func (s *session) restore(ctx context.Context, r engine.RestoreRequest, yes, non
 	return eng.Run(ctx, pl, emit)
 }
 
-// printRestored writes the result for one object, or in a dry run what would happen.
-// Failures are errors, which the printer writes already; unchanged objects are omitted.
-func (p *plainPrinter) printRestored(ev plan.Event, dryRun bool) {
-	if ev.Kind != plan.KindLog || ev.Object == "" || ev.Level != "info" {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if dryRun {
-		p.line(ev.Time, ev.Source, "would", term.Clean(ev.Text))
-		return
-	}
-	p.line(ev.Time, ev.Source, ev.State, term.Clean(strings.TrimPrefix(ev.Text, ev.State+" ")))
-}
-
-func (s *session) backupDiffCommand() *cobra.Command {
+func backupDiff(s *session) *cobra.Command {
 	var (
 		r   engine.RestoreRequest
 		out format
@@ -183,26 +126,26 @@ compared.`,
   constellation backup diff backup-20261121070501-1a2b3c4d --only example.com/widgets
   constellation backup diff backup-20261121070501-1a2b3c4d -o json | jq '.differences[] | select(.change == "removed")'`,
 		Args:              oneArg("the ID of a backup", "run `constellation backup list` to see all IDs"),
-		ValidArgsFunction: s.completeBackup,
+		ValidArgsFunction: completeBackup(s),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.ID = args[0]
-			return s.differ(cmd.Context(), r, out)
+			return runDiff(cmd.Context(), s, r, out)
 		},
 	}
-	s.restoreFlags(cmd, &r)
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	restoreFlags(s, cmd, &r)
+	outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
-// differ runs `backup diff`. It writes differences as they are found.
-func (s *session) differ(ctx context.Context, r engine.RestoreRequest, f format) error {
+// runDiff runs `backup diff`. It writes differences as they are found.
+func runDiff(ctx context.Context, s *session, r engine.RestoreRequest, f format) error {
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return err
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
-	progress := s.restoreProgress()
+	progress := newRestoreProgress(s)
 	var d differences = &differenceLines{out: s.out}
 	if f == asJSON {
 		d = &differenceDocument{out: s.out, id: r.ID}
@@ -316,7 +259,7 @@ type restoreProgress struct {
 	shown time.Time
 }
 
-func (s *session) restoreProgress() *restoreProgress {
+func newRestoreProgress(s *session) *restoreProgress {
 	p := &restoreProgress{now: s.Now}
 	p.live = s.liveLine()
 	return p

@@ -3,6 +3,7 @@ package tui
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -14,9 +15,9 @@ import (
 	"constellation/tui/term"
 )
 
-func (s *session) selfCommand() *cobra.Command {
+func selfCommand(s *session) *cobra.Command {
 	cmd := group("self", "Verify this program", "Show who built this program, and verify its files.", "  constellation self verify --key constellation.pub")
-	cmd.AddCommand(s.selfVerify())
+	cmd.AddCommand(selfVerify(s))
 	return cmd
 }
 
@@ -28,7 +29,7 @@ type selfAnswer struct {
 	engine.SelfReport
 }
 
-func (s *session) selfVerify() *cobra.Command {
+func selfVerify(s *session) *cobra.Command {
 	var (
 		keys    []string
 		modules bool
@@ -55,7 +56,7 @@ also replace this check: verify the downloaded archive or package with other too
 			if out == asJSON {
 				err = document(s.out, selfAnswer{plan.Schema, s.Release, r.OK(), r})
 			} else {
-				s.printSelf(r, modules)
+				writeSelf(s.out, s.Release, r, modules)
 			}
 			if err == nil && !r.OK() {
 				return exitStatus(plan.ExitFailed)
@@ -66,7 +67,7 @@ also replace this check: verify the downloaded archive or package with other too
 	cmd.Flags().StringArrayVar(&keys, "key", nil, "public key `file` of the publisher (default: the keys in this program)")
 	_ = cmd.MarkFlagFilename("key", "pub", "pem")
 	cmd.Flags().BoolVar(&modules, "modules", false, "list all modules")
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
@@ -81,13 +82,13 @@ var problemRemedies = map[string]string{
 	provenance.Missing:      "install the release again",
 }
 
-func (s *session) printSelf(r engine.SelfReport, modules bool) {
-	w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+func writeSelf(out io.Writer, release string, r engine.SelfReport, modules bool) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	row := func(key, format string, args ...any) {
 		fmt.Fprintf(w, "%s\t%s\n", key, term.Clean(fmt.Sprintf(format, args...)))
 	}
 	row("program", "%s", r.Executable)
-	row("release", "%s", s.Release)
+	row("release", "%s", release)
 	row("SHA-256", "%s", r.SHA256)
 	commit := cmp.Or(r.Build.Commit, "not recorded")
 	if r.Build.CommitTime != "" {
@@ -103,25 +104,25 @@ func (s *session) printSelf(r engine.SelfReport, modules bool) {
 		row("signed by", "%s", cmp.Or(p.Signer, "no trusted key"))
 	}
 	row("files", "%d match their statements", len(r.Programs))
-	_ = w.Flush() // s.out keeps its error
+	_ = w.Flush() // out keeps its error
 	if modules {
 		for _, m := range r.Build.Modules {
-			fmt.Fprintf(s.out, "module  %s %s %s\n", term.Clean(m.Path), term.Clean(m.Version), term.Clean(m.Sum))
+			fmt.Fprintf(out, "module  %s %s %s\n", term.Clean(m.Path), term.Clean(m.Version), term.Clean(m.Sum))
 		}
 	}
 	told := map[string]bool{}
 	for _, p := range r.Problems {
-		fmt.Fprintf(s.out, "problem  %s: %s\n", term.Clean(p.File), term.Clean(p.Text))
+		fmt.Fprintf(out, "problem  %s: %s\n", term.Clean(p.File), term.Clean(p.Text))
 	}
 	for _, p := range r.Problems {
 		if remedy := problemRemedies[p.ID]; !told[remedy] {
 			told[remedy] = true
-			fmt.Fprintf(s.out, "remedy   %s\n", remedy)
+			fmt.Fprintf(out, "remedy   %s\n", remedy)
 		}
 	}
 	verdict := "verified"
 	if !r.OK() {
 		verdict = "not verified: " + words.Count(len(r.Problems), "problem")
 	}
-	fmt.Fprintln(s.out, verdict)
+	fmt.Fprintln(out, verdict)
 }

@@ -12,8 +12,9 @@
 // events of a run into the same view.Timeline, so the two cannot disagree. JSON Lines are the
 // events themselves.
 //
-// A verb opens the console with session.console (console.go) if it needs one and the terminal
-// allows it. Verbs that only print, such as status, build no console.
+// A verb is a function that makes its command for a session (session.go); rootCommand
+// (commands.go) lists all of them. It opens the console with showConsole (console.go) if it needs
+// one and the terminal allows it. Verbs that only print, such as status, build no console.
 //
 // # Rules
 //
@@ -151,7 +152,7 @@ func (a App) Main() int {
 // Command returns the program's commands, for documentation.
 func (a App) Command() *cobra.Command {
 	a.Env, a.Now = os.Getenv, time.Now
-	return newSession(a).root()
+	return rootCommand(newSession(a))
 }
 
 // completionName is the name under which kubectl starts a plugin to complete its arguments.

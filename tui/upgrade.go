@@ -2,7 +2,6 @@ package tui
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -16,30 +15,16 @@ import (
 	"constellation/tui/view"
 )
 
-// checkFormat is the value of -o where markdown is allowed, too.
-type checkFormat string
-
-func (f *checkFormat) String() string { return string(*f) }
-func (f *checkFormat) Type() string   { return "text|json|markdown" }
-func (f *checkFormat) Set(s string) error {
-	switch s {
-	case "text", "json", "markdown":
-		*f = checkFormat(s)
-		return nil
-	}
-	return errors.New("want text, json or markdown")
-}
-
-func (s *session) upgradeCommand() *cobra.Command {
+func upgradeCommand(s *session) *cobra.Command {
 	cmd := group("upgrade", "Check, run and control upgrades of the cluster",
 		"Check which versions the cluster can be upgraded to, upgrade it (apply) or only parts of it\n(prepare, execute), and control a running rollout (pause, resume, cancel, skip, retry).",
 		"  constellation upgrade check --write-config\n  constellation upgrade apply\n  constellation upgrade pause")
-	cmd.AddCommand(s.upgradeCheckCommand(), s.upgradeApplyCommand(), s.upgradePrepareCommand(), s.upgradeExecuteCommand())
-	cmd.AddCommand(s.rolloutCommands()...)
+	cmd.AddCommand(upgradeCheckCommand(s), upgradeApplyCommand(s), upgradePrepareCommand(s), upgradeExecuteCommand(s))
+	cmd.AddCommand(rolloutCommands(s)...)
 	return cmd
 }
 
-func (s *session) upgradeCheckCommand() *cobra.Command {
+func upgradeCheckCommand(s *session) *cobra.Command {
 	var (
 		r                check.Request
 		exitCode, update bool
@@ -72,7 +57,7 @@ nothing blocks it, 0 if nothing is newer.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r.WriteConfig = r.WriteConfig || update
-			return s.printCheck(cmd.Context(), r, f, exitCode)
+			return runUpgradeCheck(cmd.Context(), s, r, f, exitCode)
 		},
 	}
 	fl := cmd.Flags()
@@ -94,7 +79,7 @@ nothing blocks it, 0 if nothing is newer.`,
 	return cmd
 }
 
-func (s *session) upgradePrepareCommand() *cobra.Command {
+func upgradePrepareCommand(s *session) *cobra.Command {
 	var (
 		r engine.PrepareRequest
 		o runOptions
@@ -124,7 +109,7 @@ interrupted at any time; run it again to resume.`,
   constellation upgrade prepare --to v1.1.0 --kubernetes v1.36.3 --acknowledge oldest-supports-kubernetes
   constellation upgrade prepare --yes -o json | jq 'select(.kind == "result").data.patch'`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return s.prepare(cmd.Context(), r, o) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return runPrepare(cmd.Context(), s, r, o) },
 	}
 	fl := cmd.Flags()
 	fl.BoolVarP(&o.yes, "yes", "y", false, "accept the plan and its warnings")
@@ -143,7 +128,7 @@ interrupted at any time; run it again to resume.`,
 	fl.StringVar(&r.Feed, "feed", "", "release feed: folder, https `address` or bundle:FILE (default: from the configuration)")
 	fl.StringArrayVar(&r.FeedKeys, "feed-key", nil, "public key `file` that verifies the feed; may be repeated")
 	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this time, such as 10m; run again to resume (0: no limit)")
-	s.outputFlag(cmd, &o.out, "output format: text, or json for one event per line")
+	outputFlag(cmd, &o.out, "output format: text, or json for one event per line")
 	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
 	_ = cmd.RegisterFlagCompletionFunc("to", fixed(s.Releases...))
 	_ = cmd.RegisterFlagCompletionFunc("acknowledge", fixed("measurements-weaker", "oldest-supports-kubernetes"))
@@ -151,32 +136,32 @@ interrupted at any time; run it again to resume.`,
 	return cmd
 }
 
-// prepare runs `upgrade prepare`.
-func (s *session) prepare(ctx context.Context, r engine.PrepareRequest, o runOptions) error {
-	a := acceptance{acknowledged: r.Acknowledge, question: fixedQuestion("Publish this?"), show: s.printPreview}
-	return s.planAndRun(ctx, o, a, func(ctx context.Context, eng Engine) (*plan.Plan, error) {
-		progress := s.checkProgress()
+// runPrepare runs `upgrade prepare`.
+func runPrepare(ctx context.Context, s *session, r engine.PrepareRequest, o runOptions) error {
+	a := acceptance{acknowledged: r.Acknowledge, question: fixedQuestion("Publish this?")}
+	return planAndRun(ctx, s, o, a, func(ctx context.Context, eng Engine) (*plan.Plan, error) {
+		progress := newCheckProgress(s)
 		defer progress.live.Clear()
 		return eng.PlanPrepare(ctx, r, progress.event)
 	})
 }
 
-// printCheck runs `upgrade check` and prints its result.
-func (s *session) printCheck(ctx context.Context, r check.Request, f checkFormat, exitCode bool) error {
+// runUpgradeCheck runs `upgrade check` and prints its result.
+func runUpgradeCheck(ctx context.Context, s *session, r check.Request, f checkFormat, exitCode bool) error {
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return err
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
-	progress := s.checkProgress()
+	progress := newCheckProgress(s)
 	k, err := eng.Check(ctx, r, progress.event)
 	progress.live.Clear()
 	if k.Config != nil && k.Config.Written {
 		s.wrote = k.Config.Path
 	}
 	if k.Schema != "" && ctx.Err() == nil { // a check of an unreachable cluster still has release data
-		if perr := s.writeCheck(&k, r, f); perr != nil {
+		if perr := writeCheck(s, &k, r, f); perr != nil {
 			return perr
 		}
 	}
@@ -189,7 +174,7 @@ func (s *session) printCheck(ctx context.Context, r check.Request, f checkFormat
 	return nil
 }
 
-func (s *session) writeCheck(k *check.Check, r check.Request, f checkFormat) error {
+func writeCheck(s *session, k *check.Check, r check.Request, f checkFormat) error {
 	switch f {
 	case "json":
 		return document(s.out, k)
@@ -197,13 +182,12 @@ func (s *session) writeCheck(k *check.Check, r check.Request, f checkFormat) err
 		_, err := fmt.Fprint(s.out, view.Markdown(k, s.formatter()))
 		return err
 	}
-	s.print(s.checkText(k, r))
+	s.print(checkText(s.page(), s.answerWidth(), k, r))
 	return nil
 }
 
 // checkText renders the check that r asked for: the verdict first, then the details.
-func (s *session) checkText(k *check.Check, r check.Request) []string {
-	pg, w := s.page(), s.answerWidth()
+func checkText(pg view.Page, w int, k *check.Check, r check.Request) []string {
 	severity, text := view.Verdict(k)
 	sign, st := view.SeveritySignOf(pg, severity)
 	head, feed := "upgrade check of cluster "+term.Clean(k.Cluster)+view.Marked(k.Simulated, ", "), view.FeedText(k.Feed, pg.Now)
@@ -237,7 +221,7 @@ type checkProgress struct {
 	shown time.Time
 }
 
-func (s *session) checkProgress() *checkProgress {
+func newCheckProgress(s *session) *checkProgress {
 	p := &checkProgress{now: s.Now}
 	p.live = s.liveLine()
 	return p

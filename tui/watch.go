@@ -27,7 +27,7 @@ type watchOptions struct {
 	out            format
 }
 
-func (s *session) watchCommand() *cobra.Command {
+func watchCommand(s *session) *cobra.Command {
 	var o watchOptions
 	cmd := &cobra.Command{
 		Use:   "watch",
@@ -60,27 +60,27 @@ minutes after the beginning.`,
 				return &plan.Error{Op: "read --filter", Err: err, Exit: plan.ExitUsage, Remedy: "write a filter such as 'state:drain group:workers age>5m text'"}
 			}
 			if o.replay != "" {
-				return s.replay(cmd.Context(), o)
+				return runReplay(cmd.Context(), s, o)
 			}
-			sel, err := s.selectCluster("watch", o.access, true)
+			sel, err := selectCluster(s, "watch", o.access, true)
 			if err != nil {
 				return err
 			}
 			o.Cluster, o.Kubeconfig = sel, o.access.Kubeconfig
 			if o.out == text && !o.Once && s.interactive(o.nonInteractive) {
-				return s.console(cmd.Context(), consoleOptions{watch: &o})
+				return showConsole(cmd.Context(), s, consoleOptions{watch: &o})
 			}
-			return s.watch(cmd.Context(), o)
+			return runWatch(cmd.Context(), s, o)
 		},
 	}
 	fl := cmd.Flags()
 	fl.BoolVar(&o.Once, "once", false, "print the current state and exit")
 	fl.StringVar(&o.replay, "replay", "", "replay a `record`: FILE[@TIME] or RUN[@TIME]")
 	fl.StringVar(&o.filter, "filter", "", "show only matching machines: `terms` such as state:drain group:workers age>5m")
-	s.accessFlags(cmd, &o.access)
+	accessFlags(s, cmd, &o.access)
 	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "print instead of opening the console")
-	s.outputFlag(cmd, &o.out, "output format: text, or json for one event per line")
-	_ = cmd.RegisterFlagCompletionFunc("replay", s.completeRuns)
+	outputFlag(cmd, &o.out, "output format: text, or json for one event per line")
+	_ = cmd.RegisterFlagCompletionFunc("replay", completeRuns(s))
 	_ = cmd.RegisterFlagCompletionFunc("filter", fixed("state:drain", "state:failed", "state:outdated", "age>5m", "try>1"))
 	for _, live := range []string{"kubeconfig", "context"} {
 		cmd.MarkFlagsMutuallyExclusive("replay", live)
@@ -88,31 +88,14 @@ minutes after the beginning.`,
 	return cmd
 }
 
-// completeRuns completes the runs of the workspace, and files.
-func (s *session) completeRuns(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	eng, _, _, err := s.engineOf()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveDefault
-	}
-	runs, err := eng.Runs()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveDefault
-	}
-	out := []string{"last"}
-	for _, r := range runs {
-		out = append(out, r.ID)
-	}
-	return out, cobra.ShellCompDirectiveDefault
-}
-
-// watch prints a live rollout as lines, or with --once its current state.
-func (s *session) watch(ctx context.Context, o watchOptions) error {
+// runWatch prints a live rollout as lines, or with --once its current state.
+func runWatch(ctx context.Context, s *session, o watchOptions) error {
 	page := o.Once && o.out == text
-	out := s.filtered(o)
+	out := filtered(s, o)
 	defer out.close()
 	eng, _, _, err := s.engineOf()
 	if err != nil {
-		return s.unplanned(out, o.out, err)
+		return unplanned(s, out, o.out, err)
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
@@ -131,15 +114,15 @@ func (s *session) watch(ctx context.Context, o watchOptions) error {
 	})
 	switch {
 	case err != nil && !began:
-		return s.unplanned(out, o.out, err)
+		return unplanned(s, out, o.out, err)
 	case page && began:
-		s.printBoard(b, o, false, s.Now(), eng.APIHealth())
+		s.print(boardText(s.page(), s.answerWidth(), b, o, false, s.Now(), eng.APIHealth()))
 	}
 	return err
 }
 
-// replay plays a record: in the console on a terminal, else as lines.
-func (s *session) replay(ctx context.Context, o watchOptions) error {
+// runReplay plays a record: in the console on a terminal, else as lines.
+func runReplay(ctx context.Context, s *session, o watchOptions) error {
 	find := func(run string) (string, error) {
 		eng, _, _, err := s.engineOf()
 		if err != nil {
@@ -165,7 +148,7 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 	}
 	switch {
 	case o.out == text && !o.Once && s.interactive(o.nonInteractive):
-		return s.console(ctx, consoleOptions{watch: &o, replay: r})
+		return showConsole(ctx, s, consoleOptions{watch: &o, replay: r})
 	case o.Once && o.out == text:
 		b, at := &rollout.Board{}, r.Events[len(r.Events)-1].Time
 		if !r.At.IsZero() {
@@ -177,10 +160,10 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 			}
 			b.Apply(ev)
 		}
-		s.printBoard(b, o, true, at, engine.APIHealth{})
+		s.print(boardText(s.page(), s.answerWidth(), b, o, true, at, engine.APIHealth{}))
 		return nil
 	}
-	out := s.filtered(o)
+	out := filtered(s, o)
 	defer out.close()
 	ctx, stop := s.signals(ctx)
 	defer stop()
@@ -199,7 +182,7 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 }
 
 // filtered returns the printer for events that match the filter.
-func (s *session) filtered(o watchOptions) sink {
+func filtered(s *session, o watchOptions) sink {
 	var out sink
 	if o.out == asJSON {
 		out = jsonPrinter{s.out}
@@ -247,9 +230,8 @@ func (s *sieve) event(ev plan.Event) {
 	s.sink.event(ev)
 }
 
-// printBoard prints the state of a rollout, live or recorded.
-func (s *session) printBoard(b *rollout.Board, o watchOptions, recorded bool, at time.Time, pulse engine.APIHealth) {
-	pg, w := s.page(), s.answerWidth()
+// boardText prints the state of a rollout, live or recorded.
+func boardText(pg view.Page, w int, b *rollout.Board, o watchOptions, recorded bool, at time.Time, pulse engine.APIHealth) []string {
 	pg.Now = at
 	what := "as of " + at.UTC().Format("2006-01-02 15:04:05Z")
 	if recorded {
@@ -278,10 +260,10 @@ func (s *session) printBoard(b *rollout.Board, o watchOptions, recorded bool, at
 	if !recorded {
 		api = view.APIStatus(pg, pulse)
 	}
-	s.print(append(lines, view.WatchSafety(pg, b, w, api, time.Time{})))
+	return append(lines, view.WatchSafety(pg, b, w, api, time.Time{}))
 }
 
-func (s *session) historyCommand() *cobra.Command {
+func historyCommand(s *session) *cobra.Command {
 	var f format
 	cmd := &cobra.Command{
 		Use:   "history [RUN]",
@@ -300,7 +282,7 @@ watch --replay plays the record of a run.`,
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			list, _ := s.completeRuns(cmd, args, word)
+			list, _ := completeRuns(s)(cmd, args, word)
 			return list, cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -309,7 +291,7 @@ watch --replay plays the record of a run.`,
 				return err
 			}
 			if len(args) == 0 {
-				return s.listRuns(eng, f)
+				return listRuns(s, eng, f)
 			}
 			run, err := eng.PastRun(args[0])
 			if err != nil {
@@ -321,15 +303,15 @@ watch --replay plays the record of a run.`,
 					rollout.PastRun
 				}{plan.Schema, run})
 			}
-			s.print(s.pastRun(&run))
+			s.print(pastRunText(s.page(), s.answerWidth(), &run))
 			return nil
 		},
 	}
-	s.outputFlag(cmd, &f, "output format: text, or json for one document")
+	outputFlag(cmd, &f, "output format: text, or json for one document")
 	return cmd
 }
 
-func (s *session) listRuns(eng Engine, f format) error {
+func listRuns(s *session, eng Engine, f format) error {
 	runs, err := eng.Runs()
 	if err != nil {
 		return err
@@ -361,10 +343,8 @@ func (s *session) listRuns(eng Engine, f format) error {
 	return nil
 }
 
-// pastRun renders a run in detail.
-func (s *session) pastRun(r *rollout.PastRun) []string {
-	pg := s.page()
-	w := s.answerWidth()
+// pastRunText renders a run in detail.
+func pastRunText(pg view.Page, w int, r *rollout.PastRun) []string {
 	lines := []string{
 		fmt.Sprintf("run       %s  (%s of cluster %s)", term.Clean(r.ID), r.Verb, cmp.Or(term.Clean(r.Cluster), "(unknown)")),
 		fmt.Sprintf("by        %s, with %s", cmp.Or(term.Clean(r.By), "(unknown user)"), cmp.Or(term.Clean(r.Tool), "(unknown program)")),
@@ -382,7 +362,7 @@ func (s *session) pastRun(r *rollout.PastRun) []string {
 		lines = append(lines, fmt.Sprintf("machines  %d seen, %d nodes reached the target, %d failed", r.Nodes, r.Replaced, r.Failed))
 	}
 	if r.Resume != "" {
-		lines = append(lines, "resume    "+s.formatter().Line(term.Clean(r.Resume)))
+		lines = append(lines, "resume    "+pg.Commands.Line(term.Clean(r.Resume)))
 	}
 	lines = append(lines, pg.Rule(w, "Steps", ""))
 	for _, st := range r.Steps {
@@ -422,5 +402,5 @@ func (s *session) pastRun(r *rollout.PastRun) []string {
 	for _, b := range r.Bad {
 		lines = append(lines, "  invalid record: "+term.Clean(b))
 	}
-	return append(lines, "", "replay  "+s.command("watch --replay "+view.QuoteArg(term.Clean(r.ID))))
+	return append(lines, "", "replay  "+pg.Commands.Command("watch --replay "+view.QuoteArg(term.Clean(r.ID))))
 }
