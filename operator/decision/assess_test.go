@@ -112,7 +112,7 @@ func TestTargetWithoutImage(t *testing.T) {
 			if got := classify(target, &n, false, false, false, nil); got != tt.want {
 				t.Errorf("class %d, want %d", got, tt.want)
 			}
-			d := &Decision{spec: target, w: World{}}
+			d := &Decision{observed: observed{spec: target, w: World{}}}
 			n.Confirmed = true
 			if known, at := d.known(&n), d.atTarget(&n); known != (n.Components != "") || at != (tt.want == upToDate) {
 				t.Errorf("known %t, at the target %t", known, at)

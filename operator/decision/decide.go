@@ -10,9 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/intstr"
-
-	"constellation/engine/version"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -37,7 +34,7 @@ func Decide(spec v1alpha1.NodeVersionSpec, w World) *Decision { return plan(spec
 
 // plan decides with one rule switched off; everyRule is none.
 func plan(spec v1alpha1.NodeVersionSpec, w World, off rule) *Decision {
-	d := &Decision{off: off, spec: spec, w: w}
+	d := &Decision{observed: observed{off: off, spec: spec, w: w}}
 	d.index()
 	d.upgradeKubernetes()
 	for i := range d.replacements {
@@ -55,48 +52,24 @@ func plan(spec v1alpha1.NodeVersionSpec, w World, off rule) *Decision {
 	return d
 }
 
-// Decision is the working state of one call of decide.
+// Decision is the working state of one call of Decide: what follows from the facts, as far as it is
+// decided.
 type Decision struct {
-	off  rule
-	spec v1alpha1.NodeVersionSpec
-	w    World
+	observed
 
-	*Lookup
-	groups               map[string]*Group
-	replacements         []replacement      // replacements in progress, by slot
-	oldNodes             map[string]bool    // names of nodes with a replacement
-	leaving              map[string]*Intent // by ID of the machine
-	tracked              map[string]bool    // IDs and tokens that an intent names
-	takenSlots           map[int]bool       // surge slots that an intent holds
-	orphanedReplacements []*Instance        // machines that the operator created and whose intent was deleted
-	// A control plane joins or leaves outside of the one slot: its intent was deleted, or an intent
-	// without a slot is bound to it.
-	untrackedControlPlane bool
-	keepCordoned          map[string]bool // nodes that stay cordoned; releaseCordons uncordons all others
-	refusal               string          // why the target is refused; empty: it is accepted
-	controlPlanesDone     bool            // every control plane is at the target, and none joins or leaves
-	controlPlanesOutdated bool            // a control plane must be replaced
-	controlPlaneOnHold    bool            // a control plane that must be replaced is on hold
-	controlPlaneUnknown   bool            // the cloud does not describe the machine of a control plane
-	inFlight              int             // machines above the sizes of the groups, or upgraded in place
-	surge                 int
-	stuckGroups           map[string]int // stuck in-place upgrades, by group in lower case
-	stuckSlots            int            // surge slots that stuck upgrades hold
+	// These begin with the intents that exist. Each start adds to them.
+	oldNodes   map[string]bool // names of nodes with a replacement
+	tracked    map[string]bool // IDs and tokens that an intent names
+	takenSlots map[int]bool    // surge slots that an intent holds
+	inFlight   int             // machines above the sizes of the groups, or upgraded in place
+
+	keepCordoned map[string]bool // nodes that stay cordoned; releaseCordons uncordons all others
 
 	Actions []Action
 	Waits   []Wait
 	// Exclusive says that the operator needs the node lock: nodes are being replaced or upgraded, or
 	// will be.
 	Exclusive bool
-}
-
-// replacement is an intent with the objects that it names. Each of these objects may be missing.
-type replacement struct {
-	*Intent
-	slot    int
-	oldNode *Node
-	machine *Instance
-	newNode *Node
 }
 
 // slotPrefix begins the names of intents that hold a surge slot. Names are unique, so two leaders
@@ -223,57 +196,6 @@ func sorted(nodes []Node) []Node {
 	return out
 }
 
-// surplusNodes counts the nodes above the desired number: one for each replacement whose old node and
-// replacement node are both Nodes, and one for each orphaned replacement node.
-func (d *Decision) surplusNodes() int {
-	n := 0
-	for _, m := range d.orphanedReplacements {
-		if d.NodeOf[m.ID] != nil {
-			n++
-		}
-	}
-	for i := range d.w.Intents {
-		in := &d.w.Intents[i]
-		if _, ok := SurgeSlot(in.Name); !ok || d.Nodes[in.OldNode] == nil {
-			continue
-		}
-		if m := d.ByToken[in.Token]; m != nil && d.NodeOf[m.ID] != nil {
-			n++
-		}
-	}
-	return n
-}
-
-func (d *Decision) replacement(in *Intent, place int) replacement {
-	r := replacement{Intent: in, slot: place, oldNode: d.Nodes[in.OldNode], machine: d.ByToken[in.Token]}
-	if r.machine != nil {
-		r.newNode = d.NodeOf[r.machine.ID]
-	}
-	if r.oldNode != nil && !d.must(ruleDonorMachine, d.isOldNode(&r)) {
-		r.oldNode = nil
-	}
-	return r
-}
-
-// isOldNode reports whether the Node with the old node's name is that of the old machine. The new
-// machine, or any other, can have the name of a deleted one.
-func (d *Decision) isOldNode(r *replacement) bool {
-	hash := ReplacedHash(r.Token)
-	if r.machine != nil {
-		hash = r.machine.ReplacesHash
-	}
-	m := d.Instance(r.oldNode.ProviderID)
-	return r.oldNode != r.newNode && (hash == "" || m == nil || !r.oldNode.Confirmed || m.Hash == hash)
-}
-
-// idOf returns the ID of a machine as the cloud writes it now.
-func (d *Decision) idOf(id string) string {
-	if m := d.Instance(id); m != nil {
-		return m.ID
-	}
-	return id
-}
-
 // isOrphanedReplacement reports whether the operator created m to replace a node that still exists, and
 // somebody deleted the intent.
 func (d *Decision) isOrphanedReplacement(m *Instance) bool {
@@ -292,114 +214,6 @@ func (d *Decision) isOrphanedReplacement(m *Instance) bool {
 	}
 	oldNode := d.oldNodeOf(m, n)
 	return oldNode != nil && d.outdated(oldNode)
-}
-
-// oldNodeOf returns the node that m was created to replace, or nil. n is the node of m. The token of
-// m names the old node. If an older operator created m, its Node names the old node, which counts if
-// the old node's Node names n.
-func (d *Decision) oldNodeOf(m *Instance, n *Node) *Node {
-	replaced, pinned := d.madeFor(m)
-	switch {
-	case d.off == ruleMadeFor:
-		return d.Nodes[n.OldNode]
-	case pinned && replaced != nil:
-		return d.NodeOf[replaced.ID]
-	case pinned:
-		return nil
-	}
-	if oldNode := d.Nodes[n.OldNode]; oldNode != nil && oldNode.Replacement == n.Name {
-		return oldNode
-	}
-	return nil
-}
-
-// surge returns how many machines may exist above the desired number.
-func surge(max *intstr.IntOrString, nodes int) int {
-	if max == nil {
-		return 1
-	}
-	n, err := intstr.GetScaledValueFromIntOrPercent(max, nodes, true)
-	if err != nil || n < 1 {
-		return 1
-	}
-	return n
-}
-
-// Gone reports whether the cloud has confirmed that the machine does not exist any more.
-func Gone(m *Instance) bool { return m != nil && m.State == "Terminated" }
-
-// known reports whether image, components and machine of n are known, and the version of its etcd
-// if the target names one. A target without an image needs none.
-func (d *Decision) known(n *Node) bool {
-	return n.Confirmed && (n.Image != "" || d.spec.Image == "") && n.Components != "" && n.ProviderID != "" && etcdKnown(d.spec, n)
-}
-
-// sameImage reports whether an image is the one of the target. A target without an image is met by
-// every image: the cloud selects none.
-func sameImage(have, want string) bool { return want == "" || strings.EqualFold(have, want) }
-
-// atTarget reports whether n has the target's components, image and etcd. The image of a node that is
-// upgraded in place does not count.
-func (d *Decision) atTarget(n *Node) bool {
-	return n.Confirmed && n.Components == d.spec.KubernetesComponentsReference && (sameImage(n.Image, d.spec.Image) || d.inPlace(n)) && hasEtcd(d.spec, n)
-}
-
-// inPlace reports whether n is upgraded in place.
-func (d *Decision) inPlace(n *Node) bool {
-	g := d.Group(n.Group)
-	return g != nil && g.Strategy == v1alpha1.InPlaceStrategy
-}
-
-func (d *Decision) leaves(n *Node) bool { return d.leaving[n.ProviderID] != nil }
-
-// Group returns the scaling group with this ID; an empty one if it is not known.
-func (d *Decision) Group(id string) *Group {
-	if g := d.groups[id]; g != nil {
-		return g
-	}
-	return d.groups[strings.ToLower(id)]
-}
-
-// roleOf returns the role of the machine of an intent. The cloud's role comes before the recorded
-// one, which may be a Node's claim.
-func (d *Decision) roleOf(in *Intent) v1alpha1.Role {
-	m := d.Instance(in.Machine)
-	if m == nil {
-		m = d.ByToken[in.Token]
-	}
-	if m != nil {
-		if g := d.Group(m.Group); g != nil {
-			return g.Role
-		}
-	}
-	if g := d.Group(in.Group); g != nil {
-		return g.Role
-	}
-	if n := d.Nodes[in.OldNode]; n != nil {
-		return n.Role
-	}
-	return ""
-}
-
-// outdated reports whether n must be replaced or upgraded, now or later.
-func (d *Decision) outdated(n *Node) bool {
-	return d.must(ruleKnown, d.known(n)) && !d.atTarget(n) && !n.Obsolete && !d.leaves(n) && d.Group(n.Group) != nil &&
-		d.must(ruleKeepWorkers, n.Role == v1alpha1.ControlPlaneRole || !d.spec.Rollout.KeepWorkers)
-}
-
-// postponed reports whether n must not be replaced now. A replacement in progress is given up,
-// unless its old node cannot stay.
-func (d *Decision) postponed(n *Node) bool { return d.w.Now.Before(n.PostponedUntil) || d.onHold(n) }
-
-// onHold reports whether n or its group is on hold.
-func (d *Decision) onHold(n *Node) bool {
-	g := d.Group(n.Group)
-	return !d.must(ruleHeld, !n.OnHold && (g == nil || !g.OnHold))
-}
-
-// stopped reports whether nothing new may start.
-func (d *Decision) stopped() bool {
-	return !d.must(ruleStoppedBegins, !d.spec.Rollout.Paused && !d.spec.Rollout.Cancel) || d.refusal != ""
 }
 
 // controlPlanes computes the progress of the control planes.
@@ -427,45 +241,6 @@ func (d *Decision) controlPlanes() {
 		}
 	}
 	d.controlPlanesDone = d.controlPlanesDone && !d.controlPlaneJoins() // a control plane may join
-}
-
-// refuse returns why the cluster can never reach the target, or the empty string.
-func (d *Decision) refuse() string {
-	want, err := version.Parse(d.spec.KubernetesClusterVersion)
-	if err != nil {
-		return err.Error()
-	}
-	newest := version.Version{}
-	seen := map[string]bool{} // thousands of nodes run one or two versions
-	see := func(s string) {
-		if seen[s] {
-			return
-		}
-		seen[s] = true
-		if v, err := version.Parse(s); err == nil && (newest.IsZero() || newest.Less(v)) {
-			newest = v
-		}
-	}
-	// A kubelet reports its own version. A worker's is never newer than the published components.
-	for i := range d.w.Nodes {
-		if n := &d.w.Nodes[i]; n.Role == v1alpha1.ControlPlaneRole || d.off == ruleOwnVersions {
-			see(n.Kubelet)
-		}
-	}
-	see(d.w.Versions[d.w.Before.JoinComponents.ControlPlane])
-	if d.w.Run.Phase != "" && d.w.Run.Phase != "download" && d.w.Run.Phase != "plan" {
-		see(d.w.Run.Version) // an apply that failed may have switched the API server
-	}
-	if newest.IsZero() {
-		return ""
-	}
-	if !d.must(ruleNeverDown, !want.Less(newest)) {
-		return fmt.Sprintf("the cluster runs Kubernetes %s, and a downgrade to %s is not supported; set kubernetesClusterVersion to %s or newer", newest, want, newest)
-	}
-	if have, err := version.Parse(d.w.Versions[d.w.Before.JoinComponents.ControlPlane]); err == nil && (have.Major() != want.Major() || want.Minor() > have.Minor()+1) {
-		return fmt.Sprintf("Kubernetes %s is more than one minor version above %s; upgrade to v%d.%d first", want, have, have.Major(), have.Minor()+1)
-	}
-	return ""
 }
 
 // upgradeKubernetes upgrades the control plane's Kubernetes through the agent, once per target. Then
@@ -515,13 +290,6 @@ func (d *Decision) upgradeKubernetes() {
 	}
 }
 
-// upgraded reports whether control planes may join with the target's components.
-func (d *Decision) upgraded(published string) bool {
-	r, want := d.w.Run, d.spec.KubernetesClusterVersion
-	done := r.Phase == "done" && r.Version == want && r.Components == d.spec.KubernetesComponentsReference
-	return d.must(ruleAgentFirst, d.w.Versions[published] == want || d.when(ruleOnce, done))
-}
-
 func (d *Decision) upgrade() {
 	r := d.w.Run
 	same, host := d.aimsAt(r), d.agent()
@@ -560,38 +328,6 @@ func (d *Decision) isBarred() bool {
 	return d.w.NodesLocked
 }
 
-// controlPlaneMoves reports whether a control plane is joining or leaving.
-func (d *Decision) controlPlaneMoves() bool {
-	for i := range d.w.Intents {
-		if in := &d.w.Intents[i]; d.roleOf(in) == v1alpha1.ControlPlaneRole && !d.keepsName(in) {
-			return true
-		}
-	}
-	return false
-}
-
-// controlPlaneJoins reports whether the cloud has a control plane's machine without a Node.
-func (d *Decision) controlPlaneJoins() bool {
-	return slices.ContainsFunc(d.w.Instances, func(m Instance) bool {
-		g := d.Group(m.Group)
-		return g != nil && g.Role == v1alpha1.ControlPlaneRole && d.NodeOf[m.ID] == nil && !Gone(&m) && !d.refused(&m)
-	})
-}
-
-// agent returns the control plane whose agent upgrades Kubernetes: the leader's own, because the
-// operator has its socket.
-func (d *Decision) agent() *Node {
-	if n := d.Nodes[d.w.LeaderNode]; n != nil && n.Ready && n.Role == v1alpha1.ControlPlaneRole && !d.leaves(n) {
-		return n
-	}
-	for i := range d.w.Nodes {
-		if n := &d.w.Nodes[i]; n.Ready && n.Role == v1alpha1.ControlPlaneRole && !d.leaves(n) {
-			return n
-		}
-	}
-	return nil
-}
-
 func (d *Decision) publish(j v1alpha1.JoinComponents) {
 	d.do(Action{Kind: PublishComponents, JoinComponents: j})
 }
@@ -626,40 +362,6 @@ func (d *Decision) advanceReplacement(r *replacement) {
 	default:
 		d.completeReplacement(r)
 	}
-}
-
-// unneeded reports whether r must no longer replace its old node.
-func (d *Decision) unneeded(r *replacement) bool {
-	if r.machine != nil && d.leaving[r.machine.ID] != nil || r.newNode != nil && d.hasLeftEtcd(r.newNode) {
-		return true
-	}
-	if r.oldNode == nil || !r.oldNode.Confirmed {
-		return false
-	}
-	// An old node whose member has left etcd cannot stay, so its replacement node has to.
-	if !d.hasLeftEtcd(r.oldNode) && (d.known(r.oldNode) && d.atTarget(r.oldNode) || r.oldNode.Obsolete || d.leaves(r.oldNode) || !d.must(ruleInPlace, !d.inPlace(r.oldNode)) || d.upgrades(r.oldNode)) {
-		return true
-	}
-	for i := range d.replacements {
-		if o := &d.replacements[i]; o.OldNode == r.OldNode && o.slot < r.slot {
-			return true
-		}
-	}
-	for i := range d.w.Intents { // an intent that is bound to the old node already
-		if o := &d.w.Intents[i]; o.Name != r.Name && o.OldNode == r.OldNode && o.Machine == r.oldNode.ProviderID {
-			return true
-		}
-	}
-	return r.newNode != nil && r.newNode.Obsolete
-}
-
-// replaced reports whether the old node of r has left etcd and the replacement node votes in its place, under an
-// intent that somebody deleted. The old node must then leave, and the replacement node must not be given up,
-// however long the drain takes. Nodes do not count here, because a Node may be missing from the
-// observation.
-func (d *Decision) replaced(r *replacement) bool {
-	return d.roleOf(r.Intent) == v1alpha1.ControlPlaneRole && r.oldNode != nil && !d.isMember(r.oldNode.Name) && d.votes(r.machine.Name) &&
-		(r.newNode == nil || d.oldNodeOf(r.machine, r.newNode) == r.oldNode)
 }
 
 // create requests the machine of an intent. The token makes the request idempotent.
@@ -837,21 +539,6 @@ func (d *Decision) replacementServes(r *replacement, late bool) bool {
 	return false
 }
 
-// mispaired reports whether r's machine was created to replace another node than r's old node.
-func (d *Decision) mispaired(r *replacement) bool {
-	if d.off == ruleMadeFor {
-		return r.newNode.OldNode != "" && r.newNode.OldNode != r.OldNode
-	}
-	replaced, _ := d.madeFor(r.machine)
-	return replaced != nil && replaced.ID != r.oldNode.ProviderID
-}
-
-// refusesOldNode reports whether the replacement node of r does not keep the annotation that names its old node for
-// longer than an honest Node needs.
-func (d *Decision) refusesOldNode(r *replacement) bool {
-	return d.w.Now.After(r.machine.Since.Add(JoinDeadline + CreateDeadline))
-}
-
 // prefixed returns with and text, or the empty string if text is empty.
 func prefixed(with, text string) string {
 	if text == "" {
@@ -888,15 +575,6 @@ func (d *Decision) settleVanishedOldNode(r *replacement) {
 	case d.when(ruleVanishedOldNode, true):
 		d.do(Action{Kind: ClearIntent, Intent: *r.Intent})
 	}
-}
-
-// sameOldNode reports whether the machines of n and r were created to replace the same node.
-func (d *Decision) sameOldNode(r *replacement, n *Node) bool {
-	if d.off == ruleMadeFor {
-		return n.OldNode == r.OldNode
-	}
-	m := d.Instance(n.ProviderID)
-	return m != nil && m.ReplacesHash != "" && m.ReplacesHash == r.machine.ReplacesHash
 }
 
 func (d *Decision) drain(n *Node) {
@@ -948,15 +626,8 @@ func (d *Decision) advanceIntent(in *Intent) {
 		bound.Goal = v1alpha1.LeaveGoal
 		d.do(Action{Kind: BindIntent, Intent: bound})
 	case n != nil && d.w.Now.Add(JoinDeadline/2).After(in.Deadline): // most machines need a few minutes
-		d.Wait(ReasonNeverReady, d.neverReady(n), NodeReference(n.Name), in.Deadline)
+		d.Wait(ReasonNeverReady, neverReady(n), NodeReference(n.Name), in.Deadline)
 	}
-}
-
-// joined reports whether a joining machine has joined. A join can fail after the Node was created,
-// and the join service gives a machine with a Node no second ticket. Such a machine would never
-// become Ready. A node on hold is not changed.
-func (d *Decision) joined(n *Node) bool {
-	return n.Ready || n.OnHold || !d.when(ruleNeverReady, true)
 }
 
 // ReasonNeverReady is the reason of events about machines that are given up because their Node
@@ -965,7 +636,7 @@ const ReasonNeverReady = "NodeNeverReady"
 
 // neverReady describes the removal of a node whose machine does not finish its join, and the
 // remedy.
-func (d *Decision) neverReady(n *Node) string {
+func neverReady(n *Node) string {
 	return fmt.Sprintf("Node %s has never been Ready, and a machine with a Node gets no second join ticket; machine and Node are deleted when the time to join is over; to delete them now, run `constellation machine revoke %s`", n.Name, n.Name)
 }
 
@@ -1052,106 +723,9 @@ func (d *Decision) memberGone(in *Intent, n *Node, name string) bool {
 	return false
 }
 
-// memberOf returns the index of the member of a machine, which is called name; -1: it has none.
-// A machine that got the name later may have a member too. Addresses distinguish the two.
-func (d *Decision) memberOf(machine, name string) int {
-	leaving := d.Instance(machine)
-	return slices.IndexFunc(d.w.Etcd, func(m Member) bool {
-		if m.NotStarted {
-			return d.owns(name, m)
-		}
-		return m.Node == name && d.must(ruleMemberAddress, leaving == nil || atAddress(leaving, m) || !d.otherHas(name, leaving, m))
-	})
-}
-
-// memberOn returns the member of n; one without an address, if it has none.
-func (d *Decision) memberOn(n *Node) Member {
-	if i := d.memberOf(n.ProviderID, n.Name); i >= 0 {
-		return d.w.Etcd[i]
-	}
-	return Member{Node: n.Name}
-}
-
-// otherHas reports whether another existing machine called name has the address of m.
-func (d *Decision) otherHas(name string, but *Instance, m Member) bool {
-	return slices.ContainsFunc(d.w.Instances, func(i Instance) bool {
-		return i.Name == name && i.ID != but.ID && i.Address != "" && i.Address == m.Address && !Gone(&i)
-	})
-}
-
-// atAddress reports whether the member m can be that of the machine i, as far as addresses are known.
-func atAddress(i *Instance, m Member) bool {
-	return i.Address == "" || m.Address == "" || i.Address == m.Address
-}
-
-// replacementOf returns the name of the replacement node of n that stays. Machines count, because a Node may be missing
-// from the observation.
-func (d *Decision) replacementOf(n *Node, in *Intent) string {
-	if m := d.ByToken[in.Token]; m != nil && !Gone(m) && d.leaving[m.ID] == nil {
-		return m.Name
-	}
-	for i := range d.w.Nodes {
-		if h := &d.w.Nodes[i]; h.Role == v1alpha1.ControlPlaneRole && h.OldNode == n.Name && !d.leaves(h) && !Gone(d.Instance(h.ProviderID)) {
-			return h.Name
-		}
-	}
-	return ""
-}
-
-func (d *Decision) votes(name string) bool {
-	return slices.ContainsFunc(d.w.Etcd, func(m Member) bool { return m.Node == name && m.Voter && m.Healthy })
-}
-
-// same reports whether two members are one. Machines that had one name after the other have members
-// of one name, at different addresses.
-func (m Member) same(o Member) bool { return m.Node == o.Node && m.Address == o.Address }
-
 // removeMember removes m from etcd.
 func (d *Decision) removeMember(m Member) {
 	d.do(Action{Kind: RemoveMember, Node: m.Node, Address: m.Address, MinVoters: d.votersWithout(m)})
-}
-
-// othersHealthy reports whether all members but one are started, healthy voters.
-func (d *Decision) othersHealthy(but Member) bool {
-	return d.must(ruleMembersHealthy, !slices.ContainsFunc(d.w.Etcd, func(m Member) bool { return !m.same(but) && (!m.Voter || !m.Healthy) }))
-}
-
-// unhealthyOther describes the other member that blocks the removal.
-func (d *Decision) unhealthyOther(but Member) string {
-	for _, m := range d.w.Etcd {
-		switch {
-		case m.same(but):
-		case m.NotStarted:
-			return fmt.Sprintf("the member %s of etcd has not started, so %s cannot leave", m.Node, but.Node)
-		case !m.Voter:
-			return fmt.Sprintf("the member of etcd on %s does not vote yet, so %s cannot leave", m.Node, but.Node)
-		case !m.Healthy && m.Node == but.Node:
-			return fmt.Sprintf("the member of etcd of an earlier or later machine called %s, at %s, is not healthy, so %s cannot leave", m.Node, cmp.Or(m.Address, "an unknown address"), but.Node)
-		case !m.Healthy:
-			return fmt.Sprintf("the member of etcd on %s is not healthy, so %s cannot leave", m.Node, but.Node)
-		}
-	}
-	return fmt.Sprintf("not every other member of etcd is healthy, so %s cannot leave", but.Node)
-}
-
-func (d *Decision) votersWithout(but Member) int {
-	n := 0
-	for _, m := range d.w.Etcd {
-		if m.Voter && !m.same(but) {
-			n++
-		}
-	}
-	return n
-}
-
-func (d *Decision) nextLeader(but string) string {
-	for _, m := range d.w.Etcd {
-		n := d.Nodes[m.Node]
-		if m.Node != but && m.Voter && m.Healthy && n != nil && !d.leaves(n) {
-			return m.Node
-		}
-	}
-	return ""
 }
 
 // trackOrphans records intents for orphaned machines, and removes Nodes and etcd members of machines
@@ -1186,34 +760,6 @@ func (d *Decision) trackOrphans() {
 	d.deadMembers()
 }
 
-// hasLeftEtcd reports whether n is a control plane that was bound to leave and whose member has left
-// etcd, while somebody deleted its intent. It must still leave. A member is removed only after the
-// binding, so a stale observation changes nothing. We recognise n by our cordon or, if a stale
-// reconcile removed that, by a replacement node that votes. Replacement nodes join one at a time, so
-// n does not become a member then.
-func (d *Decision) hasLeftEtcd(n *Node) bool {
-	if n.Role != v1alpha1.ControlPlaneRole || len(d.w.Etcd) == 0 || d.isMember(n.Name) {
-		return false
-	}
-	return n.Cordon == CordonedByUs || d.when(ruleReplacementVotes, d.replacementVotes(n))
-}
-
-// replacementVotes reports whether a replacement node of n that stays votes in etcd.
-func (d *Decision) replacementVotes(n *Node) bool {
-	return slices.ContainsFunc(d.w.Nodes, func(h Node) bool {
-		return h.Role == v1alpha1.ControlPlaneRole && h.OldNode == n.Name && h.Name != n.Name && !d.leaves(&h) && d.votes(h.Name)
-	})
-}
-
-func (d *Decision) isMember(name string) bool {
-	return slices.ContainsFunc(d.w.Etcd, func(m Member) bool { return m.Node == name })
-}
-
-// replacementInPlace reports whether n is the replacement node of a replacement in progress.
-func (d *Decision) replacementInPlace(n *Node) bool {
-	return slices.ContainsFunc(d.replacements, func(r replacement) bool { return r.newNode == n })
-}
-
 // deadMembers removes members of etcd whose machine and Node are gone.
 func (d *Decision) deadMembers() {
 	if !d.w.Complete {
@@ -1235,63 +781,6 @@ func (d *Decision) deadMembers() {
 			d.removeMember(m)
 		}
 	}
-}
-
-// hasMember reports whether m can be the member of the machine i; nil: of a machine that is not known.
-// A machine that got the name of a member later does not keep that member in etcd.
-func (d *Decision) hasMember(i *Instance, m Member) bool {
-	return i == nil || d.off == ruleMemberAddress || atAddress(i, m)
-}
-
-// A machine is a member of etcd before its etcd has started and reported its name. That takes
-// seconds, or as long as the pull of an image.
-const memberStarts = 2 * time.Minute
-
-// owns reports whether a member that has not started belongs to the machine called name. Only its
-// address is known.
-func (d *Decision) owns(name string, m Member) bool {
-	return m.Address != "" && slices.ContainsFunc(d.w.Instances, func(i Instance) bool {
-		g := d.Group(i.Group)
-		return i.Name == name && i.Address == m.Address && !Gone(&i) && (g == nil || g.Role == v1alpha1.ControlPlaneRole)
-	})
-}
-
-// abandoned reports whether the machine of a member that has not started is gone. Such a member blocks
-// all other members, so it is removed even while control planes move, unless an address is not
-// known.
-func (d *Decision) abandoned(m Member) bool {
-	if d.w.Now.Before(m.Since.Add(memberStarts)) {
-		return false
-	}
-	known := m.Address != ""
-	for i := range d.w.Instances {
-		o := &d.w.Instances[i]
-		if g := d.Group(o.Group); Gone(o) || g != nil && g.Role != v1alpha1.ControlPlaneRole {
-			continue
-		}
-		if known && o.Address == m.Address {
-			return false
-		}
-		known = known && o.Address != ""
-	}
-	return known && d.seeControlPlanes() || !d.controlPlaneMoves() && !d.controlPlaneJoins()
-}
-
-// seeControlPlanes reports whether the cloud lists the machine of every control plane, also of
-// requested ones.
-func (d *Decision) seeControlPlanes() bool {
-	for i := range d.w.Nodes {
-		if n := &d.w.Nodes[i]; n.Role == v1alpha1.ControlPlaneRole && d.Instance(n.ProviderID) == nil {
-			return false
-		}
-	}
-	for i := range d.w.Intents {
-		in := &d.w.Intents[i]
-		if d.roleOf(in) == v1alpha1.ControlPlaneRole && in.Goal == v1alpha1.JoinGoal && d.ByToken[in.Token] == nil && d.Instance(in.Machine) == nil {
-			return false
-		}
-	}
-	return true
 }
 
 // candidate reports whether the replacement or upgrade of n could start now, given a slot.
@@ -1386,16 +875,6 @@ func (d *Decision) start(n *Node, place int, inPlace bool, lost *Instance) {
 	if in.Token != "" {
 		d.tracked[in.Token] = true
 	}
-}
-
-// replaces reports whether the machine of n was created to replace o, by its token or by
-// an intent.
-func (d *Decision) replaces(n, o *Node) bool {
-	m := d.Instance(n.ProviderID)
-	if m == nil || !n.Confirmed {
-		return false
-	}
-	return d.oldNodeOf(m, n) == o || slices.ContainsFunc(d.w.Intents, func(in Intent) bool { return m.Token != "" && in.Token == m.Token && in.OldNode == o.Name })
 }
 
 // orphanFor returns an orphaned machine that can replace n, or nil.
@@ -1509,16 +988,6 @@ func (d *Decision) workDue() bool {
 	workers := d.controlPlanesDone || d.controlPlaneUnknown || d.controlPlanesOutdated && !d.controlPlaneOnHold
 	for i := range d.w.Nodes {
 		if n := &d.w.Nodes[i]; (n.Role == v1alpha1.ControlPlaneRole || workers) && d.candidate(n) {
-			return true
-		}
-	}
-	return false
-}
-
-// behind reports whether a node must be replaced or upgraded, now or later.
-func (d *Decision) behind() bool {
-	for i := range d.w.Nodes {
-		if d.outdated(&d.w.Nodes[i]) {
 			return true
 		}
 	}

@@ -2,8 +2,6 @@ package decision
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
@@ -69,21 +67,6 @@ func (d *Decision) givesEtcd(role v1alpha1.Role) bool {
 // next: a control plane is outdated, or waits for the tag.
 func (d *Decision) WantsEtcdTag() bool {
 	return d.spec.EtcdImageTag != "" && (d.controlPlanesOutdated || slices.ContainsFunc(d.Waits, func(w Wait) bool { return w.Object == kubeadmConfig }))
-}
-
-// longestMark bounds a mark, so that it fits into the token of a run.
-const longestMark = 16
-
-// etcdMark identifies the etcd that an in-place upgrade brings to n; empty: that of Kubernetes.
-func (d *Decision) etcdMark(n *Node) string {
-	switch {
-	case n.Role != v1alpha1.ControlPlaneRole:
-		return ""
-	case len(d.spec.EtcdImageTag) <= longestMark:
-		return d.spec.EtcdImageTag
-	}
-	sum := sha256.Sum256([]byte(d.spec.EtcdImageTag))
-	return hex.EncodeToString(sum[:])[:longestMark]
 }
 
 // etcdVersion parses the tag of an image, such as 3.6.11-0, or what a member reports, such as 3.6.11.

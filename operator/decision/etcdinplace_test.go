@@ -102,7 +102,7 @@ func TestEtcdComesInPlace(t *testing.T) {
 func TestEtcdMark(t *testing.T) {
 	controlPlane, worker := &Node{Role: v1alpha1.ControlPlaneRole}, &Node{Role: v1alpha1.WorkerRole}
 	mark := func(tag string, n *Node) string {
-		d := Decision{spec: v1alpha1.NodeVersionSpec{EtcdImageTag: tag}}
+		d := Decision{observed: observed{spec: v1alpha1.NodeVersionSpec{EtcdImageTag: tag}}}
 		return d.etcdMark(n)
 	}
 	long, other := mark("3.6.11-0-of-a-very-long-build", controlPlane), mark("3.6.11-0-of-another-long-build", controlPlane)

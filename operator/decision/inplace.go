@@ -139,21 +139,6 @@ func (d *Decision) startUpgrade(n *Node, a Action) {
 	}
 }
 
-// finished returns the components that n's agent has installed and that are not recorded on its
-// Node yet; empty: none. They may be those of another target: a machine runs what its agent
-// installed last.
-func (d *Decision) finished(n *Node, run UpgradeRun) string {
-	done := run.Phase == "done" && run.Components != "" && n.Ready && n.Kubelet == run.Version
-	what := run.Components
-	if !done {
-		what = d.spec.KubernetesComponentsReference
-	}
-	if !d.must(ruleInPlaceNoted, done) || what == n.Components {
-		return ""
-	}
-	return what
-}
-
 func (d *Decision) notReadyAgain(n *Node) {
 	d.keepCordoned[n.Name] = true
 	d.Wait("NodeNotReady", fmt.Sprintf("the agent of %s has finished, but its kubelet is not Ready with the new version", n.Name), NodeReference(n.Name), time.Time{})
@@ -162,28 +147,6 @@ func (d *Decision) notReadyAgain(n *Node) {
 func (d *Decision) postponeUpgrade(n *Node, why string) {
 	d.do(Action{Kind: PostponeNode, Node: n.Name, Until: d.w.Now.Add(Postponement)})
 	d.Wait("Postponed", fmt.Sprintf("the upgrade of %s is postponed: %s", n.Name, why), NodeReference(n.Name), d.w.Now.Add(Postponement))
-}
-
-// upgradeWanted reports whether n must still be upgraded by in.
-func (d *Decision) upgradeWanted(in *Intent, n *Node) bool {
-	if !d.outdated(n) || !d.inPlace(n) || d.postponed(n) || d.stopped() || !d.published(n.Role) {
-		return false // components that are not published for its role may take longer than the slot can wait
-	}
-	place, _ := SurgeSlot(in.Name)
-	if place == 0 && d.controlPlanesOutdated && n.Role != v1alpha1.ControlPlaneRole {
-		return false // a control plane needs this slot
-	}
-	return !slices.ContainsFunc(d.w.Intents, func(o Intent) bool {
-		p, ok := SurgeSlot(o.Name)
-		return ok && o.Goal == v1alpha1.UpgradeGoal && o.Machine == in.Machine && p < place
-	})
-}
-
-// upgrades reports whether n is being upgraded in place.
-func (d *Decision) upgrades(n *Node) bool {
-	return slices.ContainsFunc(d.w.Intents, func(o Intent) bool {
-		return o.Goal == v1alpha1.UpgradeGoal && o.Machine == n.ProviderID
-	})
 }
 
 // mayUpgrade reports whether n's agent may start now. Else it adds a wait.
@@ -206,53 +169,6 @@ func (d *Decision) mayUpgrade(n *Node) bool {
 	return d.givesEtcd(n.Role)
 }
 
-// published reports whether the target's components are published for a role.
-func (d *Decision) published(role v1alpha1.Role) bool {
-	given := d.w.Before.JoinComponents.Worker
-	if role == v1alpha1.ControlPlaneRole {
-		given = d.w.Before.JoinComponents.ControlPlane
-	}
-	return given == d.spec.KubernetesComponentsReference
-}
-
-// onlyControlPlane reports whether n has the only member of etcd. It is not drained: its pods,
-// the operator among them, have no other node, and they survive the kubelet's restart.
-func (d *Decision) onlyControlPlane(n *Node) bool {
-	return n.Role == v1alpha1.ControlPlaneRole && len(d.w.Etcd) == 1 && d.w.Etcd[0].Node == n.Name
-}
-
-// otherIsOpen reports whether another control plane can take the pods of n.
-func (d *Decision) otherIsOpen(n *Node) bool {
-	return slices.ContainsFunc(d.w.Nodes, func(o Node) bool {
-		return o.Role == v1alpha1.ControlPlaneRole && o.Name != n.Name && o.Ready && o.Cordon == Uncordoned && !d.leaves(&o)
-	})
-}
-
-// isStuck reports whether the in-place upgrade of a worker makes no progress: its agent failed or
-// stopped answering, or the node is not Ready afterwards. The node stays cordoned and keeps its
-// slot. No other node of its group starts. Other groups get one more slot, because the node is
-// unavailable in any case.
-func (d *Decision) isStuck(in *Intent) bool {
-	n := d.NodeOf[in.Machine]
-	if in.Goal != v1alpha1.UpgradeGoal || n == nil || n.Role == v1alpha1.ControlPlaneRole {
-		return false
-	}
-	run, heard := d.w.NodeRuns[in.Machine]
-	same, late := d.aimsAtNode(run, n), d.w.Now.After(in.Deadline)
-	switch {
-	case !heard:
-		return late && n.Cordon == CordonedByUs
-	case same && run.Phase == "done":
-		return late && !n.Ready
-	}
-	return same && run.Phase == "failed"
-}
-
-// retryRequested reports whether a retry request names the failed run.
-func retryRequested(n *Node, run UpgradeRun) bool {
-	return n != nil && n.RetryRequest != "" && n.RetryRequest == run.RetryMark()
-}
-
 // settleRetryRequests processes retry requests. It first writes which run a request is for, so that
 // it permits exactly one retry, even after a change of leader or an early failure. Then it
 // removes the request.
@@ -273,36 +189,6 @@ func (d *Decision) settleRetryRequests() {
 	}
 }
 
-// failedOn returns the latest failed run on n of an upgrade to the target; zero: none. known is
-// false for a node that waits for a surge slot, or whose agent has not answered.
-func (d *Decision) failedOn(n *Node) (run UpgradeRun, known bool) {
-	if d.w.Run.Node == n.Name && d.w.Run.Phase == "failed" && d.aimsAt(d.w.Run) {
-		return d.w.Run, true
-	}
-	if !n.Confirmed {
-		return UpgradeRun{}, false
-	}
-	if !d.inPlace(n) || !d.outdated(n) || d.onHold(n) {
-		return UpgradeRun{}, true
-	}
-	run, known = d.w.NodeRuns[n.ProviderID]
-	if !d.aimsAtNode(run, n) {
-		run = UpgradeRun{}
-	}
-	return run, known
-}
-
-// aimsAt reports whether run is an upgrade to the target.
-func (d *Decision) aimsAt(run UpgradeRun) bool {
-	return run.Version == d.spec.KubernetesClusterVersion && run.Components == d.spec.KubernetesComponentsReference
-}
-
-// aimsAtNode reports whether run is an in-place upgrade of n to the target. A control plane that
-// reached the target's components before the target named an etcd is upgraded once more.
-func (d *Decision) aimsAtNode(run UpgradeRun, n *Node) bool {
-	return d.aimsAt(run) && run.Etcd == d.etcdMark(n)
-}
-
 // labelInPlace labels the nodes that are upgraded in place, and no others: the relay to the agents
 // runs on labelled nodes.
 func (d *Decision) labelInPlace() {
@@ -319,6 +205,3 @@ func (d *Decision) labelInPlace() {
 		}
 	}
 }
-
-// stuckGroup reports whether an upgrade in n's group is stuck.
-func (d *Decision) stuckGroup(n *Node) bool { return d.stuckGroups[strings.ToLower(n.Group)] > 0 }

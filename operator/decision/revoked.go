@@ -35,21 +35,6 @@ func (in *Intent) refills() bool {
 // same purpose meanwhile. The refused machine is tracked like any other without a Node: it is
 // deleted when its time to join is over. It takes no surge slot, because it never joins.
 
-// refused reports whether m has the name of another machine, which was revoked, and is no Node.
-func (d *Decision) refused(m *Instance) bool {
-	if m == nil || m.Name == "" || Gone(m) || d.NodeOf[m.ID] != nil {
-		return false
-	}
-	_, refused := d.w.Revoked.Refuses(m.Name, m.ID)
-	_, revoked := d.w.Revoked.Revoked(m.Name, m.ID)
-	return refused && !revoked
-}
-
-// keepsName reports whether in tracks a refused machine.
-func (d *Decision) keepsName(in *Intent) bool {
-	return in.Goal == v1alpha1.JoinGoal && in.Token == "" && d.refused(d.Instance(in.Machine))
-}
-
 // refillAgain records the intent of another machine in place of the one of in, whose name is refused.
 // That intent ends afterwards. It reports whether it did either.
 func (d *Decision) refillAgain(in *Intent, m *Instance) bool {
@@ -119,14 +104,6 @@ func (d *Decision) removeRevoked(in *Intent) {
 	}
 }
 
-// roleOfMachine is the role of the group that the cloud names, else of the intent's.
-func (d *Decision) roleOfMachine(in *Intent, m *Instance) v1alpha1.Role {
-	if g := d.Group(m.Group); g != nil {
-		return g.Role
-	}
-	return d.roleOf(in)
-}
-
 // refill creates a machine in place of a revoked one. It ends when the Node of the new machine has
 // replaced the revoked node.
 func (d *Decision) refill(in *Intent) {
@@ -158,7 +135,7 @@ func (d *Decision) refill(in *Intent) {
 	case !d.joined(n):
 		// The machine could not be given up after the intent has ended, if its join broke off.
 		if over := m.Since.Add(JoinDeadline); !d.giveUpRefill(in, m, over) {
-			d.Wait(ReasonNeverReady, d.neverReady(n), NodeReference(n.Name), over)
+			d.Wait(ReasonNeverReady, neverReady(n), NodeReference(n.Name), over)
 		}
 	default:
 		d.do(Action{Kind: ClearIntent, Intent: *in})
@@ -219,51 +196,4 @@ func (d *Decision) mayRefill(in *Intent, about v1alpha1.Reference) bool {
 		return true
 	}
 	return false
-}
-
-// beingReplaced reports whether a rollout has made a machine to replace a node, and has not
-// settled yet which of the two goes.
-func (d *Decision) beingReplaced(oldNode string) bool {
-	for i := range d.replacements {
-		if r := &d.replacements[i]; r.OldNode == oldNode && r.machine != nil && !Gone(r.machine) {
-			return true
-		}
-	}
-	return false
-}
-
-// placeTaken reports whether a rollout had replaced the node before it was revoked.
-func (d *Decision) placeTaken(in *Intent) bool {
-	if d.beingReplaced(in.OldNode) {
-		return false
-	}
-	return slices.ContainsFunc(d.w.Nodes, func(n Node) bool { return n.OldNode == in.OldNode && n.Name != in.OldNode && !d.leaves(&n) })
-}
-
-// removalPending reports whether the machine of a revoked node exists and is not being deleted.
-func (d *Decision) removalPending(node string) bool {
-	for i := range d.w.Intents {
-		in := &d.w.Intents[i]
-		if in.Revoked && in.Node == node {
-			m := d.Instance(in.Machine)
-			return m == nil || m.State != "Terminating" && !Gone(m)
-		}
-	}
-	return false
-}
-
-// otherControlPlaneMoves reports whether another control plane than that of in joins or
-// leaves.
-func (d *Decision) otherControlPlaneMoves(in *Intent) bool {
-	for i := range d.w.Intents {
-		o := &d.w.Intents[i]
-		if o.Name == in.Name || d.roleOf(o) != v1alpha1.ControlPlaneRole || d.keepsName(o) || o.OldNode == in.OldNode && o.refills() && d.refused(d.ByToken[o.Token]) {
-			continue
-		}
-		// A replacement without a machine waits for this one.
-		if _, place := SurgeSlot(o.Name); !place || o.Goal != v1alpha1.JoinGoal || d.ByToken[o.Token] != nil {
-			return true
-		}
-	}
-	return d.controlPlaneJoins()
 }

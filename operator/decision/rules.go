@@ -83,9 +83,3 @@ const (
 
 	rules
 )
-
-// must is for safety conditions. It returns ok, or true if the rule is switched off.
-func (d *Decision) must(r rule, ok bool) bool { return ok || d.off == r }
-
-// when is for branches of progress. It returns ok, or false if the rule is switched off.
-func (d *Decision) when(r rule, ok bool) bool { return ok && d.off != r }

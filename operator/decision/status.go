@@ -79,14 +79,14 @@ func (d *Decision) Status() v1alpha1.NodeVersionStatus {
 
 // marked reports whether another node replaces n, and whether n replaces one. A mark of a finished
 // replacement does not count.
-func (d *Decision) marked(n *Node) (hasReplacement, replacesOther bool) {
+func (x *observed) marked(n *Node) (hasReplacement, replacesOther bool) {
 	if n.Replacement != "" {
-		h := d.Nodes[n.Replacement]
-		hasReplacement = h != nil && h.OldNode == n.Name && d.replaces(h, n)
+		h := x.Nodes[n.Replacement]
+		hasReplacement = h != nil && h.OldNode == n.Name && x.replaces(h, n)
 	}
 	if n.OldNode != "" {
-		o := d.Nodes[n.OldNode]
-		replacesOther = o != nil && !d.atTarget(o) && d.replaces(n, o)
+		o := x.Nodes[n.OldNode]
+		replacesOther = o != nil && !x.atTarget(o) && x.replaces(n, o)
 	}
 	return hasReplacement, replacesOther
 }
@@ -144,17 +144,17 @@ func Truncate(s string, bytes int) string {
 
 // hasNodeWithoutMachine reports whether a Node has no providerID while the cloud has a machine of
 // its name. A Node without such a machine is not waited for.
-func (d *Decision) hasNodeWithoutMachine() bool {
-	return slices.ContainsFunc(d.w.Nodes, func(n Node) bool {
-		return n.ProviderID == "" && (!d.w.Complete || slices.ContainsFunc(d.w.Instances, func(m Instance) bool { return m.Name == n.Name && !Gone(&m) }))
+func (x *observed) hasNodeWithoutMachine() bool {
+	return slices.ContainsFunc(x.w.Nodes, func(n Node) bool {
+		return n.ProviderID == "" && (!x.w.Complete || slices.ContainsFunc(x.w.Instances, func(m Instance) bool { return m.Name == n.Name && !Gone(&m) }))
 	})
 }
 
 // conditions summarizes what remains to do and why it is not done.
-func (d *Decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int32) []metav1.Condition {
+func (x *observed) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int32) []metav1.Condition {
 	c := s.Nodes
 	todo := c.Outdated + c.Donors - kept - left - held
-	working := len(d.w.Intents) > 0 || d.w.Run.Active()
+	working := len(x.w.Intents) > 0 || x.w.Run.Active()
 	reason, ready, text := "", false, ""
 	busy, stalled, next := true, false, ""
 	if w := s.Waiting; w != nil && w.NextTry != nil {
@@ -165,13 +165,13 @@ func (d *Decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int
 		reason, text, busy = reasonNoNodes, "the cluster has no nodes yet", false
 	case w != nil && slices.Contains(stalling, w.Reason):
 		reason, text, stalled, busy = w.Reason, w.Message, true, working
-	case d.hasNodeWithoutMachine():
+	case x.hasNodeWithoutMachine():
 		reason, text, stalled, busy = reasonInvalid, "some nodes have no providerID, so their machines are unknown", true, working
 	case working && w != nil:
 		reason, text = w.Reason, w.Message
-	case d.spec.Rollout.Cancel && todo > 0 && !working:
+	case x.spec.Rollout.Cancel && todo > 0 && !working:
 		reason, text, busy = reasonCancelled, "the rollout was cancelled; nodes stay as they are until spec.rollout.cancel is false", false
-	case d.spec.Rollout.Paused && todo > 0 && !working:
+	case x.spec.Rollout.Paused && todo > 0 && !working:
 		reason, text, busy = reasonPaused, "the rollout is paused; set spec.rollout.paused to false to continue", false
 	case w != nil:
 		reason, text = w.Reason, w.Message
@@ -185,13 +185,13 @@ func (d *Decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int
 		reason, text, ready, busy = reasonHeld, fmt.Sprintf("all other nodes are at the target; on hold: %d", held), true, false
 	case kept > 0:
 		reason, text, ready, busy = reasonKept, "control planes are at the target; workers are not replaced, because keepWorkers is set", true, false
-	case len(d.w.Impostors) > 0:
-		reason, text, ready, busy = reasonRejected, d.w.Impostors[0].Why()+"; all other nodes are at the target", true, false
+	case len(x.w.Impostors) > 0:
+		reason, text, ready, busy = reasonRejected, x.w.Impostors[0].Why()+"; all other nodes are at the target", true, false
 	default:
 		reason, text, ready, busy = ReasonUpToDate, "all nodes are at the target", true, false
 	}
 	is := func(kind string, status bool, bytes int) metav1.Condition {
-		return NewCondition(kind, status, d.w.Generation, reason, "%s", Truncate(text, bytes))
+		return NewCondition(kind, status, x.w.Generation, reason, "%s", Truncate(text, bytes))
 	}
 	if w := s.Waiting; w != nil && next != "" && text == w.Message { // the next try comes last and is not truncated
 		text = Truncate(text, 137-len(next)) + next
