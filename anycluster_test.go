@@ -3,10 +3,14 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -20,6 +24,57 @@ import (
 	"constellation/engine/sandbox/controlplane"
 	"constellation/tui"
 )
+
+// runHere runs the program in this process, without a terminal.
+func runHere(args ...string) (stdout, stderr string, code int) {
+	var out, errs bytes.Buffer
+	a := tui.App{Release: "v1.1.0", Program: "constellation", Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Engine: newEngine, Clusters: kube.NewClusters(), Env: func(string) string { return "" }}
+	code = a.Run(args)
+	return out.String(), errs.String(), code
+}
+
+// TestBackupOfSilentCluster checks that a backup of a cluster that does not answer fails fast and
+// leaves no file.
+func TestBackupOfSilentCluster(t *testing.T) {
+	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	defer silent.Close()
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	path := filepath.Join(t.TempDir(), "config")
+	kubeconfig := fmt.Sprintf(`apiVersion: v1
+kind: Config
+contexts: [{name: silent, context: {cluster: silent, user: u}}, {name: gone, context: {cluster: gone, user: u}}]
+clusters: [{name: silent, cluster: {server: %q}}, {name: gone, cluster: {server: %q}}]
+users: [{name: u, user: {token: x}}]
+`, silent.URL, gone.URL)
+	if err := os.WriteFile(path, []byte(kubeconfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ name, context, format string }{
+		{"the connection is refused", "gone", "text"},
+		{"no answer", "silent", "text"},
+		{"no answer, as events", "silent", "json"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			t.Chdir(dir)
+			started := time.Now()
+			out, errs, code := runHere("backup", "create", "--kubeconfig", path, "--context", tt.context, "--request-timeout", "300ms", "-o", tt.format)
+			if took := time.Since(started); code != 1 || took > 15*time.Second {
+				t.Errorf("exit %d after %s, want 1 at once", code, took)
+			}
+			if want := "kubectl --kubeconfig " + path + " --context " + tt.context + " version"; !strings.Contains(out+errs, "does not answer") || !strings.Contains(out+errs, want) {
+				t.Errorf("no cause or no remedy %q in\n%s%s", want, out, errs)
+			}
+			if tt.format == "json" && !strings.Contains(out, `"kind":"result"`) {
+				t.Errorf("no result in %s", out)
+			}
+			if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+				t.Errorf("left behind: %v, %v", left, err)
+			}
+		})
+	}
+}
 
 // TestVerbsOnAnyCluster runs the verbs without a workspace on a real API server that has nothing of
 // ours, with a planted drain that a budget blocks.
@@ -67,12 +122,7 @@ func TestVerbsOnAnyCluster(t *testing.T) {
 	must(os.WriteFile(path, kubeconfig, 0o600))
 	sel, err := kube.NewClusters().Contexts(cluster.Access{Kubeconfig: path})
 	must(err)
-	run := func(args ...string) (stdout, stderr string, code int) {
-		var out, errs bytes.Buffer
-		a := tui.App{Release: "v1.1.0", Program: "constellation", Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Engine: newEngine, Clusters: kube.NewClusters(), Env: func(string) string { return "" }}
-		code = a.Run(args)
-		return out.String(), errs.String(), code
-	}
+	run := runHere
 	const command = `kubectl -n default patch poddisruptionbudget web --type=merge -p '{"spec":{"maxUnavailable":1}}'`
 	for _, tt := range []struct {
 		args []string

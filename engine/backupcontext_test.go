@@ -53,7 +53,8 @@ func TestBackupOfAContextInAWorkspace(t *testing.T) {
 				Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return &backupTwin{}, nil },
 				Now:     func() time.Time { return checkTime },
 			})
-			r := engine.BackupRequest{Etcd: engine.EtcdSkip, Cluster: &cluster.Selected{Context: "prod", Server: "https://own.example", Kubeconfig: own}}
+			r := engine.BackupRequest{Etcd: engine.EtcdSkip, Cluster: &cluster.Selected{Context: "prod", Server: "https://own.example", Kubeconfig: own,
+				Access: cluster.Access{Kubeconfig: "some/config", As: "ops", AsGroups: []string{"a b"}, RequestTimeout: 10 * time.Second}}}
 			if tt.server != "" {
 				r.Cluster.Server = tt.server
 			}
@@ -67,8 +68,12 @@ func TestBackupOfAContextInAWorkspace(t *testing.T) {
 			if err != nil {
 				return
 			}
-			if !strings.Contains(p.End.Command, " --context prod") {
-				t.Errorf("the command to repeat is %q", p.End.Command)
+			path, err := filepath.Abs("some/config")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := " --kubeconfig " + path + " --context prod --as ops --as-group 'a b' --request-timeout 10s"; !strings.Contains(p.End.Command, want) {
+				t.Errorf("the command to repeat is %q, want%s", p.End.Command, want)
 			}
 			if err := e.Run(t.Context(), p, func(plan.Event) {}); err != nil {
 				t.Fatal(err)

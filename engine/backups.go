@@ -34,6 +34,8 @@ type BackupCluster interface {
 
 // Backups reads what a backup holds.
 type Backups interface {
+	// Version returns the version of the API server. It sends one request and does not retry.
+	Version(ctx context.Context) (string, error)
 	// Dump writes every kind, every custom resource and all other objects that an upgrade changes
 	// to w, with their origin. Permanently unreadable types are recorded as holes of w; the error
 	// is of the writer, of ctx, or wraps ErrUnreachable or ErrDenied. report is not called
@@ -174,7 +176,7 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 	if r.Secrets {
 		what += ", and all Secrets,"
 	}
-	p.Steps = []plan.Step{{ID: StepBackupResources, Title: "Back up custom resources", Effect: what + " are in " + path, Run: b.resources}}
+	p.Steps = []plan.Step{{ID: StepBackupResources, Title: "Back up custom resources", Effect: what + " are in " + path, Run: b.begin}}
 	if takes && r.Etcd != EtcdSkip {
 		p.Steps = append(p.Steps, plan.Step{ID: StepBackupEtcd, Title: "Take a snapshot of etcd", Effect: "all of etcd is in " + filepath.Join(path, backup.SnapshotFile), Run: b.etcd})
 	}
@@ -200,11 +202,38 @@ func (e *Engine) leadsTo(server string) bool {
 	return err == nil && at.Value == server
 }
 
+// accessFlags are the arguments that select a context again, with a leading space each. The path
+// of a kubeconfig becomes absolute.
+func accessFlags(a cluster.Access, name string) string {
+	var b strings.Builder
+	add := func(flag, value string) {
+		if value != "" {
+			b.WriteString(" --" + flag + " " + check.ShellQuote(value))
+		}
+	}
+	if path, err := filepath.Abs(a.Kubeconfig); err == nil && a.Kubeconfig != "" {
+		a.Kubeconfig = path
+	}
+	add("kubeconfig", a.Kubeconfig)
+	add("context", name)
+	add("cluster", a.ClusterName)
+	add("user", a.User)
+	add("as", a.As)
+	add("as-uid", a.AsUID)
+	for _, g := range a.AsGroups {
+		add("as-group", g)
+	}
+	if a.RequestTimeout > 0 {
+		add("request-timeout", a.RequestTimeout.String())
+	}
+	return b.String()
+}
+
 // flags are the arguments that make the same request, with a leading space each.
 func (r BackupRequest) flags() string {
 	var b strings.Builder
-	if r.Cluster != nil {
-		b.WriteString(" --context " + check.ShellQuote(r.Cluster.Context))
+	if s := r.Cluster; s != nil {
+		b.WriteString(accessFlags(s.Access, s.Context))
 	}
 	if r.Dir != "" {
 		b.WriteString(" --dir " + check.ShellQuote(r.Dir))
@@ -251,6 +280,22 @@ func (b *backupRun) fail(err error) error {
 		}
 	}
 	return e
+}
+
+// begin is the first step of a backup that no other step precedes. It fails at once if the API
+// server does not answer; later in a run, resources waits for it.
+func (b *backupRun) begin(ctx context.Context, r *plan.Reporter) error {
+	_, err := b.cluster.Version(ctx)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		_, err = b.cluster.Version(ctx) // a credential plugin took the first request's time
+	}
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, cluster.ErrDenied):
+		return b.fail(err)
+	}
+	return b.resources(ctx, r) // another error may concern the path /version alone
 }
 
 func (b *backupRun) resources(ctx context.Context, r *plan.Reporter) (err error) {

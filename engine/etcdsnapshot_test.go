@@ -29,6 +29,10 @@ type backupTwin struct {
 	etcd    string                     // its cluster ID
 }
 
+func (*backupTwin) ClusterUID(context.Context) (string, error) { return "", nil }
+
+func (*backupTwin) Version(context.Context) (string, error) { return "v1.35.4", nil }
+
 func (*backupTwin) Dump(context.Context, *backup.Writer, engine.DumpOptions, func(engine.BackupProgress)) error {
 	return nil
 }

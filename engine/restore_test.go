@@ -78,8 +78,11 @@ func TestSelectors(t *testing.T) {
 // failingTwin is a cluster that gives a little, and then what end says.
 type failingTwin struct {
 	engine.BackupCluster
-	end func(ctx context.Context, w *backup.Writer) error
+	silent error // that of Version
+	end    func(ctx context.Context, w *backup.Writer) error
 }
+
+func (f *failingTwin) Version(context.Context) (string, error) { return "v1.35.4", f.silent }
 
 func (f *failingTwin) Dump(ctx context.Context, w *backup.Writer, _ engine.DumpOptions, report func(engine.BackupProgress)) error {
 	t, err := w.Type(backup.Type{Group: "example.com", Version: "v1", Resource: "widgets", Kind: "Widget", Namespaced: true}, "")
@@ -104,11 +107,13 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		dir    func(t *testing.T) string // to put it in; empty: that of the workspace
+		silent error                     // of the first request
 		end    error
 		exit   int
 		says   string
 		remedy string
 	}{
+		{name: "the API server does not answer the first request", silent: fmt.Errorf("read version: %w", cluster.ErrUnreachable), end: errors.New("not reached"), exit: plan.ExitFailed, says: "read the cluster: read version", remedy: "bring its API server up"},
 		{name: "there is no room", end: fmt.Errorf("write x: %w", syscall.ENOSPC), exit: plan.ExitFailed, says: "no space left", remedy: "free some space"},
 		{name: "a quota is used up", end: fmt.Errorf("write x: %w", syscall.EDQUOT), exit: plan.ExitFailed, says: "quota", remedy: "free some space"},
 		{name: "the disk is broken", end: fmt.Errorf("write x: %w", syscall.EIO), exit: plan.ExitFailed, says: "input/output error"},
@@ -140,7 +145,7 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			cluster := &failingTwin{end: func(ctx context.Context, _ *backup.Writer) error {
+			cluster := &failingTwin{silent: tt.silent, end: func(ctx context.Context, _ *backup.Writer) error {
 				if errors.Is(tt.end, context.Canceled) {
 					cancel()
 					return ctx.Err()

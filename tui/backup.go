@@ -65,16 +65,9 @@ a folder with the name of the context, or in --dir. An etcd snapshot needs our o
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r.Etcd = string(etcd)
-			sel, err := selectCluster(s, "back up", access, false)
-			if err != nil {
+			var err error
+			if r.Cluster, err = selectCluster(s, "back up", access, false); err != nil {
 				return err
-			}
-			if r.Cluster = sel; sel != nil {
-				if ws, _, err := s.workspace(); err == nil && !ws.Has(workspace.ConfigFile) {
-					if err := backupFolder(s, sel, r.Dir); err != nil {
-						return err
-					}
-				}
 			}
 			return runBackup(cmd.Context(), s, r, timeout, out)
 		},
@@ -94,12 +87,22 @@ a folder with the name of the context, or in --dir. An etcd snapshot needs our o
 func runBackup(ctx context.Context, s *session, r engine.BackupRequest, timeout time.Duration, f format) error {
 	out := s.printer(f, true)
 	defer out.close()
+	ctx, stop := s.limited(ctx, timeout)
+	defer stop()
+	if r.Cluster != nil {
+		if err := s.Clusters.Reach(ctx, *r.Cluster); err != nil {
+			return unplanned(s, out, f, err)
+		}
+		if ws, _, err := s.workspace(); err == nil && !ws.Has(workspace.ConfigFile) {
+			if err := backupFolder(s, r.Cluster, r.Dir); err != nil {
+				return unplanned(s, out, f, err)
+			}
+		}
+	}
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return unplanned(s, out, f, err)
 	}
-	ctx, stop := s.limited(ctx, timeout)
-	defer stop()
 	plan, err := eng.PlanBackup(ctx, r)
 	if err != nil {
 		return unplanned(s, out, f, err)

@@ -50,6 +50,8 @@ func (clusters) Look(_ context.Context, s cluster.Selected) check.Glance {
 	return check.Glance{Context: s.Context, State: check.GlanceReachable, Kubernetes: "v1.35.4"}
 }
 
+func (clusters) Reach(context.Context, cluster.Selected) error { return nil }
+
 func (clusters) CheckRole(bool) string { return "kind: ClusterRole\n" }
 
 func checkWith(t *testing.T, found []plan.Finding, args ...string) (stdout, stderr string, code int) {

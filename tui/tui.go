@@ -90,6 +90,8 @@ type Clusters interface {
 	Check(ctx context.Context, s cluster.Selected, timeout time.Duration, r check.ForeignRequest, emit func(plan.Event)) (check.ClusterCheck, error)
 	// List returns the contexts of a kubeconfig.
 	List(cluster.Access) (cluster.Contexts, error)
+	// Reach returns an error with a remedy if the API server of a cluster does not answer.
+	Reach(ctx context.Context, s cluster.Selected) error
 	// Look observes a cluster within the deadline of ctx.
 	Look(ctx context.Context, s cluster.Selected) check.Glance
 	// CheckRole returns the manifest of the least ClusterRole for a check.

@@ -168,6 +168,15 @@ func minors(running, target version.Version) ([]version.Version, error) {
 	return append(out, target), nil
 }
 
+// kubectl is the command kubectl with the flags that select s.
+func kubectl(s cluster.Selected) string {
+	c := "kubectl"
+	if path := s.Access.Kubeconfig; path != "" {
+		c += " --kubeconfig " + ShellQuote(path)
+	}
+	return c + " --context " + ShellQuote(s.Context)
+}
+
 // ForeignDown adds operation and remedy to the error of a cluster that does not answer.
 func ForeignDown(s cluster.Selected, err error) error {
 	if errors.Is(err, context.Canceled) {
@@ -184,7 +193,7 @@ func ForeignDown(s cluster.Selected, err error) error {
 		out.Remedy = "log in again, or use a kubeconfig whose certificates and credentials are valid"
 	case errors.Is(err, cluster.ErrUnreachable), errors.Is(err, context.DeadlineExceeded):
 		out.Err = fmt.Errorf("the API server at %s does not answer: %w", s.Server, err)
-		out.Remedy = "check the network and the address of the context; `kubectl --context " + s.Context + " version` should answer"
+		out.Remedy = "check the network and the address of the context; `" + kubectl(s) + " version` should answer"
 	default:
 		out.Remedy = "check that the address of the context, " + s.Server + ", is the one of a Kubernetes API server"
 	}

@@ -34,6 +34,8 @@ type Selected struct {
 	Identity string
 	// RequestTimeout is that of the Access.
 	RequestTimeout time.Duration
+	// Access is what selected the cluster.
+	Access Access
 }
 
 type requestTimeout struct{}

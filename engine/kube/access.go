@@ -148,7 +148,7 @@ func selectIn(all *clientcmdapi.Config, a cluster.Access, self string) (cluster.
 	if err != nil {
 		return cluster.Selected{}, errors.New("write kubeconfig: it is not valid") // the error could quote secrets
 	}
-	return cluster.Selected{Context: name, Server: server.Server, Kubeconfig: b, Identity: identityOf(user), RequestTimeout: a.RequestTimeout}, nil
+	return cluster.Selected{Context: name, Server: server.Server, Kubeconfig: b, Identity: identityOf(user), RequestTimeout: a.RequestTimeout, Access: a}, nil
 }
 
 // identityOf is a digest of the credentials of a user, without the place where they were read.
@@ -399,14 +399,35 @@ func (Clusters) Contexts(a cluster.Access) ([]string, error) { return Contexts(a
 // Select returns the selected cluster.
 func (c Clusters) Select(a cluster.Access) (cluster.Selected, error) { return Select(a, c.self) }
 
+// Reach returns an error with a remedy if the API server of a cluster does not answer.
+func (Clusters) Reach(ctx context.Context, s cluster.Selected) error {
+	f, err := openSelected(s, s.RequestTimeout)
+	if err != nil {
+		return err
+	}
+	if _, err := f.Version(ctx); err != nil {
+		return check.ForeignDown(s, err)
+	}
+	return nil
+}
+
+// openSelected returns the selected cluster.
+func openSelected(s cluster.Selected, timeout time.Duration) (*Foreign, error) {
+	f, err := Open(s.Kubeconfig, timeout, nil)
+	if err != nil {
+		return nil, &plan.Error{Op: "use context " + strconv.Quote(s.Context), Err: err, Exit: plan.ExitUsage, Remedy: "correct the kubeconfig"}
+	}
+	return f, nil
+}
+
 // CheckRole returns the manifest of the least ClusterRole for a check.
 func (Clusters) CheckRole(dryRun bool) string { return CheckRole(dryRun) }
 
 // Check checks a cluster.
 func (Clusters) Check(ctx context.Context, s cluster.Selected, timeout time.Duration, r check.ForeignRequest, emit func(plan.Event)) (check.ClusterCheck, error) {
-	f, err := Open(s.Kubeconfig, timeout, nil)
+	f, err := openSelected(s, timeout)
 	if err != nil {
-		return check.ClusterCheck{}, &plan.Error{Op: "use context " + strconv.Quote(s.Context), Err: err, Exit: plan.ExitUsage, Remedy: "correct the kubeconfig"}
+		return check.ClusterCheck{}, err
 	}
 	return check.ForeignCluster(ctx, f, s, r, time.Now(), emit)
 }
