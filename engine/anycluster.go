@@ -55,18 +55,101 @@ func (unmanaged) Follow(ctx context.Context, _ string, _ time.Time, _ func(clust
 	return ctx.Err()
 }
 
-// asFound returns k, or what stands for it if it has no NodeVersion.
+// undecided is a cluster whose API server has not answered yet: it may have a NodeVersion or not.
+type undecided struct {
+	Cluster
+	f foreign
+
+	mu    sync.Mutex
+	found Cluster // nil until it is known
+}
+
+// decide returns the cluster as it was found.
+func (u *undecided) decide(ctx context.Context) (Cluster, error) {
+	u.mu.Lock()
+	found := u.found
+	u.mu.Unlock()
+	if found != nil {
+		return found, nil
+	}
+	found, err := find(ctx, u.Cluster, u.f)
+	if err != nil {
+		return nil, err
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.found = found
+	return found, nil
+}
+
+// Rollout implements [Cluster].
+func (u *undecided) Rollout(ctx context.Context) (cluster.Rollout, error) {
+	k, err := u.decide(ctx)
+	if err != nil {
+		return cluster.Rollout{}, err
+	}
+	return k.Rollout(ctx)
+}
+
+// Expected implements [Cluster].
+func (u *undecided) Expected(ctx context.Context) ([]cluster.ExpectedNode, error) {
+	k, err := u.decide(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return k.Expected(ctx)
+}
+
+// WatchRollout implements [Cluster].
+func (u *undecided) WatchRollout(ctx context.Context, changed func()) error {
+	k, err := u.decide(ctx)
+	if err != nil {
+		return err
+	}
+	return k.WatchRollout(ctx, changed)
+}
+
+// Follow implements [Cluster].
+func (u *undecided) Follow(ctx context.Context, service string, since time.Time, line func(cluster.LogLine)) error {
+	k, err := u.decide(ctx)
+	if err != nil {
+		return err
+	}
+	return k.Follow(ctx, service, since, line)
+}
+
+// find returns k, or what stands for it if it has no NodeVersion. The error means that the API
+// server did not answer.
+func find(ctx context.Context, k Cluster, f foreign) (Cluster, error) {
+	silent := func(err error) bool {
+		return errors.Is(err, cluster.ErrUnreachable) || err != nil && ctx.Err() != nil
+	}
+	manages, err := f.Manages(ctx)
+	if silent(err) {
+		return nil, err
+	}
+	if err != nil || manages {
+		if _, err := k.NodeTarget(ctx); silent(err) {
+			return nil, err
+		} else if !errors.Is(err, cluster.ErrAbsent) {
+			return k, nil
+		}
+	}
+	return unmanaged{k, f}, nil
+}
+
+// asFound returns k, or what stands for it if it has no NodeVersion. A cluster that does not answer
+// decides this with its first answer.
 func asFound(ctx context.Context, k Cluster) Cluster {
 	f, ok := k.(foreign)
 	if !ok {
 		return k
 	}
-	if manages, err := f.Manages(ctx); err != nil || manages {
-		if _, err := k.NodeTarget(ctx); !errors.Is(err, cluster.ErrAbsent) {
-			return k
-		}
+	found, err := find(ctx, k, f)
+	if err != nil {
+		return &undecided{Cluster: k, f: f}
 	}
-	return unmanaged{k, f}
+	return found
 }
 
 // A watch looks for the causes of stuck drains every stuckEvery at most, for stuckLimit at most.
@@ -84,8 +167,13 @@ type advice struct {
 // look returns the advice for an observation of k: none if no node is cordoned or not ready. An
 // error keeps the previous advice until the next list.
 func (a *advice) look(ctx context.Context, k Cluster, now *rollout.View) []plan.Finding {
-	u, ok := k.(unmanaged)
-	if !ok {
+	var f foreign
+	switch k := k.(type) {
+	case unmanaged:
+		f = k.f
+	case *undecided:
+		f = k.f
+	default:
 		return nil
 	}
 	if !now.Disturbed {
@@ -96,7 +184,7 @@ func (a *advice) look(ctx context.Context, k Cluster, now *rollout.View) []plan.
 		a.at = now.At
 		ctx, cancel := context.WithTimeout(ctx, stuckLimit)
 		defer cancel()
-		if found, err := u.f.StuckDrains(ctx); err == nil {
+		if found, err := f.StuckDrains(ctx); err == nil {
 			a.found = found
 		}
 	}

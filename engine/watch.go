@@ -49,15 +49,15 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(plan.Event
 	p.Steps = []plan.Step{{ID: plan.StepRollout, Title: "Watch the nodes", Effect: "nothing changes", Run: func(ctx context.Context, to *plan.Reporter) error {
 		return i.watch(ctx, to, r, p)
 	}}}
-	if r.Cluster != nil || r.Kubeconfig != "" {
-		limited, cancel := context.WithTimeout(ctx, e.limits.glance)
-		i.cluster = asFound(limited, i.cluster)
-		cancel()
-	}
 	// The target comes first if it is available soon. With Once the wait is longer, but bounded.
 	limit := e.limits.quiet
 	if r.Once {
 		limit = e.limits.glance
+	}
+	if r.Cluster != nil || r.Kubeconfig != "" {
+		limited, cancel := context.WithTimeout(ctx, limit)
+		i.cluster = asFound(limited, i.cluster)
+		cancel()
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
 	v, err := rollout.See(limited, i.cluster, &rollout.NodeDiff{}, e.now())
@@ -167,10 +167,15 @@ func aim(p *plan.Plan, v *rollout.View) (news bool) {
 // watch is the only step of a watch.
 func (i *clusterRun) watch(ctx context.Context, r *plan.Reporter, w WatchRequest, p *plan.Plan) error {
 	p.End.Done = "you left; the cluster continues on its own"
-	if _, ok := i.cluster.(unmanaged); ok {
+	_, told := i.cluster.(unmanaged)
+	if told {
 		r.Log("watch", "", "info", notManaged)
 	}
 	err := i.followRollout(ctx, r, i.cluster, func(now *rollout.View) (bool, error) {
+		if now.Unmanaged && !told { // the API server was away when the watch began
+			told = true
+			r.Log("watch", "", "info", notManaged)
+		}
 		if aim(p, now) {
 			if err := r.SendPlan(); err != nil {
 				return false, err

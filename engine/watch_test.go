@@ -139,6 +139,91 @@ func TestWatchOfAKubeconfigReportsAnOutage(t *testing.T) {
 	}
 }
 
+// strangeTwin is a cluster that is looked at without a workspace. Unless it is managed, it has none
+// of our kinds.
+type strangeTwin struct {
+	engine.Cluster
+	managed bool
+}
+
+func (s *strangeTwin) Manages(ctx context.Context) (bool, error) {
+	_, err := s.Cluster.Version(ctx)
+	return s.managed, err
+}
+
+func (s *strangeTwin) StuckDrains(context.Context) ([]plan.Finding, error) {
+	return []plan.Finding{{ID: "stuck-drain", Title: "node worker-0 waits for pod a/b", Remedy: "remove it"}}, nil
+}
+
+func (s *strangeTwin) WatchNodes(ctx context.Context, changed func()) error {
+	return s.Cluster.WatchRollout(ctx, changed)
+}
+
+func (s *strangeTwin) NodeTarget(ctx context.Context) (cluster.NodeTarget, error) {
+	if !s.managed {
+		return cluster.NodeTarget{}, cluster.ErrAbsent
+	}
+	return s.Cluster.NodeTarget(ctx)
+}
+
+func (s *strangeTwin) Rollout(ctx context.Context) (cluster.Rollout, error) {
+	if !s.managed {
+		return cluster.Rollout{}, cluster.ErrAbsent
+	}
+	return s.Cluster.Rollout(ctx)
+}
+
+// TestWatchThatBeginsInAnOutage watches a cluster of a context whose API server does not answer at
+// first. What the cluster is, is found by the first answer.
+func TestWatchThatBeginsInAnOutage(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		managed bool
+		logs    int    // how often the missing NodeVersion is mentioned
+		until   string // text of the event that ends the watch
+	}{
+		{name: "others upgrade the cluster", logs: 1, until: "node worker-0 waits for pod a/b"},
+		{name: "the cluster is ours", managed: true, until: "3 of 3 nodes at the target"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newApplyStage(t)
+			s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Reached = true, true })
+			if !tt.managed {
+				nodes, err := s.cluster.Nodes(t.Context())
+				s.must(err)
+				cordoned := *nodes[0]
+				cordoned.Cordoned = true
+				s.cluster.PutNode(cordoned)
+			}
+			s.cluster.SetDown(true)
+			w, err := workspace.OpenWorkspace(s.dir)
+			s.must(err)
+			e := engine.New(w, engine.Deps{Connect: func(context.Context, []byte) (engine.Cluster, error) {
+				return &strangeTwin{Cluster: s.cluster, managed: tt.managed}, nil
+			}})
+			e.SetLimits(time.Second, time.Second, time.Second, time.Second, time.Second, time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			logs, found := 0, false
+			err = e.Watch(ctx, engine.WatchRequest{Cluster: &cluster.Selected{Context: "prod", Kubeconfig: []byte(s.read(workspace.KubeconfigFile))}}, func(ev plan.Event) {
+				if strings.Contains(ev.Text, "no NodeVersion") {
+					logs++
+				}
+				switch {
+				case ev.Kind == plan.KindWait && ev.Object == "api-server":
+					s.cluster.SetDown(false)
+				case strings.Contains(ev.Text, tt.until):
+					found = true
+					cancel()
+				}
+			})
+			if err != nil || !found || logs != tt.logs {
+				t.Errorf("seen %t, %d notes about the NodeVersion, want %d: %v", found, logs, tt.logs, err)
+			}
+		})
+	}
+}
+
 // Plans are reported once with the states of their nodes, then their changes, beside the rollout. A
 // cluster without Plans is reported as well.
 func TestWatchReportsPlans(t *testing.T) {
