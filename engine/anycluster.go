@@ -226,6 +226,9 @@ func (e *Engine) StatusOf(ctx context.Context, s cluster.Selected) (Status, erro
 		return st, nil
 	}
 	st.Reachable = true
+	if s.Note != "" {
+		st.Notes = append(st.Notes, s.Note)
+	}
 	k = asFound(ctx, k)
 	_, st.Unmanaged = k.(unmanaged)
 	var mu sync.Mutex // of st

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/backup"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
@@ -90,5 +91,47 @@ func TestBackupOfAContextInAWorkspace(t *testing.T) {
 				t.Errorf("the backup is of %+v, want %q with ID %q", m.Cluster, name, id)
 			}
 		})
+	}
+}
+
+// identifiedTwin is a cluster with a UID, which its backups have.
+type identifiedTwin struct {
+	backupTwin
+	uid string
+}
+
+func (i *identifiedTwin) ClusterUID(context.Context) (string, error) { return i.uid, nil }
+
+func (i *identifiedTwin) Dump(_ context.Context, w *backup.Writer, _ engine.DumpOptions, _ func(engine.BackupProgress)) error {
+	w.From(backup.Cluster{UID: i.uid})
+	return nil
+}
+
+// TestBackupsOfTwoClustersWithOneName backs up two clusters whose contexts have one name into one
+// folder.
+func TestBackupsOfTwoClustersWithOneName(t *testing.T) {
+	w, err := workspace.OpenWorkspace(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := []byte("apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: https://a.example, certificate-authority-data: YQ==}}]\nusers: [{name: u, user: {client-certificate-data: YQ==, client-key-data: YQ==}}]\n")
+	for _, tt := range []struct {
+		uid   string
+		other bool // into another folder
+		exit  int
+	}{{uid: "one"}, {uid: "one"}, {uid: "two", exit: plan.ExitUsage}, {uid: "two", other: true}} {
+		e := engine.New(w, engine.Deps{Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return &identifiedTwin{uid: tt.uid}, nil }})
+		r := engine.BackupRequest{Etcd: engine.EtcdSkip, Cluster: &cluster.Selected{Context: "admin@kubernetes", Server: "https://a.example", Kubeconfig: kubeconfig}}
+		if tt.other {
+			r.Dir = t.TempDir()
+		}
+		p, err := e.PlanBackup(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = e.Run(t.Context(), p, func(plan.Event) {})
+		if plan.ExitCode(err) != tt.exit || err != nil && !strings.Contains(plan.Remedy(err), "--dir") {
+			t.Errorf("cluster %s, another folder %t: exit %d, want %d: %v", tt.uid, tt.other, plan.ExitCode(err), tt.exit, err)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -295,7 +296,42 @@ func (b *backupRun) begin(ctx context.Context, r *plan.Reporter) error {
 	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, cluster.ErrDenied):
 		return b.fail(err)
 	}
-	return b.resources(ctx, r) // another error may concern the path /version alone
+	// Another error may concern the path /version alone.
+	if s := b.request.Cluster; s != nil {
+		if s.Note != "" {
+			r.Log("backup", "", "warn", s.Note)
+		}
+		if err := b.otherCluster(ctx); err != nil {
+			return err
+		}
+	}
+	return b.resources(ctx, r)
+}
+
+// otherCluster returns an error if the folder of a context has backups of another cluster. Contexts
+// of two kubeconfigs can have one name.
+func (b *backupRun) otherCluster(ctx context.Context) error {
+	all, err := b.e.ListBackups(ctx, b.request.Dir, false, nil)
+	if err != nil || len(all) == 0 {
+		return nil //nolint:nilerr // a folder that cannot be read fails when the backup is written
+	}
+	limited, cancel := context.WithTimeout(ctx, b.e.limits.glance)
+	defer cancel()
+	uid, err := b.cluster.ClusterUID(limited)
+	if err != nil || uid == "" {
+		return nil //nolint:nilerr // a user may not be allowed to read it
+	}
+	for _, x := range all {
+		m, path, err := b.e.ShowBackup(b.request.Dir, x.ID)
+		if err != nil || m.Cluster.UID == "" || m.Cluster.UID == uid {
+			continue
+		}
+		return &plan.Error{
+			Op: "back up context " + strconv.Quote(b.name), Exit: plan.ExitUsage, Err: fmt.Errorf("%s is a backup of another cluster", path),
+			Remedy: "name another folder with --dir",
+		}
+	}
+	return nil
 }
 
 func (b *backupRun) resources(ctx context.Context, r *plan.Reporter) (err error) {

@@ -167,6 +167,9 @@ func aim(p *plan.Plan, v *rollout.View) (news bool) {
 // watch is the only step of a watch.
 func (i *clusterRun) watch(ctx context.Context, r *plan.Reporter, w WatchRequest, p *plan.Plan) error {
 	p.End.Done = "you left; the cluster continues on its own"
+	if c := w.Cluster; c != nil && c.Note != "" {
+		r.Log("watch", "", "warn", c.Note)
+	}
 	_, told := i.cluster.(unmanaged)
 	if told {
 		r.Log("watch", "", "info", notManaged)

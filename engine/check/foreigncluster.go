@@ -107,6 +107,9 @@ func ForeignCluster(ctx context.Context, c Foreign, s cluster.Selected, r Foreig
 	}
 	slices.SortFunc(out.NotApplicable, func(a, b Inapplicable) int { return strings.Compare(a.ID, b.ID) })
 	out.MissingRules = c.MissingRules()
+	if s.Note != "" {
+		out.Notes = append(out.Notes, s.Note)
+	}
 	if out.Distribution.Name == distribution.Constellation {
 		out.Notes = append(out.Notes, "This cluster was made by constellation. `constellation upgrade check` in its workspace also checks images, services and releases.")
 	}

@@ -36,6 +36,9 @@ type Selected struct {
 	RequestTimeout time.Duration
 	// Access is what selected the cluster.
 	Access Access
+	// Note is about another file of KUBECONFIG that has the context for another cluster; empty
+	// without one.
+	Note string
 }
 
 type requestTimeout struct{}

@@ -92,7 +92,33 @@ func Select(a cluster.Access, self string) (cluster.Selected, error) {
 	if err != nil {
 		return cluster.Selected{}, err
 	}
-	return selectIn(c, a, self)
+	s, err := selectIn(c, a, self)
+	if err == nil {
+		s.Note = shadowed(a, s)
+	}
+	return s, err
+}
+
+// shadowed returns a note about a file of KUBECONFIG in which the context of s leads to another
+// cluster. As for kubectl, the first file that has a name defines it; kubeadm gives the same names
+// to all clusters.
+func shadowed(a cluster.Access, s cluster.Selected) string {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	files := rules.GetLoadingPrecedence()
+	if a.Kubeconfig != "" || len(files) < 2 {
+		return ""
+	}
+	for _, f := range files {
+		c, err := clientcmd.LoadFromFile(f)
+		if err != nil || c.Contexts[s.Context] == nil {
+			continue // a file that does not exist is none
+		}
+		k := c.Clusters[cmp.Or(a.ClusterName, c.Contexts[s.Context].Cluster)]
+		if k != nil && k.Server != "" && k.Server != s.Server {
+			return fmt.Sprintf("Context %s leads to %s, because a file of KUBECONFIG defines these names first. In %s it leads to %s: select that with --kubeconfig.", printable(s.Context), printable(s.Server), printable(f), printable(k.Server))
+		}
+	}
+	return ""
 }
 
 // selectIn is Select in a kubeconfig that was read. It does not change c.

@@ -60,6 +60,77 @@ func TestSelect(t *testing.T) {
 	}
 }
 
+// TestTwoClustersWithOneName selects a context that two files of KUBECONFIG have.
+func TestTwoClustersWithOneName(t *testing.T) {
+	a := kubeconfigOf(t, "admin@kubernetes", "https://a.example", "token: sekret-a")
+	b := kubeconfigOf(t, "admin@kubernetes", "https://b.example", "token: sekret-b")
+	same := kubeconfigOf(t, "admin@kubernetes", "https://a.example", "token: sekret-a")
+	for _, tt := range []struct {
+		name, files string
+		access      cluster.Access
+		server      string
+		note        []string
+	}{
+		{"the first file", a + string(os.PathListSeparator) + b, cluster.Access{}, "https://a.example", []string{b, "https://b.example", "--kubeconfig"}},
+		{"the other order", b + string(os.PathListSeparator) + a, cluster.Access{}, "https://b.example", []string{a, "https://a.example"}},
+		{"a file that is named", a + string(os.PathListSeparator) + b, cluster.Access{Kubeconfig: b}, "https://b.example", nil},
+		{"one cluster twice", a + string(os.PathListSeparator) + same, cluster.Access{}, "https://a.example", nil},
+		{"a file that does not exist", a + string(os.PathListSeparator) + b + "-none", cluster.Access{}, "https://a.example", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Setenv("KUBECONFIG", tt.files)
+			got, err := Select(tt.access, "")
+			if err != nil || got.Server != tt.server || (got.Note == "") != (tt.note == nil) {
+				t.Fatalf("%s, note %q, %v", got.Server, got.Note, err)
+			}
+			for _, w := range tt.note {
+				if !strings.Contains(got.Note, w) {
+					t.Errorf("the note has no %q: %s", w, got.Note)
+				}
+			}
+			if strings.Contains(got.Note, "sekret") {
+				t.Errorf("a secret in %q", got.Note)
+			}
+		})
+	}
+}
+
+// TestCredentialsThatExpired checks a cluster whose credential plugin fails, and one whose plugin
+// returns a credential that the API server rejects.
+func TestCredentialsThatExpired(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusUnauthorized)
+		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Unauthorized","message":"the token sekret has expired","code":401}`)
+	}))
+	defer s.Close()
+	const old = `{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"sekret","expirationTimestamp":"2020-01-01T00:00:00Z"}}`
+	for name, script := range map[string]string{"the plugin fails": "echo session expired >&2; exit 3", "the token has expired": "cat <<E\n" + old + "\nE\n"} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "login")
+			if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			user := fmt.Sprintf("exec: {apiVersion: client.authentication.k8s.io/v1, command: %s, interactiveMode: Never}", path)
+			sel, err := Select(cluster.Access{Kubeconfig: kubeconfigOf(t, "x", s.URL, user)}, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for verb, err := range map[string]error{
+				"check": func() error {
+					_, err := Clusters{}.Check(t.Context(), sel, 0, check.ForeignRequest{}, func(plan.Event) {})
+					return err
+				}(),
+				"backup": Clusters{}.Reach(t.Context(), sel),
+			} {
+				if err == nil || !strings.Contains(plan.Remedy(err), "log in again") || strings.Contains(err.Error(), "does not answer") || plan.ExitCode(err) != plan.ExitFailed {
+					t.Errorf("%s: exit %d, %v, remedy %q", verb, plan.ExitCode(err), err, plan.Remedy(err))
+				}
+			}
+		})
+	}
+}
+
 func TestSelectRefuses(t *testing.T) {
 	good := kubeconfigOf(t, "prod", "https://a.example", "token: sekret")
 	bad := filepath.Join(t.TempDir(), "bad")
@@ -149,6 +220,13 @@ func TestCheckOfTroubledServers(t *testing.T) {
 			}
 			status(w, http.StatusServiceUnavailable, "ServiceUnavailable", "etcd is gone")
 		}, "", "nodes-unread"},
+		{"slow, and forbids everything", func(w http.ResponseWriter, r *http.Request) {
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-r.Context().Done():
+			}
+			forbid(w, r)
+		}, "", "missing-rights"},
 		{"hangs", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "does not answer", ""},
 		{"is another program", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, "read version", ""},
 	} {
