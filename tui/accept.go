@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
 	"constellation/tui/term"
@@ -25,6 +26,8 @@ type acceptance struct {
 	question func(*plan.Plan) string
 	// name, if not empty, is what the user must type at that prompt; else y or yes.
 	name string
+	// access selects the cluster whose guard applies; empty means that of the workspace.
+	access cluster.Access
 	// show prints the plan before the prompt; nil prints its events and steps.
 	show func(*plan.Plan, sink)
 }
@@ -144,6 +147,9 @@ func planAndRun(ctx context.Context, s *session, o runOptions, a acceptance, pla
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return unplanned(s, out, o.out, err)
+	}
+	if err := unlock(s, a.access, o.out, o.nonInteractive); err != nil {
+		return err
 	}
 	ctx, stop := s.limited(ctx, o.timeout)
 	defer stop()

@@ -152,16 +152,23 @@ func rolloutCommands(s *session) []*cobra.Command {
 			cluster.RolloutChange{Cancelled: &yes},
 		},
 	} {
-		var f format
+		var (
+			f              format
+			nonInteractive bool
+		)
 		cmd := &cobra.Command{
 			Use: x.use, Short: x.short, Long: x.long + "\n\nThe exit code is 3 if the rollout is in that state already.",
 			Example: "  constellation upgrade " + x.use + "\n  constellation upgrade " + x.use + " -o json",
 			Args:    cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
+				if err := unlock(s, cluster.Access{}, f, nonInteractive); err != nil {
+					return err
+				}
 				return runRolloutChange(cmd.Context(), s, x.change, x.done, f)
 			},
 		}
 		outputFlag(cmd, &f, "output format: text, or json for one document")
+		cmd.Flags().BoolVar(&nonInteractive, "non-interactive", false, "never prompt for the name of a guarded cluster")
 		out = append(out, cmd)
 	}
 	for _, x := range []struct {
@@ -179,16 +186,23 @@ func rolloutCommands(s *session) []*cobra.Command {
 			"resumed: the rollout replaces it in turn", false,
 		},
 	} {
-		var f format
+		var (
+			f              format
+			nonInteractive bool
+		)
 		cmd := &cobra.Command{
 			Use: x.use + " NODE-OR-GROUP", Short: x.short, Long: x.long + "\n\nThe exit code is 3 if there is nothing to do.",
 			Example: "  constellation upgrade " + x.use + " worker-3\n  constellation upgrade " + x.use + " worker-3 -o json",
 			Args:    oneArg("the name of a node or a group", "run `constellation status` to see both"), ValidArgsFunction: completeNodes(s, true),
 			RunE: func(cmd *cobra.Command, args []string) error {
+				if err := unlock(s, cluster.Access{}, f, nonInteractive); err != nil {
+					return err
+				}
 				return runSkip(cmd.Context(), s, args[0], x.skip, x.done, f)
 			},
 		}
 		outputFlag(cmd, &f, "output format: text, or json for one document")
+		cmd.Flags().BoolVar(&nonInteractive, "non-interactive", false, "never prompt for the name of a guarded cluster")
 		out = append(out, cmd)
 	}
 	return out

@@ -6,8 +6,11 @@ import (
 	"os"
 	"time"
 
+	"constellation/engine/cluster"
+	"constellation/engine/preferences"
 	"constellation/engine/workspace"
 	"constellation/tui/console"
+	"constellation/tui/term"
 )
 
 // consoleOptions are the flags that affect the console.
@@ -27,6 +30,14 @@ func showConsole(ctx context.Context, s *session, o consoleOptions) error {
 	if err != nil {
 		return err
 	}
+	var access cluster.Access
+	if o.watch != nil && o.watch.Cluster != nil {
+		access = o.watch.Cluster.Access
+	}
+	g, err := guardOf(s, access)
+	if err != nil {
+		return err
+	}
 	if o.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, o.timeout)
@@ -40,7 +51,10 @@ func showConsole(ctx context.Context, s *session, o consoleOptions) error {
 	}
 	with := console.Options{
 		Engine: eng, Workspace: ws, Commands: s.formatter(), Versions: s.Kubernetes, Wizard: o.wizard, Yes: o.yes, Upgrade: o.upgrade, Now: s.Now,
-		Sandbox: func(ctx context.Context) *workspace.SandboxInfo { return s.findSandbox(ctx, dir) },
+		Cluster: g.name, Guarded: g.guards,
+		FixedBackground: g.prefs.Theme != preferences.ThemeAuto,
+		Display:         func(d term.Display) term.Display { return themed(d, g.prefs.Theme) },
+		Sandbox:         func(ctx context.Context) *workspace.SandboxInfo { return s.findSandbox(ctx, dir) },
 	}
 	if o.watch != nil {
 		with.Watch, with.OnlyWatch, with.Filter, with.Replay = o.watch.WatchRequest, true, o.watch.filter, o.replay

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"constellation/engine/cluster"
 	"constellation/tui/term"
 )
 
@@ -54,6 +55,9 @@ func runInit(ctx context.Context, s *session, o consoleOptions, f format, asks b
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return unplanned(s, out, f, err)
+	}
+	if err := unlock(s, cluster.Access{}, f, !asks); err != nil {
+		return err
 	}
 	ctx, stop := s.limited(ctx, o.timeout)
 	defer stop()

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/tui/term"
 )
@@ -77,7 +78,7 @@ the last control plane, or etcd would lose quorum; 5 the plan was not accepted.`
 // runRevoke runs `machine revoke`. The prompt wants the name of the machine.
 func runRevoke(ctx context.Context, s *session, r engine.RevokeRequest, o runOptions) error {
 	question := fixedQuestion("Type " + term.Clean(r.Node) + " to revoke this machine: ")
-	return planAndRun(ctx, s, o, acceptance{question: question, name: r.Node}, func(ctx context.Context, eng Engine) (*plan.Plan, error) {
+	return planAndRun(ctx, s, o, acceptance{question: question, name: r.Node, access: cluster.Access{Kubeconfig: r.Kubeconfig}}, func(ctx context.Context, eng Engine) (*plan.Plan, error) {
 		return eng.PlanRevoke(ctx, r)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
 	"constellation/tui/term"
@@ -78,6 +79,9 @@ func runRestore(ctx context.Context, s *session, r engine.RestoreRequest, yes, n
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return unplanned(s, out, f, err)
+	}
+	if err := unlock(s, cluster.Access{}, f, nonInteractive); err != nil {
+		return err
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()

@@ -104,7 +104,7 @@ func (p Preferences) Fields() []Field {
 	d := Default()
 	return []Field{
 		{"theme", p.Theme, d.Theme, "colours of the console: " + words.Or(themes) + ". The variable NO_COLOR has precedence."},
-		{"guards", p.Guards, d.Guards, "clusters of the kubeconfig that the console shows in a coloured frame, read-only until their name is typed. Each entry has a context (a name or a pattern such as prod-*) or a server (an address)."},
+		{"guards", p.Guards, d.Guards, "clusters that the console shows in a coloured frame, read-only until their name is typed. Verbs that change them ask for it on a terminal. Each entry has a context (a name or a pattern such as prod-*) or a server (an address)."},
 		{"limits.answer", p.Limits.Answer, d.Limits.Answer, "how long a cluster of the list may take to answer, at most 30s"},
 		{"limits.parallel", p.Limits.Parallel, d.Limits.Parallel, "number of clusters that the list queries at a time, at most 256"},
 		{"limits.recent", p.Limits.Recent, d.Limits.Recent, "number of opened contexts to remember, at most 100"},

@@ -207,7 +207,7 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 	}
 	r.mapping(doc, "", map[string]field{
 		"version":             r.str(&c.Version, always, "", ""),
-		"name":                note(r.str(&c.Name, clusterNameRE.MatchString, "cannot name a cluster", "use at most 37 of a-z, 0-9 and -, with a letter or digit at both ends")),
+		"name":                note(c.readName(r)),
 		"image":               note(r.version(&c.Image, "v1.1.0")),
 		"microserviceVersion": note(r.version(&c.Services, "v1.1.0")),
 		"kubernetesVersion":   note(r.version(&c.Kubernetes, "v1.35.4")),
@@ -230,6 +230,10 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 			fmt.Sprintf("%s overlaps serviceCIDR %s", c.PodCIDR, c.ServiceCIDR), "pods and services need ranges of their own",
 		})
 	}
+}
+
+func (c *Config) readName(r *reader) field {
+	return r.str(&c.Name, clusterNameRE.MatchString, "cannot name a cluster", "use at most 37 of a-z, 0-9 and -, with a letter or digit at both ends")
 }
 
 func (c *Config) readPlans(r *reader) field {
@@ -686,8 +690,7 @@ func migrateV1(b []byte, doc *yaml.Node) ([]byte, error) {
 	return s.result()
 }
 
-// PartOfConfig reads where releases are looked up, or which charts are added, and nothing
-// else: the rest of a configuration may still be unfinished.
+// PartOfConfig reads the fields name, releases, charts or plans and nothing else: the rest of a configuration may still be unfinished.
 func PartOfConfig(w *Workspace, fields ...string) (*Config, error) {
 	c := &Config{lines: map[string]int{}}
 	b, err := w.ReadConfig()
@@ -699,7 +702,7 @@ func PartOfConfig(w *Workspace, fields ...string) (*Config, error) {
 	}
 	r := &reader{}
 	if doc := r.document(b); doc != nil {
-		read := map[string]field{"releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r)}
+		read := map[string]field{"name": c.readName(r), "releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r)}
 		for _, name := range fields {
 			if n := find(doc, name); n != nil {
 				read[name](n, name)

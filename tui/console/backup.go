@@ -92,7 +92,7 @@ func (scr *backupScreen) busyReason() string {
 
 func (scr *backupScreen) keys() []binding {
 	return []binding{
-		on("b", "b", "create a backup now", "do", scr.start).footed("back up now").unless(scr.busyReason),
+		on("b", "b", "create a backup now", "do", scr.start).footed("back up now").effects().unless(scr.busyReason),
 		on("e", "e", "etcd snapshot: if available, required, never", "do", act(scr.nextEtcd)).footed("etcd").unless(scr.busyReason),
 		on("v", "v", "verify the selected backup", "do", scr.verify).footed("verify").unless(func() string {
 			if len(scr.Entries) == 0 {
@@ -207,6 +207,9 @@ func (scr *backupScreen) takeEvents(events []plan.Event) tea.Cmd {
 // start plans and runs a backup.
 func (scr *backupScreen) start() tea.Cmd {
 	b := scr
+	if scr.c.guard.stops() {
+		return nil
+	}
 	b.t, b.began, b.err = view.Timeline{}, scr.c.now, nil
 	b.running, b.ended, b.stopping, b.open = true, false, false, false
 	scr.c.running = true

@@ -194,8 +194,9 @@ func (scr *checkScreen) nothingToWrite() string {
 // start checks for upgrades. The last result stays on the screen meanwhile.
 func (scr *checkScreen) start() tea.Cmd {
 	scr.busy, scr.began, scr.progress, scr.err = true, scr.c.now, view.RunningCheck{}, nil
+	r := check.Request{NoDryRun: scr.c.guard.locked()} // others can notice a dry run
 	return scr.c.task.launch("checking for upgrades", scr.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
-		k, err := scr.c.deps.Engine.Check(ctx, check.Request{}, emit)
+		k, err := scr.c.deps.Engine.Check(ctx, r, emit)
 		return checkEnded{k, err}
 	})
 }

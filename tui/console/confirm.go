@@ -44,15 +44,18 @@ func (scr *initConfirmScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 func (scr *initConfirmScreen) keys() []binding {
 	return []binding{
 		on("enter", "Enter", "confirm the selected answer", "wizard", scr.answer).footed("answer").unless(func() string {
-			if scr.yes && scr.c.plan != nil && len(scr.c.plan.Blocked()) > 0 {
+			switch {
+			case !scr.yes:
+				return ""
+			case scr.c.plan != nil && len(scr.c.plan.Blocked()) > 0:
 				return "the plan is blocked"
 			}
-			return ""
+			return scr.c.guard.reason()
 		}),
 		on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func() { scr.yes = !scr.yes })).footed("choose"),
 		on("up k", "↑ k", "scroll up", "move", act(func() { scr.scroll = max(0, scr.scroll-1) })),
 		on("down j", "↓ j", "scroll down", "move", act(func() {
-			scr.scroll = min(scr.scroll+1, len(view.InitPlanRows(scr.c.page(), scr.c.w, scr.c.plan)))
+			scr.scroll = min(scr.scroll+1, len(view.InitPlanRows(scr.c.page(), scr.c.bodyWidth(), scr.c.plan)))
 		})),
 		on("esc", "Esc", "back to the checks", "back", scr.c.preflight.start).footed("back"),
 	}

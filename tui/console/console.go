@@ -70,6 +70,11 @@ type Options struct {
 	// Sandbox finds the sandbox of the workspace; nil if there is none.
 	Sandbox func(context.Context) *workspace.SandboxInfo
 	Now     func() time.Time
+	// Cluster is the name of the workspace's cluster, or the selected context; it may be empty.
+	// Guarded reports whether a cluster of that name is read-only until the name is typed; nil
+	// means that none is.
+	Cluster string
+	Guarded func(name string) bool
 	// Clusters, if not nil, are shown instead of a workspace.
 	Clusters *Clusters
 	// Display changes the capabilities of the terminal as preferences want it; it may be nil.
@@ -109,6 +114,7 @@ type console struct {
 	pal     palette
 	quit    quitting
 	rollout rolloutControl
+	guard   guard
 	note    string // replaces the key line for noteTTL
 	// lastNote is the note shown since lastNoteAt.
 	lastNote   string
@@ -147,7 +153,7 @@ func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
 		c.deps.redraw = func() {}
 	}
 	c.screens = newScreens(c)
-	c.help.c, c.quit.c, c.rollout.c, c.task.c, c.wizard.c, c.upg.c = c, c, c, c, c, c
+	c.help.c, c.quit.c, c.rollout.c, c.guard.c, c.task.c, c.wizard.c, c.upg.c = c, c, c, c, c, c, c
 	c.task.busy, c.task.take = "reading the workspace", c.run.takeEvents
 	c.screen, c.log.back = c.start, c.start
 	if d.Clusters != nil { // the first frame is drawn before Init

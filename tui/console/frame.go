@@ -15,15 +15,16 @@ func (c *console) View() string {
 	}
 	head := c.header()
 	foot := c.footer()
-	room := c.h - len(head) - len(foot)
+	all := c.h - len(head) - len(foot)
+	w, room := c.bodyWidth(), c.bodyRoom(all)
 	var body []string
 	switch {
 	case c.pal.open:
-		body = c.pal.view(c.page(), c.screen.title(), c.actions(), c.w, room)
+		body = c.pal.view(c.page(), c.screen.title(), c.actions(), w, room)
 	case c.help.open:
-		body = c.help.view(c.w, room)
+		body = c.help.view(w, room)
 	default:
-		body = c.screen.view(c.w, room)
+		body = c.screen.view(w, room)
 	}
 	if len(body) > room {
 		body = body[:room]
@@ -35,6 +36,9 @@ func (c *console) View() string {
 		for i := range body {
 			body[i] = view.Dim(c.page(), body[i])
 		}
+	}
+	if c.guard.name() != "" {
+		body = c.guard.frame(all, body)
 	}
 	return strings.Join(append(append(head, body...), foot...), "\n")
 }
@@ -119,6 +123,8 @@ func (c *console) footer() []string {
 		lines = append(lines, c.th.Below(c.w, 3, 2, term.Plain, q.detail+" Enter confirms, Esc goes back.")...)
 	} else if c.quit.asking {
 		lines = append(lines, c.quit.question()...)
+	} else if c.guard.types {
+		lines = append(lines, c.guard.prompt())
 	} else {
 		lines = append(lines, c.screen.why()...)
 	}

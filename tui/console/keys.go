@@ -19,7 +19,9 @@ type binding struct {
 	footLabel string   // label in the key line; empty: not shown there
 	// off returns why the key is disabled; nil or "" means that it works.
 	off func() string
-	do  func() tea.Cmd
+	// effect is set if the action changes the cluster, or sends requests that others can notice.
+	effect bool
+	do     func() tea.Cmd
 }
 
 func (b binding) disabled() string {
@@ -36,6 +38,7 @@ func on(keys, label, help, group string, do func() tea.Cmd) binding {
 
 func (b binding) footed(word string) binding          { b.footLabel = word; return b }
 func (b binding) unless(reason func() string) binding { b.off = reason; return b }
+func (b binding) effects() binding                    { b.effect = true; return b }
 
 // act wraps an action that returns no command.
 func act(f func()) func() tea.Cmd {
@@ -61,7 +64,9 @@ func (c *console) bindings() []binding {
 }
 
 // actions are the bindings of the screen, then those that every screen has.
-func (c *console) actions() []binding { return slices.Concat(c.screen.keys(), c.globalKeys()) }
+func (c *console) actions() []binding {
+	return c.guard.over(slices.Concat(c.guard.keys(), c.screen.keys(), c.globalKeys()))
+}
 
 func (c *console) globalKeys() []binding {
 	return []binding{
@@ -96,8 +101,10 @@ func (c *console) keys(k tea.KeyMsg) tea.Cmd {
 // key finds the binding of a key and runs it.
 func (c *console) key(k tea.KeyMsg) tea.Cmd {
 	c.note, c.lastNote = "", ""
-	if c.typing() && c.typed(k) {
-		return nil
+	if c.typing() {
+		if cmd, ok := c.typed(k); ok {
+			return cmd
+		}
 	}
 	name := k.String()
 	for _, b := range c.bindings() {
@@ -158,20 +165,22 @@ func (c *console) typing() bool {
 	if c.quit.asking || c.help.open || c.rollout.prompt != nil {
 		return false
 	}
-	return c.pal.open || c.screen.takesText()
+	return c.guard.types || c.pal.open || c.screen.takesText()
 }
 
 // typed passes a key to the open text field. It reports false for keys that keep their
 // binding.
-func (c *console) typed(k tea.KeyMsg) bool {
+func (c *console) typed(k tea.KeyMsg) (tea.Cmd, bool) {
 	switch {
 	case k.Type == tea.KeyCtrlC:
-		return false
+		return nil, false
+	case c.guard.types:
+		return c.guard.typed(k), true
 	case c.pal.open:
-		return c.pal.typed(k)
+		return nil, c.pal.typed(k)
 	}
 	c.screen.typed(k)
-	return true
+	return nil, true
 }
 
 // editFilter returns the filter after a key, and whether the user goes on typing it.

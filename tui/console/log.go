@@ -142,7 +142,7 @@ func (scr *logScreen) view(w, h int) []string {
 	var rows []string
 	last := min(len(m)-1, at+room/2)
 	first := max(0, last-room-room/2)
-	col := view.SourceColumnOf(scr.c.page(), scr.c.w, func(i int) view.LogLine { return scr.c.t.Log.At(m[first+i]) }, last-first+1)
+	col := view.SourceColumnOf(scr.c.page(), w, func(i int) view.LogLine { return scr.c.t.Log.At(m[first+i]) }, last-first+1)
 	if col.Node != "" {
 		lines[0] = scr.c.th.Rule(w, "Log of "+col.Node, remark)
 	}

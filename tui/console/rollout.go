@@ -36,18 +36,18 @@ func (r *rolloutControl) keys() []binding {
 				"Pause the rollout?", "Replacements in progress finish, no new ones start. After 10 minutes the cluster autoscaler runs again.", "pause",
 				r.change("paused", cluster.RolloutChange{Paused: &yes}),
 			}
-		})).footed("pause").unless(r.targetNotSet),
+		})).footed("pause").effects().unless(r.targetNotSet),
 		on("R", "R", "resume: continue a paused or cancelled rollout", "changes the cluster", act(func() {
 			no := false
 			r.prompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", r.change("resumed", cluster.RolloutChange{Paused: &no, Cancelled: &no})}
-		})).footed("resume").unless(r.targetNotSet),
+		})).footed("resume").effects().unless(r.targetNotSet),
 		on("C", "C", "cancel: leave the other nodes on the old version", "changes the cluster", act(func() {
 			yes := true
 			r.prompt = &rolloutPrompt{
 				"Cancel the rollout?", "Replacements in progress finish, other nodes keep the old version. R resumes to the same target.", "cancel it",
 				r.change("cancelled", cluster.RolloutChange{Cancelled: &yes}),
 			}
-		})).unless(r.targetNotSet),
+		})).effects().unless(r.targetNotSet),
 	}
 }
 
@@ -82,6 +82,9 @@ func (r *rolloutControl) confirm() tea.Cmd {
 // change returns an action that changes the rollout without disturbing the current task.
 func (r *rolloutControl) change(what string, change cluster.RolloutChange) func() tea.Cmd {
 	return func() tea.Cmd {
+		if r.c.guard.stops() {
+			return nil
+		}
 		r.c.note = "sending the request"
 		eng, ctx := r.c.deps.Engine, r.c.ctx
 		return func() tea.Msg {

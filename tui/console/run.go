@@ -125,7 +125,7 @@ func (scr *runScreen) copyLastLine() {
 func (scr *runScreen) rows(p pane) int {
 	switch p {
 	case paneSteps:
-		return len(view.StepRows(scr.c.page(), scr.c.w, &scr.c.t, scr.c.running))
+		return len(view.StepRows(scr.c.page(), scr.c.bodyWidth(), &scr.c.t, scr.c.running))
 	case paneMachines:
 		if scr.c.upg.active() {
 			return len(scr.c.t.Machines) // the run has not changed the others yet
@@ -283,7 +283,7 @@ func (scr *runScreen) logTail(w, h int) []string {
 	if scr.at[paneLog] < 0 {
 		from, to = max(0, n-h+1), n
 	}
-	col := view.SourceColumnOf(scr.c.page(), scr.c.w, func(i int) view.LogLine { return scr.c.t.Log.At(from + i) }, to-from)
+	col := view.SourceColumnOf(scr.c.page(), w, func(i int) view.LogLine { return scr.c.t.Log.At(from + i) }, to-from)
 	if col.Node != "" {
 		lines[0] = scr.c.th.Rule(w, scr.paneTitle(paneLog, "Log of "+col.Node), remark)
 	}
@@ -304,8 +304,11 @@ func (scr *runScreen) takeEvents(events []plan.Event) tea.Cmd {
 	return scr.c.upg.watchRollout()
 }
 
-// start executes the plan.
+// start executes the plan, unless the cluster is guarded.
 func (scr *runScreen) start() tea.Cmd {
+	if scr.c.guard.stops() {
+		return nil
+	}
 	p := scr.c.plan
 	scr.c.screen, scr.c.running, scr.c.ran = scr.c.run, true, true
 	scr.c.err = nil

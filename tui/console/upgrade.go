@@ -97,6 +97,9 @@ func (u *upgradeState) openNextHop() tea.Cmd {
 
 // run executes the accepted plan.
 func (u *upgradeState) run() tea.Cmd {
+	if u.c.guard.stops() {
+		return nil
+	}
 	u.c.plan.Accept(plan.IDs(u.need.Findings)...)
 	u.c.quit.exit = plan.ExitDone
 	return u.c.run.start()

@@ -67,7 +67,12 @@ func (scr *upgradeConfirmScreen) why() []string {
 
 func (scr *upgradeConfirmScreen) keys() []binding {
 	return []binding{
-		on("enter", "Enter", "accept the name, or confirm the selected answer", "do", scr.answer).footed("answer"),
+		on("enter", "Enter", "accept the name, or confirm the selected answer", "do", scr.answer).footed("answer").unless(func() string {
+			if scr.yes {
+				return scr.c.guard.reason()
+			}
+			return ""
+		}),
 		on("left right tab shift+tab h l", "← →", "choose", "do", act(func() { scr.yes = !scr.yes })).footed("choose"),
 		on("y", "y", "choose yes", "do", act(func() { scr.yes = true })),
 		on("n", "n", "choose no", "do", act(func() { scr.yes = false })),

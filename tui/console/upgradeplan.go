@@ -24,6 +24,8 @@ type upgradePlanScreen struct {
 	began    time.Time
 	progress view.RunningCheck
 	top      int // first row shown
+	// locked is set if the plan was made for a guarded cluster, without dry-run requests.
+	locked bool
 }
 
 // upgradePlanned is the end of planning.
@@ -78,12 +80,14 @@ func (scr *upgradePlanScreen) open(start *Upgrade) tea.Cmd {
 		from = c.screen
 	}
 	c.upg = upgradeState{c: c, start: start, from: from}
-	*scr, *c.upgradeConfirm = upgradePlanScreen{c: c, planning: true, began: c.now}, upgradeConfirmScreen{c: c}
+	*scr, *c.upgradeConfirm = upgradePlanScreen{c: c, planning: true, began: c.now, locked: c.guard.locked()}, upgradeConfirmScreen{c: c}
 	c.screen, c.plan, c.err, c.quit.exit = scr, nil, nil, plan.ExitDone
 	c.ran, c.t, c.backup.ended = false, view.Timeline{}, false
 	c.check.busy, c.check.progress = false, view.RunningCheck{} // launch cancels a running check
+	r := start.Request
+	r.NoDryRun = r.NoDryRun || scr.locked
 	planning := c.task.launch("planning the upgrade", scr.takeEvents, func(ctx context.Context, emit func(plan.Event)) tea.Msg {
-		p, err := start.Plan(ctx, c.deps.Engine, start.Request, emit)
+		p, err := start.Plan(ctx, c.deps.Engine, r, emit)
 		return upgradePlanned{p, err}
 	})
 	return tea.Batch(planning, c.backup.read())
@@ -120,7 +124,7 @@ func (scr *upgradePlanScreen) tookPlan(msg upgradePlanned) tea.Cmd {
 	switch {
 	case len(c.plan.Blocked()) > 0:
 		c.quit.exit = plan.ExitBlocked
-	case len(u.need.Findings) == 0 && !u.need.Plan && (u.start.yes || !c.plan.Rehearsal):
+	case len(u.need.Findings) == 0 && !u.need.Plan && (u.start.yes || !c.plan.Rehearsal) && !c.guard.locked():
 		return u.run() // accepted, or the plan only waits
 	case !c.plan.Rehearsal:
 		c.quit.exit = plan.ExitUnacknowledged // the exit code if the user leaves without accepting
@@ -171,10 +175,11 @@ func (scr *upgradePlanScreen) scroll(by int) {
 
 // width is the width of the rows of the plan.
 func (scr *upgradePlanScreen) width() int {
-	if scr.c.w >= 110 && scr.c.h >= 26 {
-		return scr.c.w * 3 / 5
+	w := scr.c.bodyWidth()
+	if w >= 110 && scr.c.h >= 26 {
+		return w * 3 / 5
 	}
-	return scr.c.w
+	return w
 }
 
 // view renders the plan, or the progress of planning, in h lines.
@@ -209,7 +214,7 @@ func (scr *upgradePlanScreen) view(w, h int) []string {
 func (scr *upgradePlanScreen) rows(w int) []string {
 	p := scr.c.plan
 	lines := view.UpgradeSections(scr.c.page(), w, p)
-	if w == scr.c.w { // else the risks are beside the plan
+	if w == scr.c.bodyWidth() { // else the risks are beside the plan
 		i := slices.Index(lines, scr.c.th.Rule(w, "Steps", words.Count(len(p.Steps), "step")))
 		if i < 0 {
 			i = len(lines)

@@ -48,7 +48,7 @@ func (z *wizard) tookPlan(msg planMade) tea.Cmd {
 		z.c.note = "the cluster is complete: there is nothing to do"
 		return z.c.overview.show()
 	}
-	if z.resumed || z.c.deps.Yes {
+	if (z.resumed || z.c.deps.Yes) && !z.c.guard.locked() {
 		if len(z.c.plan.Blocked()) == 0 {
 			return z.c.run.start()
 		}

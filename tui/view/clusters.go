@@ -198,7 +198,7 @@ func Guarded(pg Page, w, h int, title string, lines []string) []string {
 		if i < len(lines) {
 			l = lines[i]
 		}
-		out = append(out, pg.Paint(term.Bad, side)+" "+l+strings.Repeat(" ", max(0, w-4-term.Width(l)))+" "+pg.Paint(term.Bad, side))
+		out = append(out, pg.Paint(term.Bad, side)+" "+l+strings.Repeat(" ", max(0, w-4-term.StyledWidth(l)))+" "+pg.Paint(term.Bad, side))
 	}
 	return append(out, edge(""))
 }

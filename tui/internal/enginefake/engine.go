@@ -40,9 +40,9 @@ type Engine struct {
 	CheckedAs check.Request
 	// preparedAs is the request of PlanPrepare.
 	preparedAs engine.PrepareRequest
-	// appliedAs is the request of PlanApply or PlanExecute, changed that of ChangeRollout,
+	// AppliedAs is the request of PlanApply or PlanExecute, changed that of ChangeRollout,
 	// which returns rollout.
-	appliedAs engine.ApplyRequest
+	AppliedAs engine.ApplyRequest
 	Changed   cluster.RolloutChange
 	Rollout   cluster.Rollout
 	// Skipped and skips are the arguments of Skip, holding its result.
@@ -132,7 +132,7 @@ func (f *Engine) Preflight(_ context.Context, emit func(plan.Event)) ([]plan.Fin
 }
 
 func (f *Engine) PlanApply(_ context.Context, r engine.ApplyRequest, _ func(plan.Event)) (*plan.Plan, error) {
-	f.appliedAs = r
+	f.AppliedAs = r
 	if len(r.Acknowledge) > 0 {
 		f.Plan.Accept(r.Acknowledge...)
 	}
@@ -140,7 +140,7 @@ func (f *Engine) PlanApply(_ context.Context, r engine.ApplyRequest, _ func(plan
 }
 
 func (f *Engine) PlanExecute(_ context.Context, r engine.ApplyRequest) (*plan.Plan, error) {
-	f.appliedAs = r
+	f.AppliedAs = r
 	return f.Plan, f.PlanErr
 }
 
