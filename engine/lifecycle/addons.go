@@ -58,7 +58,9 @@ func (f *addOnsFile) check() error {
 		names = append(names, a.Name)
 		complete := a.Name != "" && len(a.Images)+len(a.Charts)+len(a.PartOf) > 0 && (a.Follows || a.Nodes != "") == (a.Source != "")
 		if a.Source != "" {
-			c.row(list, i, a.Source, complete, slices.Concat(a.Images, a.Charts))
+			for _, names := range [][]string{a.Images, a.Charts} { // a chart may have the name of its image
+				c.row(list, i, a.Source, complete, slices.Clone(names))
+			}
 			a.Source = f.Sources[a.Source]
 		} else if !complete {
 			c.errs = append(c.errs, fmt.Errorf("row %d of %s: fields are missing", i+1, list))

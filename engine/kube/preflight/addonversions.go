@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"constellation/engine/lifecycle"
 	"constellation/engine/plan"
@@ -80,24 +81,87 @@ func externalIPs(w *world, _ *probe) []plan.Finding {
 
 // addOnVersions compares the versions of add-ons with the target.
 func addOnVersions(w *world, _ *probe) []plan.Finding {
-	return fold(AddOnVersions(w.addOnUses(), w.request.To), "add-ons whose version does not list the target")
+	found := fold(AddOnVersions(w.addOnUses(), w.request.To), "add-ons whose version does not list the target")
+	return append(found, w.unknownCharts()...)
 }
 
-// addOnUses are the workloads that run add-ons, recognised by label or image. Our autoscaler is
-// upgraded with the hop.
+// unknownCharts reports what Helm releases could say about add-ons and does not.
+func (w *world) unknownCharts() []plan.Finding {
+	if why, unread := w.unread[sourceCharts]; unread {
+		return []plan.Finding{{
+			Severity: plan.NotChecked, Title: "not checked which add-ons Helm installed: add-ons were recognised by image and label alone", Detail: string(sourceCharts) + ": " + why,
+			Remedy: "allow the user to list Secrets, which contain Helm's releases",
+		}}
+	}
+	if !w.request.Foreign {
+		return nil // our charts are those of a release
+	}
+	var names, objects []string
+	for _, h := range w.charts {
+		if lifecycle.ByChart(h.chart) == nil && h.kubeVersion == "" && h.namespace != ownNamespace {
+			names = append(names, fmt.Sprintf("%s %s (%s/%s)", h.chart, cmp.Or(h.appVersion, h.version), h.namespace, h.name))
+			objects = append(objects, object("HelmRelease", h.namespace, h.name))
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []plan.Finding{{
+		Severity: plan.NotChecked, Title: fmt.Sprintf("not checked whether the charts of %s support Kubernetes %s: this program has no data about them", count(len(names), "Helm release"), w.request.To.MinorString()),
+		Detail: enumerate(names, 10), Remedy: "look for the supported versions in the documentation of each chart", Objects: first(objects),
+	}}
+}
+
+// releaseOf is the release of Helm that an object belongs to; empty if it belongs to none.
+func releaseOf(m *metav1.ObjectMeta) types.NamespacedName {
+	name := m.Annotations["meta.helm.sh/release-name"]
+	if name == "" {
+		return types.NamespacedName{}
+	}
+	return types.NamespacedName{Namespace: cmp.Or(m.Annotations["meta.helm.sh/release-namespace"], m.Namespace), Name: name}
+}
+
+// releaseUses are the add-ons of Helm releases, without those of the releases in known.
+func (w *world) releaseUses(known map[types.NamespacedName]bool) (out []AddOnUse) {
+	for _, h := range w.charts {
+		a := lifecycle.ByChart(h.chart)
+		if a == nil || h.namespace == ownNamespace || known[types.NamespacedName{Namespace: h.namespace, Name: h.name}] {
+			continue
+		}
+		out = append(out, AddOnUse{
+			AddOn: a, Version: h.appVersion, Object: object("HelmRelease", h.namespace, h.name), Title: "Helm release " + printable(h.namespace+"/"+h.name),
+			Owner: fmt.Sprintf("namespace %s, Helm release %s", printable(h.namespace), printable(h.name)),
+		})
+	}
+	return out
+}
+
+// addOnUses are the workloads that run add-ons, recognised by label, image or Helm release. A
+// release has the version of an image without a tag. Our autoscaler is upgraded with the hop.
 func (w *world) addOnUses() (out []AddOnUse) {
+	apps := map[types.NamespacedName]string{} // versions of releases
+	for _, h := range w.charts {
+		apps[types.NamespacedName{Namespace: h.namespace, Name: h.name}] = h.appVersion
+	}
+	known := map[types.NamespacedName]bool{}
 	add := func(kind string, m *metav1.ObjectMeta, spec *corev1.PodSpec) {
 		if m.Name == autoscalerName {
 			return
 		}
 		use := AddOnUse{Object: object(kind, m.Namespace, m.Name), Title: kind + " " + printable(m.Namespace+"/"+m.Name), Owner: keeperOf(m)}
-		if use.AddOn, use.Version = lifecycle.ByLabels(m.Labels); use.AddOn != nil {
+		release := releaseOf(m)
+		found := func() {
+			use.Version = cmp.Or(use.Version, apps[release])
+			known[release] = true
 			out = append(out, use)
+		}
+		if use.AddOn, use.Version = lifecycle.ByLabels(m.Labels); use.AddOn != nil {
+			found()
 			return
 		}
 		for _, c := range slices.Concat(spec.Containers, spec.InitContainers) {
 			if use.AddOn, use.Version = lifecycle.ByImage(c.Image); use.AddOn != nil {
-				out = append(out, use)
+				found()
 			}
 		}
 	}
@@ -110,6 +174,7 @@ func (w *world) addOnUses() (out []AddOnUse) {
 	for i := range w.daemonSets {
 		add("DaemonSet", &w.daemonSets[i].ObjectMeta, &w.daemonSets[i].Spec.Template.Spec)
 	}
+	out = append(out, w.releaseUses(known)...)
 	slices.SortFunc(out, func(a, b AddOnUse) int { return cmp.Compare(a.Object, b.Object) })
 	return out
 }

@@ -97,3 +97,52 @@ func TestAddOnVersions(t *testing.T) {
 		t.Error(string(b), err)
 	}
 }
+
+// TestAddOnsOfHelmReleases recognises add-ons by Helm's releases: those whose images are unknown, and
+// the versions of images without a tag.
+func TestAddOnsOfHelmReleases(t *testing.T) {
+	w := village()
+	w.request.From, w.request.To, w.request.Foreign = version.MustParse("v1.36.4"), version.MustParse("v1.37.0"), true
+	of := func(release string) map[string]string {
+		return map[string]string{"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": "system"}
+	}
+	for name, ref := range map[string]string{"istiod": "istio/pilot@sha256:0", "certs": "mirror.example/c:7", "keda": "ghcr.io/kedacore/keda:2.19.0"} {
+		w.addDeployment("system", name, nil)
+		d := &w.deployments[len(w.deployments)-1]
+		d.Annotations = of(name)
+		d.Spec.Template.Spec.Containers = []corev1.Container{{Name: "c", Image: ref}}
+	}
+	w.charts = []helmRelease{
+		{namespace: "system", name: "istiod", chart: "istiod", version: "1.28.1", appVersion: "1.28.1"},
+		{namespace: "system", name: "certs", chart: "cert-manager", version: "v1.18.2", appVersion: "v1.18.2"},
+		{namespace: "system", name: "keda", chart: "keda", version: "2.19.0", appVersion: "2.19.0"},
+		{namespace: "shop", name: "web", chart: "w\x1beb", version: "0.1.0", appVersion: "7"},
+		{namespace: "shop", name: "bound", chart: "bound", version: "1.0.0", kubeVersion: ">=1.20"},
+		{namespace: ownNamespace, name: "cert-manager", chart: "cert-manager", appVersion: "v1.17.0"},
+	}
+	w.made()
+	var got []string
+	for _, f := range addOnVersions(w, nil) {
+		got = append(got, string(f.Severity)+" "+f.Title+": "+strings.Join(f.Objects, " "))
+		if strings.Contains(f.Title+f.Detail, "\x1b") {
+			t.Errorf("an escape code in %+v", f)
+		}
+	}
+	slices.Sort(got)
+	want := []string{
+		"not-checked not checked whether the charts of 1 Helm release support Kubernetes v1.37: this program has no data about them: helmrelease/shop/web",
+		"warn Istio 1.28.1 does not list Kubernetes v1.37: deployment/system/istiod",
+		"warn KEDA 2.19.0 does not list Kubernetes v1.37: deployment/system/keda",
+		"warn cert-manager v1.18.2 does not list Kubernetes v1.37: helmrelease/system/certs",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("findings\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	w.charts, w.unread[sourceCharts] = nil, "the user may not list secrets"
+	found := addOnVersions(w, nil)
+	if !slices.ContainsFunc(found, func(f plan.Finding) bool {
+		return f.Severity == plan.NotChecked && strings.Contains(f.Title, "which add-ons Helm installed") && strings.Contains(f.Detail, "may not list secrets")
+	}) {
+		t.Errorf("Secrets that may not be listed: %+v", found)
+	}
+}

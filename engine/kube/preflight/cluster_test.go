@@ -432,7 +432,7 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			}
 		}, []string{"warn signing-requests: 1 certificate signing request is pending"}},
 		{"a chart that does not allow the version", func(w *world) {
-			w.charts = []helmRelease{{"shop", "web", "web", "1.2.3", ">=1.25.0-0 <1.36.0-0"}, {"shop", "db", "db", "2.0.0", ">= 1.20"}, {"shop", "x", "x", "1.0.0", ""}}
+			w.charts = []helmRelease{{"shop", "web", "web", "1.2.3", ">=1.25.0-0 <1.36.0-0", ""}, {"shop", "db", "db", "2.0.0", ">= 1.20", ""}, {"shop", "x", "x", "1.0.0", "", ""}}
 		}, []string{"warn helm-charts: the chart web 1.2.3 of Helm release shop/web does not allow Kubernetes v1.36.3"}},
 		{"a Helm release that does not unpack", func(w *world) { w.unreadableCharts = []string{"shop/web"} }, []string{
 			"not-checked helm-charts: not checked whether Helm release shop/web allows Kubernetes v1.36.3: it cannot be read",
@@ -443,7 +443,7 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 		}, []string{"not-checked helm-charts: not checked whether 2 Helm releases allow Kubernetes v1.35.4: they cannot be read"}},
 		{"a chart that never allowed it, and Kubernetes stays", func(w *world) {
 			w.request.To = w.request.From
-			w.charts = []helmRelease{{"shop", "web", "web", "1.2.3", "<1.30.0-0"}}
+			w.charts = []helmRelease{{"shop", "web", "web", "1.2.3", "<1.30.0-0", ""}}
 		}, nil},
 		{"a removed API that only the API server's metrics report", func(w *world) {
 			w.servers[0].metrics.deprecated = []deprecatedUse{
@@ -899,11 +899,11 @@ func TestHelmReleasesAreUnpacked(t *testing.T) {
 		}
 		return []byte(base64.StdEncoding.EncodeToString(b.Bytes()))
 	}
-	const text = `{"name":"web","manifest":"---","chart":{"metadata":{"name":"web","version":"1.2.3","kubeVersion":"<1.36.0-0"},"templates":[]}}`
+	const text = `{"name":"web","manifest":"---","chart":{"metadata":{"name":"web","version":"1.2.3","kubeVersion":"<1.36.0-0","appVersion":"v9"},"templates":[]}}`
 	for _, zip := range []bool{true, false} {
-		name, v, kube, err := readChart(pack(text, zip))
-		if err != nil || name != "web" || v != "1.2.3" || kube != "<1.36.0-0" {
-			t.Errorf("packed %t: %q %q %q %v", zip, name, v, kube, err)
+		got, err := readChart(pack(text, zip))
+		if want := (helmRelease{chart: "web", version: "1.2.3", kubeVersion: "<1.36.0-0", appVersion: "v9"}); err != nil || got != want {
+			t.Errorf("packed %t: %+v %v", zip, got, err)
 		}
 	}
 	cut := func(n int) []byte {
@@ -914,7 +914,7 @@ func TestHelmReleasesAreUnpacked(t *testing.T) {
 		return []byte(base64.StdEncoding.EncodeToString(b[:len(b)-n]))
 	}
 	for _, bad := range [][]byte{nil, []byte("!"), pack("{", true), cut(1), cut(8), cut(60), []byte(base64.StdEncoding.EncodeToString([]byte{0x1f, 0x8b, 1}))} {
-		if _, _, _, err := readChart(bad); err == nil {
+		if _, err := readChart(bad); err == nil {
 			t.Errorf("%q is taken for a release", bad)
 		}
 	}

@@ -71,6 +71,7 @@ type helmRelease struct {
 	namespace, name string
 	chart, version  string
 	kubeVersion     string // the constraint; empty if it has none
+	appVersion      string // of what the chart installs; empty if it names none
 }
 
 const (
@@ -90,12 +91,7 @@ func (r *reader) charts(ctx context.Context) error {
 		}
 		for i := range l.Items {
 			s := &l.Items[i]
-			h := helmRelease{namespace: s.Namespace, name: cmp.Or(s.Labels["name"], s.Name)}
-			if h.chart, h.version, h.kubeVersion, err = readChart(s.Data["release"]); err != nil {
-				r.w.unreadableCharts = append(r.w.unreadableCharts, h.namespace+"/"+h.name)
-				continue
-			}
-			r.w.charts = append(r.w.charts, h)
+			r.w.addRelease(s)
 		}
 		if o.Continue = l.Continue; o.Continue == "" {
 			break
@@ -108,16 +104,29 @@ func (r *reader) charts(ctx context.Context) error {
 	return nil
 }
 
-// readChart decodes a release in Helm's format: base64 of JSON, optionally gzipped.
-func readChart(data []byte) (name, version, kubeVersion string, err error) {
+// addRelease adds the release of one of Helm's records. Of its content it keeps the metadata of the
+// chart alone.
+func (w *world) addRelease(s *corev1.Secret) {
+	h, err := readChart(s.Data["release"])
+	h.namespace, h.name = s.Namespace, cmp.Or(s.Labels["name"], s.Name)
+	if err != nil {
+		w.unreadableCharts = append(w.unreadableCharts, h.namespace+"/"+h.name)
+		return
+	}
+	w.charts = append(w.charts, h)
+}
+
+// readChart decodes a release in Helm's format: base64 of JSON, optionally gzipped. It returns the
+// metadata of the chart.
+func readChart(data []byte) (helmRelease, error) {
 	packed, err := base64.StdEncoding.DecodeString(string(data))
 	if err != nil {
-		return "", "", "", fmt.Errorf("read release: %w", err)
+		return helmRelease{}, fmt.Errorf("read release: %w", err)
 	}
 	var in io.Reader = bytes.NewReader(packed)
 	if bytes.HasPrefix(packed, []byte{0x1f, 0x8b}) {
 		if in, err = gzip.NewReader(in); err != nil {
-			return "", "", "", fmt.Errorf("read release: %w", err)
+			return helmRelease{}, fmt.Errorf("read release: %w", err)
 		}
 	}
 	var release struct {
@@ -126,19 +135,20 @@ func readChart(data []byte) (name, version, kubeVersion string, err error) {
 				Name        string `json:"name"`
 				Version     string `json:"version"`
 				KubeVersion string `json:"kubeVersion"`
+				AppVersion  string `json:"appVersion"`
 			} `json:"metadata"`
 		} `json:"chart"`
 	}
 	in = io.LimitReader(in, maxChart)
 	if err := json.NewDecoder(in).Decode(&release); err != nil {
-		return "", "", "", fmt.Errorf("read release: %w", err)
+		return helmRelease{}, fmt.Errorf("read release: %w", err)
 	}
 	// Read to the end, as Helm does: gzip's checksum is there.
 	if _, err := io.Copy(io.Discard, in); err != nil {
-		return "", "", "", fmt.Errorf("read release: %w", err)
+		return helmRelease{}, fmt.Errorf("read release: %w", err)
 	}
 	m := release.Chart.Metadata
-	return m.Name, m.Version, m.KubeVersion, nil
+	return helmRelease{chart: m.Name, version: m.Version, kubeVersion: m.KubeVersion, appVersion: m.AppVersion}, nil
 }
 
 // writer is a client that last wrote an object through a removed API version.

@@ -158,7 +158,7 @@ func (o *Objects) Add(obj runtime.Object, stored schema.GroupVersionKind) {
 		return
 	case *corev1.Secret:
 		if x.Type == helmRecords && x.Labels["status"] == "deployed" {
-			o.release(x)
+			o.w.addRelease(x)
 		}
 		return
 	}
@@ -239,16 +239,6 @@ func (w *world) addSimple(obj runtime.Object) bool {
 
 // helmRecords is the type of Secrets that hold Helm's records.
 const helmRecords = "helm.sh/release.v1"
-
-func (o *Objects) release(s *corev1.Secret) {
-	h := helmRelease{namespace: s.Namespace, name: cmp.Or(s.Labels["name"], s.Name)}
-	var err error
-	if h.chart, h.version, h.kubeVersion, err = readChart(s.Data["release"]); err != nil {
-		o.w.unreadableCharts = append(o.w.unreadableCharts, h.namespace+"/"+h.name)
-		return
-	}
-	o.w.charts = append(o.w.charts, h)
-}
 
 // AddJSON adds a custom resource, a CustomResourceDefinition or an APIService, which etcd has
 // as JSON.
@@ -353,6 +343,9 @@ func (o *Objects) Check(ctx context.Context, request check.PreflightRequest) ([]
 	found = append(o.storedFindings(request.To), found...)
 	if o.has[sourceKinds] && !o.has[sourceSlices] {
 		found = append(w.kindsAlone(), found...)
+	}
+	if o.has[sourceCharts] && !o.has[sourceDeployments] {
+		found = append(AddOnVersions(w.releaseUses(nil), request.To), found...)
 	}
 	slices.SortStableFunc(found, func(a, b plan.Finding) int { return cmp.Compare(rank(a.Severity), rank(b.Severity)) })
 	return found, nil
