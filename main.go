@@ -40,6 +40,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 
@@ -47,6 +48,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/cloud/sandboxapi/sandboxexec"
 	"constellation/engine/kube"
+	"constellation/engine/lifecycle"
 	"constellation/engine/offline"
 	"constellation/engine/version"
 	"constellation/engine/workspace"
@@ -60,6 +62,7 @@ func main() {
 	os.Exit(tui.App{
 		Release:      version.Release,
 		Kubernetes:   sandboxexec.KubernetesVersions(),
+		Minors:       minors(),
 		Releases:     []string{version.Release, "v1.0.0"},
 		Engine:       newEngine,
 		Clusters:     kube.NewClusters(),
@@ -68,6 +71,16 @@ func main() {
 		FindSandbox:  sandboxexec.Find,
 		RunSandbox:   sandboxexec.Run,
 	}.Main())
+}
+
+// minors are the newest minors of Kubernetes that checks have data about, as many as are supported
+// at a time and one more.
+func minors() (out []string) {
+	newest := lifecycle.Newest()
+	for i := range 4 {
+		out = append(out, fmt.Sprintf("v%d.%d", newest.Major(), newest.Minor()-i))
+	}
+	return out
 }
 
 func newEngine(w *workspace.Workspace, log *slog.Logger) (tui.Engine, error) {

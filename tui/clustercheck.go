@@ -89,7 +89,7 @@ or kubeconfig. With --fail-on: 4 if a finding counts that is at least that sever
 		}
 	}
 	cmd.MarkFlagsMutuallyExclusive("manifests", "from-backup")
-	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
+	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(slices.Concat(s.Minors, s.Kubernetes)...))
 	return cmd
 }
 

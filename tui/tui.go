@@ -105,6 +105,9 @@ type App struct {
 	// Kubernetes are the versions that a sandbox can run, the default first. They are
 	// completions and choices.
 	Kubernetes []string
+	// Minors are the minors of Kubernetes that `check` has data about, the newest first. They are
+	// completions.
+	Minors []string
 	// Releases are the supported releases, the default first. They are completions.
 	Releases []string
 
