@@ -188,7 +188,7 @@ func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []pl
 	var configured kubeletConfiguration
 	if yaml.Unmarshal([]byte(w.configs[kubeletConfig]["kubelet"]), &configured) == nil && configured.ServerTLSBootstrap {
 		judge = renewedExpiry
-		remedy = "find out why the kubelet has not renewed it: check the approver of kubernetes.io/kubelet-serving requests (`kubectl get csr`, and the operator's log), or replace the nodes"
+		remedy = "find out why the kubelet has not renewed it: check the approver of kubernetes.io/kubelet-serving requests (`kubectl get csr`, and the approver's log), or replace the nodes"
 	}
 	silent, why := len(w.nodes)-len(found), ""
 	for i, c := range found {
