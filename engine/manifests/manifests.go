@@ -128,6 +128,7 @@ func (f *facts) result(r *rules) *Result {
 	f.budgetFindings()
 	f.singleReplicas()
 	f.addOnFindings(r)
+	f.webhookFindings()
 	if len(f.kustomizations) > 0 {
 		slices.SortFunc(f.kustomizations, byLocation)
 		f.findings = append(f.findings, plan.Finding{

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -133,6 +134,7 @@ func TestFindings(t *testing.T) {
 		},
 		{"single replica", strings.Replace(web, "replicas: 3", "replicas: 1", 1), Request{}, []string{"warn single-replica m.yaml:5"}},
 		{"replicas by default", strings.Replace(web, "  replicas: 3\n", "", 1), Request{}, []string{"warn single-replica m.yaml:1"}},
+		{"patch of a kustomization, without selector and replicas", strings.NewReplacer("  replicas: 3\n", "", "  selector: {matchLabels: {app: web}}\n", "").Replace(web), Request{}, nil},
 		{"replicas by a placeholder", strings.Replace(web, "replicas: 3", "replicas: ${REPLICAS}", 1), Request{}, nil},
 		{
 			"gitRepo volume", podWith("  volumes:\n  - name: src\n    gitRepo: {repository: \"https://example.com\"}\n"),
@@ -195,7 +197,7 @@ func TestFindings(t *testing.T) {
 		},
 		{"Plan", "apiVersion: upgrade.cattle.io/v1\nkind: Plan\nmetadata: {name: os}\n", Request{}, []string{"warn node-actors m.yaml:1"}},
 		{"kustomization", "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n", Request{}, []string{"not-checked kustomize m.yaml:0"}},
-		{"aliases and merges", "x: &x {replicas: 1}\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec:\n  <<: *x\n  template: {spec: {}}\n", Request{}, []string{"warn single-replica m.yaml:1"}},
+		{"aliases and merges", "x: &x {replicas: 1}\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec:\n  <<: *x\n  selector: {}\n  template: {spec: {}}\n", Request{}, []string{"warn single-replica m.yaml:1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := check(t, map[string]string{"m.yaml": tt.text}, tt.request)
@@ -206,6 +208,45 @@ func TestFindings(t *testing.T) {
 				if len(f.Locations) > 0 && f.Severity != plan.NotChecked && (f.Title == "" || f.Remedy == "" || f.Source == "" || len(f.Objects) == 0) {
 					t.Errorf("the finding %+v lacks a field", f)
 				}
+			}
+		})
+	}
+}
+
+// The output of `kustomize build` has the selectors of a patch, and the files have not.
+func TestPatchesOfWebhooks(t *testing.T) {
+	const patch = `apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingWebhookConfiguration
+metadata: {name: policy}
+webhooks: [{name: policy.example.com, namespaceSelector: {matchExpressions: [{key: kubernetes.io/metadata.name, operator: NotIn, values: [kube-system]}]}}]
+`
+	kustomization := func(fields string) string {
+		return "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n" + fields
+	}
+	inline := func(patch string) string {
+		return "|\n    " + strings.ReplaceAll(strings.TrimSpace(patch), "\n", "\n    ") + "\n"
+	}
+	const found, other = "warn webhook-exemption webhook/m.yaml:8", "not-checked kustomize webhook/kustomization.yaml:0"
+	for _, tt := range []struct {
+		name          string
+		kustomization string
+		files         map[string]string
+		want          []string
+	}{
+		{name: "inline", kustomization: "patches:\n- patch: " + inline(patch), want: []string{other}},
+		{name: "inline, of an old field", kustomization: "patchesStrategicMerge:\n- " + inline(patch), want: []string{other}},
+		{name: "in a file", kustomization: "patches: [{path: patch.yaml}]\n", files: map[string]string{"webhook/patch.yaml": patch}, want: []string{other}},
+		{name: "of another webhook", kustomization: "patches:\n- patch: " + inline(strings.Replace(patch, "policy.example.com", "x.example.com", 1)), want: []string{found, other}},
+		{name: "that excludes another namespace", kustomization: "patches:\n- patch: " + inline(strings.Replace(patch, "[kube-system]", "[policy]", 1)), want: []string{found, other}},
+		{name: "in another directory", kustomization: "patches: []\n", files: map[string]string{"another/patch.yaml": patch}, want: []string{found, other}},
+		{name: "that is not YAML", kustomization: "patches:\n- patch: \"[WebhookConfiguration\"\n", want: []string{found, other}},
+		{name: "without a patch", kustomization: "patches: [{target: {kind: Pod}}]\n", want: []string{found, other}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			files := map[string]string{"webhook/m.yaml": webhook("  failurePolicy: Fail\n"), "webhook/kustomization.yaml": kustomization(tt.kustomization)}
+			maps.Copy(files, tt.files)
+			if got := lines(check(t, files, Request{})); !slices.Equal(got, tt.want) {
+				t.Errorf("findings %q, want %q", got, tt.want)
 			}
 		})
 	}

@@ -162,6 +162,19 @@ type facts struct {
 	autoscalers    []autoscaler
 	addOns         []addOnUse
 	kustomizations []plan.Location
+	// webhooks are findings that a patch of a kustomization can resolve; patched are the webhooks
+	// with such a patch.
+	webhooks []webhookFinding
+	patched  []webhookKey
+}
+
+// webhookKey names a webhook of a configuration in a directory.
+type webhookKey struct{ dir, kind, configuration, webhook string }
+
+// webhookFinding is a finding about a webhook.
+type webhookFinding struct {
+	key   webhookKey
+	found plan.Finding
 }
 
 func newFacts() *facts { return &facts{} }
@@ -177,6 +190,8 @@ func (f *facts) add(g *facts) {
 	f.autoscalers = append(f.autoscalers, g.autoscalers...)
 	f.addOns = append(f.addOns, g.addOns...)
 	f.kustomizations = append(f.kustomizations, g.kustomizations...)
+	f.webhooks = append(f.webhooks, g.webhooks...)
+	f.patched = append(f.patched, g.patched...)
 }
 
 func (f *facts) skip(file string, line int, reason string) {
@@ -232,6 +247,7 @@ func (p *parser) object(file string, offset int, n *yaml.Node, depth int) {
 	case "Kustomization":
 		if strings.HasPrefix(group, "kustomize.config") {
 			p.facts.kustomizations = append(p.facts.kustomizations, plan.Location{File: o.file})
+			p.patches(&o)
 		}
 	case "Plan", "NodePool":
 		p.nodeObject(&o, group)
@@ -285,6 +301,9 @@ func (p *parser) workload(o *object) {
 	p.images(o, spec)
 	if o.kind != "Deployment" && o.kind != "StatefulSet" {
 		return
+	}
+	if o.apiVersion == "apps/v1" && get(o.node, "spec", "selector") == nil {
+		return // a patch: the API server requires a selector, and the replicas are those of another file
 	}
 	w := workload{kind: o.kind, namespace: o.namespace, name: o.name, file: o.file, replicas: 1, labels: stringMap(get(meta, "labels")), at: o.at(nil)}
 	if n := get(o.node, "spec", "replicas"); n != nil && n.Tag != "!!null" {
@@ -479,6 +498,12 @@ func (p *parser) webhooks(o *object) {
 		if w.FailurePolicy == nil && strings.HasSuffix(o.apiVersion, "/v1beta1") {
 			continue // its default is Ignore
 		}
+		if len(w.Rules) == 0 { // a patch: without rules a webhook reviews nothing
+			if w.NamespaceSelector != nil && !sees(&w, metav1.NamespaceSystem) {
+				p.facts.patched = append(p.facts.patched, webhookKey{path.Dir(o.file), o.kind, o.name, w.Name})
+			}
+			continue
+		}
 		requests, pods := preflight.Reviews(w.Rules)
 		if len(requests) == 0 {
 			continue
@@ -507,11 +532,43 @@ func (p *parser) webhooks(o *object) {
 		if len(reached) == 0 {
 			continue
 		}
-		p.facts.find(o, cmp.Or(get(n, "failurePolicy"), n), plan.Finding{
+		p.facts.webhooks = append(p.facts.webhooks, webhookFinding{webhookKey{path.Dir(o.file), o.kind, o.name, w.Name}, plan.Finding{
 			ID: idWebhookExemption, Severity: plan.Warn, Source: "webhooks", Reference: webhookPage, Detail: detail,
-			Title:  fmt.Sprintf("webhook %s reviews new pods of namespace %s", name, strings.Join(reached, " and ")),
-			Remedy: "exclude these namespaces with namespaceSelector: while the backend is down, its own pods and those of the control plane cannot be created",
-		})
+			Title:     fmt.Sprintf("webhook %s reviews new pods of namespace %s", name, strings.Join(reached, " and ")),
+			Remedy:    "exclude these namespaces with namespaceSelector: while the backend is down, its own pods and those of the control plane cannot be created",
+			Locations: o.at(cmp.Or(get(n, "failurePolicy"), n)), Objects: o.objects(),
+		}})
+	}
+}
+
+// patches reads the patches in a kustomization. Those in files are read as objects.
+func (p *parser) patches(o *object) {
+	for _, list := range []string{"patches", "patchesStrategicMerge"} {
+		for _, n := range items(get(o.node, list)) {
+			text := cmp.Or(str(get(n, "patch")), str(n))
+			var doc yaml.Node
+			if !strings.Contains(text, "WebhookConfiguration") || yaml.Unmarshal([]byte(text), &doc) != nil || len(doc.Content) == 0 {
+				continue
+			}
+			patch := object{head: head{str(get(doc.Content[0], "apiVersion")), str(get(doc.Content[0], "kind"))}, file: o.file, node: doc.Content[0]}
+			patch.name = str(get(patch.node, "metadata", "name"))
+			if strings.HasSuffix(patch.kind, "WebhookConfiguration") {
+				p.webhooks(&patch)
+			}
+		}
+	}
+}
+
+// webhookFindings reports webhooks, except those that a patch of their directory tree keeps away
+// from kube-system. The other namespaces are those of `kustomize build`, which may rename them.
+func (f *facts) webhookFindings() {
+	for i := range f.webhooks {
+		w := &f.webhooks[i]
+		if !slices.ContainsFunc(f.patched, func(k webhookKey) bool {
+			return same(k.dir, w.key.dir) && k.kind == w.key.kind && k.configuration == w.key.configuration && k.webhook == w.key.webhook
+		}) {
+			f.findings = append(f.findings, w.found)
+		}
 	}
 }
 
