@@ -18,43 +18,82 @@ func node(version, provider, system string, labels, annotations []string) Facts 
 }
 
 // TestRecognise uses versions, labels and annotations from the public documentation of each
-// distribution. They are not recorded from clusters, except those of kubeadm.
+// distribution, which source names. They are not recorded from clusters, except those of kubeadm.
 func TestRecognise(t *testing.T) {
 	kubeadm := node("v1.35.4", "", "Debian GNU/Linux 13 (trixie)", nil, []string{"kubeadm.alpha.kubernetes.io/cri-socket"})
 	kind := node("v1.35.0", "kind://docker/kind/kind-control-plane", "Debian GNU/Linux 12 (bookworm)", nil, []string{"kubeadm.alpha.kubernetes.io/cri-socket"})
 	kind.KubeadmConfig = true
 	ours := kubeadm
 	ours.Groups = []string{"apps", "update.edgeless.systems"}
-	openshift := node("v1.33.4", "", "Red Hat Enterprise Linux CoreOS", []string{"node.openshift.io/os_id"}, nil)
+	openshift := node("v1.33.4", "", "Red Hat Enterprise Linux CoreOS", []string{"node.openshift.io/os_id"}, []string{"machineconfiguration.openshift.io/currentConfig"})
 	openshift.Groups = []string{"config.openshift.io"}
 	for _, tt := range []struct {
 		name    string
+		source  string
 		facts   Facts
 		managed bool
 		want    string // among the evidence
 	}{
-		{Kubeadm, kubeadm, false, "annotation kubeadm.alpha.kubernetes.io/cri-socket on n-1"},
-		{Kubeadm, Facts{GitVersion: "v1.35.4", KubeadmConfig: true}, false, "ConfigMap kube-system/kubeadm-config"},
-		{Kind, kind, false, "providerID kind://docker/kind/kind-control-plane on n-1"},
-		{K3s, node("v1.35.4+k3s1", "k3s://n-1", "K3s", nil, []string{"k3s.io/node-args"}), false, "API server v1.35.4+k3s1"},
-		{RKE2, node("v1.35.4+rke2r1", "rke2://n-1", "Ubuntu", nil, []string{"rke2.io/node-args"}), false, "API server v1.35.4+rke2r1"},
-		{EKS, node("v1.33.4-eks-3025e55", "aws:///eu-central-1a/i-0", "Amazon Linux 2023", []string{"eks.amazonaws.com/nodegroup"}, nil), true, "API server v1.33.4-eks-3025e55"},
-		{GKE, node("v1.33.4-gke.1172000", "gce://p/z/n-1", "Container-Optimized OS from Google", []string{"cloud.google.com/gke-nodepool"}, nil), true, "API server v1.33.4-gke.1172000"},
-		{AKS, node("v1.33.4", "azure:///subscriptions/s", "Ubuntu 24.04", []string{"kubernetes.azure.com/cluster"}, nil), true, "label kubernetes.azure.com/cluster on n-1"},
-		{OpenShift, openshift, false, "API group config.openshift.io"},
-		{Talos, node("v1.35.4", "", "Talos (v1.12.0)", nil, nil), false, "OS image Talos (v1.12.0) on n-1"},
-		{Constellation, ours, false, "API group update.edgeless.systems"},
-		{Unknown, Facts{GitVersion: "v1.35.4"}, false, ""},
+		{Kubeadm, "a cluster of the sandbox", kubeadm, false, "annotation kubeadm.alpha.kubernetes.io/cri-socket on n-1"},
+		{Kubeadm, "a cluster of the sandbox", Facts{GitVersion: "v1.35.4", KubeadmConfig: true}, false, "ConfigMap kube-system/kubeadm-config"},
+		{Kind, "https://kind.sigs.k8s.io/docs/user/quick-start/", kind, false, "providerID kind://docker/kind/kind-control-plane on n-1"},
+		{K3s, "https://docs.k3s.io/networking/networking-services", node("v1.35.4+k3s1", "k3s://n-1", "K3s", []string{"node.kubernetes.io/instance-type"}, []string{"k3s.io/node-args", "k3s.io/internal-ip"}), false, "API server v1.35.4+k3s1"},
+		{RKE2, "https://docs.rke2.io/release-notes/v1.35.X", node("v1.35.4+rke2r1", "rke2://n-1", "Ubuntu", nil, []string{"rke2.io/node-args"}), false, "API server v1.35.4+rke2r1"},
+		{
+			EKS, "https://docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html",
+			node("v1.33.4-eks-3025e55", "aws:///eu-central-1a/i-0", "Amazon Linux 2023", []string{"eks.amazonaws.com/nodegroup", "eks.amazonaws.com/capacityType"}, nil),
+			true, "API server v1.33.4-eks-3025e55",
+		},
+		{
+			GKE, "https://cloud.google.com/kubernetes-engine/docs/concepts/node-pools",
+			node("v1.33.4-gke.1172000", "gce://p/z/n-1", "Container-Optimized OS from Google", []string{"cloud.google.com/gke-nodepool"}, nil),
+			true, "API server v1.33.4-gke.1172000",
+		},
+		{
+			AKS, "https://learn.microsoft.com/en-us/azure/aks/use-labels",
+			node("v1.33.4", "azure:///subscriptions/s", "Ubuntu 24.04", []string{"kubernetes.azure.com/cluster", "kubernetes.azure.com/mode"}, nil),
+			true, "label kubernetes.azure.com/cluster on n-1",
+		},
+		{OpenShift, "https://docs.redhat.com/en/documentation/openshift_container_platform/4.19/html/machine_configuration/machine-config-index", openshift, false, "API group config.openshift.io"},
+		{Talos, "https://talos.dev/v0.9/introduction/quickstart/", node("v1.20.2", "", "Talos (v0.9.0)", nil, nil), false, "OS image Talos (v0.9.0) on n-1"},
+		{Talos, "https://docs.siderolabs.com/talos/v1.13/getting-started/quickstart", node("v1.35.4", "", "Talos (v1.12.0)", nil, nil), false, "OS image Talos (v1.12.0) on n-1"},
+		{Constellation, "operator/api", ours, false, "API group update.edgeless.systems"},
+		{Unknown, "https://kubernetes.io/releases/", Facts{GitVersion: "v1.35.4"}, false, ""},
 	} {
 		got := Recognise(tt.facts)
 		if got.Name != tt.name || got.Managed != tt.managed {
-			t.Errorf("recognised %s, managed %t; want %s, %t", got.Name, got.Managed, tt.name, tt.managed)
+			t.Errorf("%s: recognised %s, managed %t; want %s, %t", tt.source, got.Name, got.Managed, tt.name, tt.managed)
 		}
 		if tt.want != "" && !slices.Contains(got.Evidence, tt.want) {
 			t.Errorf("%s: evidence %q lacks %q", tt.name, got.Evidence, tt.want)
 		}
 		if tt.want == "" && len(got.Evidence) > 0 {
 			t.Errorf("%s: evidence %q, want none", tt.name, got.Evidence)
+		}
+	}
+}
+
+// A cluster keeps its name if a part of the facts may not be read: nodes or versions alone are
+// enough where the documentation shows that they have a mark.
+func TestRecogniseByPartOfTheFacts(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		facts Facts
+	}{
+		{EKS, Facts{GitVersion: "v1.33.4-eks-3025e55"}},
+		{GKE, Facts{GitVersion: "v1.33.4-gke.1172000"}},
+		{K3s, Facts{GitVersion: "v1.35.4+k3s1"}},
+		{RKE2, Facts{GitVersion: "v1.35.4+rke2r1"}},
+		{EKS, node("v1.33.4", "", "", []string{"eks.amazonaws.com/nodegroup"}, nil)},
+		{GKE, node("v1.33.4", "", "", []string{"cloud.google.com/gke-nodepool"}, nil)},
+		{OpenShift, node("v1.33.4", "", "", []string{"node.openshift.io/os_id"}, nil)},
+		{RKE2, node("v1.35.4", "", "", nil, []string{"rke2.io/node-args"})},
+		{K3s, node("v1.35.4", "", "", nil, []string{"k3s.io/hostname"})},
+		{Unknown, node("v1.33.4", "azure:///subscriptions/s", "Ubuntu 24.04", nil, nil)}, // a cluster on Azure is not AKS
+		{Unknown, node("v1.33.4", "aws:///eu-central-1a/i-0", "Amazon Linux 2023", nil, nil)},
+	} {
+		if got := Recognise(tt.facts); got.Name != tt.name {
+			t.Errorf("%+v: recognised %s by %q, want %s", tt.facts, got.Name, got.Evidence, tt.name)
 		}
 	}
 }
