@@ -87,7 +87,7 @@ func (d *Duration) UnmarshalText(b []byte) error {
 
 // Default returns the preferences without a file.
 func Default() Preferences {
-	return Preferences{Theme: ThemeAuto, Guards: []Guard{}, Recent: []Recent{}, Limits: Limits{Answer: Duration(1500 * time.Millisecond), Parallel: 16, Recent: 10}}
+	return Preferences{Theme: ThemeAuto, Guards: []Guard{}, Recent: []Recent{}, Limits: Limits{Answer: Duration(1500 * time.Millisecond), Parallel: 32, Recent: 10}}
 }
 
 // Field describes a preference.
