@@ -31,8 +31,10 @@ import (
 )
 
 const (
-	// sourceLimit bounds the reading of one source.
+	// sourceLimit bounds the wait for a page of a source.
 	sourceLimit = 30 * time.Second
+	// sourcePages is how many times sourceLimit all pages of a source may take.
+	sourcePages = 10
 	// pageSize is the number of objects per page. It bounds the memory of a request in the API
 	// server and here.
 	pageSize = 500
@@ -63,7 +65,7 @@ func collect(ctx context.Context, config *rest.Config, core kubernetes.Interface
 	return collectWithin(ctx, sourceLimit, config, core, request)
 }
 
-// collectWithin is collect with a limit for each source.
+// collectWithin is collect with a limit for each page of a source.
 func collectWithin(ctx context.Context, limit time.Duration, config *rest.Config, core kubernetes.Interface, request check.PreflightRequest) (*world, error) {
 	meta, err := metadata.NewForConfig(config)
 	if err != nil {
@@ -75,7 +77,7 @@ func collectWithin(ctx context.Context, limit time.Duration, config *rest.Config
 	var reading sync.WaitGroup
 	for id, read := range r.sources() {
 		reading.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, limit)
+			ctx, cancel := whilePagesArrive(ctx, limit)
 			defer cancel()
 			if err := read(ctx); err != nil {
 				mu.Lock()
@@ -94,6 +96,30 @@ func collectWithin(ctx context.Context, limit time.Duration, config *rest.Config
 	return w, ctx.Err()
 }
 
+// patienceKey is the key of a context's function that starts the wait for a page again.
+type patienceKey struct{}
+
+// whilePagesArrive returns a context that ends limit after the last page, or after sourcePages
+// limits: a large cluster may take long, and one that does not answer must not.
+func whilePagesArrive(ctx context.Context, limit time.Duration) (context.Context, func()) {
+	ctx, cancelAll := context.WithTimeout(ctx, sourcePages*limit)
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(limit, func() { cancel(context.DeadlineExceeded) })
+	arrived := func() { timer.Reset(limit) }
+	return context.WithValue(ctx, patienceKey{}, arrived), func() {
+		timer.Stop()
+		cancel(nil)
+		cancelAll()
+	}
+}
+
+// pageArrived starts the wait for the next page.
+func pageArrived(ctx context.Context) {
+	if arrived, ok := ctx.Value(patienceKey{}).(func()); ok {
+		arrived()
+	}
+}
+
 // errAnswer means that the API server's response is malformed.
 var errAnswer = errors.New("the response cannot be decoded")
 
@@ -101,7 +127,7 @@ var errAnswer = errors.New("the response cannot be decoded")
 func reason(ctx context.Context, err error) string {
 	var status apierrors.APIStatus
 	switch {
-	case errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(context.Cause(ctx), context.DeadlineExceeded) || errors.Is(err, context.DeadlineExceeded):
 		return "the API server did not answer in time"
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 		return "forbidden: the kubeconfig's user may not read it"
@@ -176,6 +202,7 @@ func pages[L list](ctx context.Context, get func(context.Context, metav1.ListOpt
 		if err != nil {
 			return err
 		}
+		pageArrived(ctx)
 		f(l)
 		if o.Continue = l.GetContinue(); o.Continue == "" {
 			return nil
@@ -379,6 +406,7 @@ func slimPages[T any](ctx context.Context, r *reader, path string, limit int, f 
 		if err != nil {
 			return err
 		}
+		pageArrived(ctx)
 		var l slimList[T]
 		if err := json.Unmarshal(b, &l); err != nil {
 			return fmt.Errorf("%w: %w", errAnswer, err)
