@@ -499,6 +499,12 @@ func etcdSize(w *world, _ *probe) []plan.Finding {
 			}
 		}
 	}
+	if largest == 0 {
+		return []plan.Finding{{
+			Severity: plan.NotChecked, Title: "not checked whether etcd's database is well below its quota", Detail: "the API servers report no size of a database",
+			Remedy: "read the size of the database from etcd, for example with `etcdctl endpoint status`",
+		}}
+	}
 	share := float64(largest) / float64(quota)
 	if share < fullWarn {
 		return nil

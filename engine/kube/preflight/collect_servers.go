@@ -357,8 +357,13 @@ func expired(err error) *x509.Certificate {
 // wantedMetrics are the metrics that are parsed.
 var wantedMetrics = []string{
 	"apiserver_requested_deprecated_apis", "apiserver_request_total", "process_start_time_seconds",
-	"apiserver_storage_size_bytes", "apiserver_flowcontrol_rejected_requests_total",
+	"apiserver_flowcontrol_rejected_requests_total",
+	sizeMetrics[0], sizeMetrics[1], sizeMetrics[2],
 }
+
+// sizeMetrics are the names of the size of etcd's database since v1.28, in v1.26 and v1.27, and
+// before.
+var sizeMetrics = [...]string{"apiserver_storage_size_bytes", "apiserver_storage_db_total_size_in_bytes", "etcd_db_total_size_in_bytes"}
 
 // parseMetrics reads the metrics of an API server.
 func parseMetrics(text []byte) (*serverMetrics, error) {
@@ -398,9 +403,14 @@ func parseMetrics(text []byte) (*serverMetrics, error) {
 	if out.started.IsZero() {
 		return nil, errors.New("read metrics: start time is missing")
 	}
-	each("apiserver_storage_size_bytes", func(l map[string]string, v float64) {
-		out.storage[cmp.Or(l["storage_cluster_id"], l["endpoint"], l["cluster"])] = int64(v)
-	})
+	for _, name := range sizeMetrics {
+		if len(out.storage) > 0 {
+			break
+		}
+		each(name, func(l map[string]string, v float64) {
+			out.storage[cmp.Or(l["storage_cluster_id"], l["endpoint"], l["cluster"])] = int64(v)
+		})
+	}
 	most := 0.0
 	levels := map[string]float64{}
 	each("apiserver_flowcontrol_rejected_requests_total", func(l map[string]string, v float64) {
