@@ -3,7 +3,11 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +18,10 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"constellation/engine/plan"
 	"constellation/internal/testneeds"
@@ -56,6 +64,92 @@ func BenchmarkFirstFrame(b *testing.B) {
 	reportMedian(b, contents, time.Millisecond, "contents-ms")
 	reportMedian(b, version, time.Millisecond, "version-ms")
 	reportMedian(b, peer, time.Millisecond, "kubectl-ms")
+}
+
+// BenchmarkClusters measures the console on a kubeconfig with 20 contexts, of which five never
+// answer: until its first frame, and until all clusters have answered or are reported as not
+// reachable. The API servers are HTTP servers of this process, so that 15 answers cost little.
+// Each round also measures `kubectl version --client`. The order rotates with the rounds. The
+// figures are medians, and the slowest time until all have answered.
+func BenchmarkClusters(b *testing.B) {
+	constellation, kubectl := built(b, "constellation"), built(b, "kubectl")
+	config := contextsOf(b, 15, 5)
+	var frame, all, peer []time.Duration
+	measures := []func(){
+		func() {
+			p := startOnTerminal(b, constellation)
+			frame = append(frame, p.until(b, frameEnd))
+			all = append(all, p.until(b, "15 reachable, 5 not reachable"))
+			p.stop(b)
+		},
+		func() { peer = append(peer, startOnTerminal(b, kubectl, "version", "--client").exit(b)) },
+	}
+	b.Setenv("KUBECONFIG", config)
+	for _, measure := range measures { // so that all files are in memory
+		measure()
+	}
+	frame, all, peer = nil, nil, nil
+	for round := 0; b.Loop(); round++ {
+		for i := range measures {
+			measures[(i+round)%len(measures)]()
+		}
+	}
+	reportMedian(b, frame, time.Millisecond, "frame-ms")
+	reportMedian(b, peer, time.Millisecond, "kubectl-ms")
+	reportMedian(b, all, time.Millisecond, "answers-ms")
+	reportMedian(b, []time.Duration{slices.Max(all)}, time.Millisecond, "answers-max-ms")
+}
+
+// contextsOf returns a kubeconfig of clusters of three nodes, and of others that accept
+// connections and never answer.
+func contextsOf(b *testing.B, answering, silent int) (path string) {
+	b.Helper()
+	nodes := corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}}
+	for i := range 3 {
+		nodes.Items = append(nodes.Items, corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%d", i), Annotations: map[string]string{"kubeadm.alpha.kubernetes.io/cri-socket": "x"}},
+			Status:     corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.35.4"}, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
+		})
+	}
+	answers := map[string]any{
+		"/version":      map[string]string{"gitVersion": "v1.35.4"},
+		"/apis":         metav1.APIGroupList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroupList"}, Groups: []metav1.APIGroup{{Name: "apps"}}},
+		"/api/v1/nodes": nodes,
+	}
+	k := clientcmdapi.NewConfig()
+	k.AuthInfos["user"] = &clientcmdapi.AuthInfo{Token: "token"}
+	add := func(name, address string, ca []byte) {
+		k.Clusters[name] = &clientcmdapi.Cluster{Server: "https://" + address, CertificateAuthorityData: ca}
+		k.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: "user"}
+	}
+	var ca []byte
+	for i := range answering {
+		s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			a, ok := answers[r.URL.Path]
+			if !ok {
+				w.WriteHeader(http.StatusNotFound)
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(a) // the client reports a truncated answer
+		}))
+		b.Cleanup(s.Close)
+		ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+		add(fmt.Sprintf("cluster-%02d", i), s.Listener.Addr().String(), ca)
+	}
+	for i := range silent {
+		l, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts connections, and nothing reads them
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { l.Close() })
+		add(fmt.Sprintf("silent-%d", i), l.Addr().String(), ca)
+	}
+	path = filepath.Join(b.TempDir(), "config")
+	if err := clientcmd.WriteToFile(*k, path); err != nil {
+		b.Fatal(err)
+	}
+	return path
 }
 
 // BenchmarkInit creates clusters of one control plane and two workers on real machines of a
@@ -266,7 +360,7 @@ func startOnTerminal(b *testing.B, path string, args ...string) *program {
 	p := &program{cmd: exec.Command(path, args...), tty: tty}
 	p.cmd.Dir = home
 	// A minimal environment: with CI set, for example, the console would not open.
-	p.cmd.Env = []string{"TERM=xterm-256color", "LANG=C.UTF-8", "HOME=" + home, "PATH=" + os.Getenv("PATH")}
+	p.cmd.Env = []string{"TERM=xterm-256color", "LANG=C.UTF-8", "HOME=" + home, "PATH=" + os.Getenv("PATH"), "KUBECONFIG=" + os.Getenv("KUBECONFIG")}
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = own, own, own
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	p.start = time.Now()

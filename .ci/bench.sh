@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs all benchmarks, each with a reference measurement (peer) in the same run, and writes docs/bench.md. A regular
-# expression as first argument selects sections (frame init check joiners rollout charts backup agent atls screen watch plans engine);
+# expression as first argument selects sections (frame init check anycluster joiners rollout charts backup agent atls screen watch plans engine);
 # the figures are then only printed, because docs/bench.md must come from one run on one machine.
 # Slow figures are not an error, since the machine may be busy. Requires `make build`.
 set -euo pipefail
@@ -105,6 +105,32 @@ check() {
   r=$(value check Evictions raw/s) && a=$(value check Evictions ours/s) && q=$(value check Evictions ratio) || return
   row "evictions per second, as dry runs" "$(number %.0f "$a")" "the same requests, sent without a limit $(number %.0f "$r")" "$(number %.2f "$q")" "≥ 0.8"
   note "The pairs are all pairs of the Kubernetes versions in 20 releases. Most of them are forbidden, and each rule formats its reason. A real kube-apiserver and etcd run on the same processors. The CRDs exist before the measurement, and the API server is idle again. Each check opens new connections and reads an uncached feed on this computer. A preflight is a process of its own, and its memory is that of the whole process. Medians of 3 runs, 40 checks, 3 preflights."
+}
+
+anycluster() {
+  heading anycluster "Any cluster"
+  local kube_score=${KUBE_SCORE:-$PWD/bin/tools/kube-score} name s k h o f p a m x times alone ours
+  if [ ! -x "$kube_score" ]; then
+    GOBIN=$(dirname "$kube_score") go install github.com/zegl/kube-score/cmd/kube-score@v1.20.0 >&2 || { echo "  kube-score does not build: its row is left out" >&2; kube_score=; }
+  fi
+  go_bench anycluster . '^BenchmarkClusters$' 15x 1 || return
+  KUBE_SCORE=$kube_score go_bench anycluster ./engine/manifests '^BenchmarkCheck$' 5x 1 || return
+  go_bench anycluster ./engine/kube/preflight '^BenchmarkCheckProgram$' 5x 1 || return
+  for name in "100 nodes 5000 pods" "1000 nodes 20000 pods"; do
+    [ "${name%% *}" = 100 ] && x="≤ 3 s" || x="≤ 8 s, ≤ 200 MB"
+    s=$(value anycluster "CheckProgram/${name// /_}" s/check) && k=$(value anycluster "CheckProgram/${name// /_}" s/kubectl) && h=$(value anycluster "CheckProgram/${name// /_}" MB) && o=$(value anycluster "CheckProgram/${name// /_}" MB-own) || return
+    row "\`check\` of ${name/nodes /nodes and }" "$(number %.1f "$s") s, $(number %.0f "$h") MB at most, $(number %.0f "$o") MB of them not the executable" "\`kubectl get nodes,pods,deployments,replicasets -o json\` $(number %.1f "$k") s" "$(number %.2f "$s/$k")" "$x"
+  done
+  times=$(value anycluster Check times-the-yaml-library) && alone=$(value anycluster Check s-alone) && ours=$(value anycluster Check s-ours) && m=$(value anycluster Check MB-files) || return
+  row "\`check --manifests\` of 1500 files with $(number %.0f "$m") MB" "$(number %.2f "$ours") s" "YAML library alone on one core $(number %.2f "$alone") s" "$(number %.2f "$ours/$alone"), $(number %.2f "$times") × as fast" "≥ 1.6 × as fast"
+  if [ -n "$kube_score" ]; then
+    s=$(value anycluster Check s-kube-score) || return
+    row "the same" "$(number %.2f "$ours") s" "\`kube-score score\`, with other checks, $(number %.1f "$s") s" "$(number %.3f "$ours/$s")" "-"
+  fi
+  f=$(value anycluster Clusters frame-ms) && p=$(value anycluster Clusters kubectl-ms) && a=$(value anycluster Clusters answers-ms) && x=$(value anycluster Clusters answers-max-ms) || return
+  row "console, first frame with 20 contexts, of which five never answer" "$(number %.0f "$f") ms" "\`kubectl version --client\` $(number %.0f "$p") ms" "$(number %.2f "$f/$p")" "≤ 1.1"
+  row "the same, until all have answered or are not reachable" "$(number %.2f "$a/1000") s, at most $(number %.2f "$x/1000") s" "-" "-" "≤ 2 s"
+  note "A real kube-apiserver and etcd run on the same processors, without kubelets. \`check\` is measured from exec to exit, without dry-run requests. Medians of 5 interleaved runs, memory of the largest. Manifests are the fastest of 5 runs in this process. The API servers of the contexts are HTTP servers of the benchmark. A cluster that does not answer is given up after 1.5 s. Medians of 15 interleaved rounds."
 }
 
 joiners() {
@@ -287,7 +313,7 @@ plans() {
 
 load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo unknown)
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-for section in frame init check joiners rollout charts backup agent atls screen watch plans engine; do
+for section in frame init check anycluster joiners rollout charts backup agent atls screen watch plans engine; do
   if ! [[ $section =~ $choice ]]; then
     complete=0
     continue
@@ -299,7 +325,7 @@ for section in frame init check joiners rollout charts backup agent atls screen 
     failed=1
   fi
 done
-[ "$chosen" = 1 ] || { echo "no section matches '$choice'; sections are frame, init, check, joiners, rollout, charts, backup, agent, atls, screen, watch, plans, engine" >&2; exit 2; }
+[ "$chosen" = 1 ] || { echo "no section matches '$choice'; sections are frame, init, check, anycluster, joiners, rollout, charts, backup, agent, atls, screen, watch, plans, engine" >&2; exit 2; }
 
 {
   cat <<TEXT

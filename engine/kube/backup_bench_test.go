@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"constellation/engine/sandbox/controlplane"
+	"constellation/internal/footprint"
 )
 
 // benchTypes is the number of kinds of objects in BenchmarkBackup.
@@ -82,13 +83,13 @@ func benchBackup(b *testing.B, program string, n int) {
 		if err := cmd.Start(); err != nil {
 			b.Fatal(err)
 		}
-		sampled := sampleMemory(cmd.Process.Pid)
+		sampled := footprint.Sample(cmd.Process.Pid)
 		if err := cmd.Wait(); err != nil {
 			b.Fatalf("%s: %v: %s", strings.Join(args, " "), err, stderr.String())
 		}
 		took = time.Since(begun)
 		m := <-sampled
-		return took, m.all / (1 << 20), m.own / (1 << 20)
+		return took, m.All / (1 << 20), m.Own / (1 << 20)
 	}
 	list := func() time.Duration {
 		begun := time.Now()
@@ -132,45 +133,6 @@ func benchBackup(b *testing.B, program string, n int) {
 	} {
 		b.ReportMetric(v, unit)
 	}
-}
-
-// footprint is the peak memory of a process in bytes: everything that the kernel counts, and
-// the share without page cache.
-type footprint struct{ all, own float64 }
-
-// sampleMemory samples a process's memory a hundred times a second until it ends. The kernel's
-// rusage of a child does not help, since it includes this process until the exec.
-func sampleMemory(pid int) <-chan footprint {
-	most := make(chan footprint, 1)
-	go func() {
-		var m footprint
-		defer func() { most <- m }()
-		self, err := os.Readlink("/proc/self/exe")
-		if err != nil {
-			return
-		}
-		for ; ; time.Sleep(10 * time.Millisecond) {
-			if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && exe == self {
-				continue // before exec
-			}
-			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-			if err != nil {
-				return
-			}
-			kib := func(field string) (n float64, ok bool) {
-				_, rest, ok := strings.Cut(string(b), field+":")
-				_, err := fmt.Sscan(rest, &n)
-				return n * 1024, ok && err == nil
-			}
-			all, ok := kib("VmHWM") // the highest it ever was
-			if !ok {                // it has ended
-				return
-			}
-			anonymous, _ := kib("RssAnon")
-			m = footprint{max(m.all, all), max(m.own, anonymous)}
-		}
-	}()
-	return most
 }
 
 // listAway lists a type like a backup and discards it.

@@ -26,6 +26,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/internal/footprint"
 )
 
 // kubeconfigEnv makes the test binary run one preflight and tell what it cost.
@@ -93,16 +94,7 @@ func measure(kubeconfig string) error {
 func BenchmarkPreflight(b *testing.B) {
 	for _, size := range []struct{ nodes, pods int }{{100, 5_000}, {1_000, 20_000}} {
 		b.Run(fmt.Sprintf("%d nodes %d pods", size.nodes, size.pods), func(b *testing.B) {
-			cp := controlplane.ForTest(b, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
-			populate(b, cp, size.nodes, size.pods)
-			text, err := cp.Kubeconfig()
-			if err != nil {
-				b.Fatal(err)
-			}
-			kubeconfig := filepath.Join(b.TempDir(), "kubeconfig")
-			if err := os.WriteFile(kubeconfig, text, 0o600); err != nil {
-				b.Fatal(err)
-			}
+			kubeconfig := populated(b, size.nodes, size.pods)
 			var total time.Duration
 			var worst cost
 			for b.Loop() {
@@ -125,6 +117,80 @@ func BenchmarkPreflight(b *testing.B) {
 			b.ReportMetric(float64(worst.Resident)/1e6, "resident-MB")
 		})
 	}
+}
+
+// BenchmarkCheckProgram measures `constellation check` of a cluster without a workspace, from exec to
+// exit, with the built program. `kubectl get` of the largest lists that it reads runs interleaved.
+// Memory is the peak of the whole process. BENCH_CHECK_SIZE, such as "5000 50000", adds a size.
+func BenchmarkCheckProgram(b *testing.B) {
+	program, err := filepath.Abs("../../../bin/constellation")
+	if err != nil {
+		b.Fatal(err)
+	}
+	kubectl := filepath.Join(filepath.Dir(program), "kubectl")
+	for _, p := range []string{program, kubectl} {
+		if _, err := os.Stat(p); err != nil {
+			b.Skip(err)
+		}
+	}
+	sizes := [][2]int{{100, 5_000}, {1_000, 20_000}}
+	if s := os.Getenv("BENCH_CHECK_SIZE"); s != "" {
+		var more [2]int
+		if _, err := fmt.Sscan(s, &more[0], &more[1]); err != nil {
+			b.Fatalf("BENCH_CHECK_SIZE is %q, want nodes and pods", s)
+		}
+		sizes = append(sizes, more)
+	}
+	for _, size := range sizes {
+		b.Run(fmt.Sprintf("%d nodes %d pods", size[0], size[1]), func(b *testing.B) {
+			kubeconfig := populated(b, size[0], size[1])
+			run := func(args ...string) (time.Duration, footprint.Peak) {
+				cmd := exec.CommandContext(b.Context(), args[0], args[1:]...)
+				cmd.Dir = b.TempDir()
+				var failed bytes.Buffer
+				cmd.Stderr = &failed
+				start := time.Now()
+				if err := cmd.Start(); err != nil {
+					b.Fatal(err)
+				}
+				sampled := footprint.Sample(cmd.Process.Pid)
+				if err := cmd.Wait(); err != nil {
+					b.Fatalf("%s: %v: %s", strings.Join(args, " "), err, failed.String())
+				}
+				return time.Since(start), <-sampled
+			}
+			var ours, peer []time.Duration
+			var most footprint.Peak
+			for b.Loop() {
+				took, m := run(program, "check", "--kubeconfig", kubeconfig, "-o", "json")
+				ours, most.All, most.Own = append(ours, took), max(most.All, m.All), max(most.Own, m.Own)
+				took, _ = run(kubectl, "--kubeconfig", kubeconfig, "get", "nodes,pods,deployments,replicasets", "--all-namespaces", "-o", "json")
+				peer = append(peer, took)
+			}
+			slices.Sort(ours)
+			slices.Sort(peer)
+			b.ReportMetric(ours[len(ours)/2].Seconds(), "s/check")
+			b.ReportMetric(peer[len(peer)/2].Seconds(), "s/kubectl")
+			b.ReportMetric(most.All/1e6, "MB")
+			b.ReportMetric(most.Own/1e6, "MB-own")
+		})
+	}
+}
+
+// populated returns the kubeconfig of a new control plane with nodes and pods.
+func populated(b *testing.B, nodes, pods int) (kubeconfig string) {
+	b.Helper()
+	cp := controlplane.ForTest(b, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
+	populate(b, cp, nodes, pods)
+	text, err := cp.Kubeconfig()
+	if err != nil {
+		b.Fatal(err)
+	}
+	kubeconfig = filepath.Join(b.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, text, 0o600); err != nil {
+		b.Fatal(err)
+	}
+	return kubeconfig
 }
 
 // populate makes nodes and pods: ten of a Deployment, as large as pods usually are.
