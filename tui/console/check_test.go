@@ -114,7 +114,7 @@ func TestKeysOfACheck(t *testing.T) {
 		{"Y copies what is open", "trouble", []string{"enter", "Y"}, []string{pdb}, "copied the command"},
 		{"y copies the line", "trouble", []string{"down", "y"}, []string{`the API v1beta1.metrics.k8s.io is registered and not available: ServiceNotFound: service/metrics-server in "kube-system" is not present`}, "copied the line"},
 		{"y copies no control characters", "hostile", []string{"down", "y"}, []string{`not known: image of \x1b]0;x\x07worker-0: it has no annotation`}, "copied the line"},
-		{"y copies the reason", "blocked", []string{"y"}, []string{"Kubernetes v1.35.5 to v1.36.4 (9): the mirror has no v1.36.4, and the same for the others"}, "copied the line"},
+		{"y copies the reason", "blocked", []string{"y"}, []string{"Kubernetes v1.35.5 to v1.36.4 (9): the mirror has no v1.36.4, likewise the other 8"}, "copied the line"},
 		{"y copies the answer", "two-hops", []string{"y"}, []string{"Hop 1 of 2 is possible: release v1.1.0."}, "copied the line"},
 		{"Y knows what the filter left", "many", []string{"/", "t", "e", "a", "m", "-", "0", "2", "enter", "Y"}, []string{`kubectl --kubeconfig /home/ops/demo/constellation-admin.conf -n team-02 patch poddisruptionbudget web --type=merge -p '{"spec":{"maxUnavailable":1}}'`}, "copied"},
 		{"W is off without a hop", "newest", []string{"W"}, nil, "W is off: there is no next hop"},

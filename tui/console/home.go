@@ -100,7 +100,7 @@ func (scr *homeScreen) keys() []binding {
 			}
 		})),
 		on("pgup K", "K PgUp", "fewer nodes", "move", act(func() { scr.nodes = max(0, scr.nodes-1) })),
-		on("c", "c", "check for upgrades", "do", scr.c.check.show).footed("check versions").unless(scr.noCluster),
+		on("c", "c", "check for upgrades", "do", scr.c.check.show).footed("upgrade check").unless(scr.noCluster),
 		on("u", "u", "upgrade: plan the next hop and confirm it", "do", scr.c.upg.openNextHop).footed("upgrade").unless(scr.noCluster),
 		on("b", "b", "list backups or create one", "do", scr.c.backup.show).footed("back up").unless(scr.noCluster),
 		on("w", "w", "watch the rollout of the nodes", "do", scr.c.watch.open).footed("watch").unless(scr.noCluster),

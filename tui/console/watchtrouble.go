@@ -106,7 +106,7 @@ func (l *troubleLens) choices() []choice {
 	remedy := cmp.Or(b.Wait.Remedy, b.Remedy)
 	if _, rest, ok := strings.Cut(remedy, "`"); ok {
 		if cmd, _, ok := strings.Cut(rest, "`"); ok {
-			out = append(out, choice{title: "copy the suggested remedy", command: l.scr.c.deps.Commands.Text("`" + term.Clean(cmd) + "`")})
+			out = append(out, choice{title: "copy the suggested command", command: l.scr.c.deps.Commands.Text("`" + term.Clean(cmd) + "`")})
 		}
 	}
 	if t := l.troubles(); len(t) > 0 {
@@ -187,8 +187,8 @@ func (l *troubleLens) view(b *rollout.Board, w, h int) []string {
 	if len(hit) > 0 {
 		lines = append(lines, l.scr.c.th.Row(w).Pad(2).Add(term.Plain, "failed in: "+strings.Join(hit, ", ")).String())
 	}
-	if len(spared) > 0 {
-		lines = append(lines, l.scr.c.th.Row(w).Pad(2).Add(term.Faint, "no failed nodes in: "+strings.Join(spared, ", ")).String())
+	if len(hit) > 0 && len(spared) > 0 {
+		lines = append(lines, l.scr.c.th.Row(w).Pad(2).Add(term.Faint, "no failures in: "+strings.Join(spared, ", ")).String())
 	}
 	lines = append(lines, l.scr.c.th.Rule(w, "Actions", "changes need a confirmation"))
 	list := l.choices()

@@ -386,7 +386,11 @@ func ReasonsOf(k *check.Check) []reason {
 			head += fmt.Sprintf(" to %s (%d)", g.versions[n-1], n)
 		}
 		if n > 1 && strings.Contains(g.Text, g.versions[n-1]) {
-			g.Text += ", and the same for the others"
+			others := g.versions[0]
+			if n > 2 {
+				others = fmt.Sprintf("the other %d", n-1)
+			}
+			g.Text += ", likewise " + others
 		}
 		g.What = head + g.What
 		out = append(out, g.reason)

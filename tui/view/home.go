@@ -120,7 +120,7 @@ func ClusterSummary(pg Page, w int, st *engine.Status, k *check.Check) []string 
 	if st.APIServer != "" && st.APIServer != st.Target.Kubernetes {
 		kubernetes += " (API server " + term.Clean(st.APIServer) + ")"
 	}
-	age, etcd := "none", "-"
+	age, etcd := "none", "none"
 	if b := st.Backup; b != nil {
 		age, etcd = term.Ago(b.Created, pg.Now), "not included"
 		if b.Etcd {
