@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -128,6 +129,23 @@ func TestCredentialsThatExpired(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestSilentServerIsAskedOnce checks that the limit of one request is that of the first answer.
+func TestSilentServerIsAskedOnce(t *testing.T) {
+	var asked atomic.Int32
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		<-r.Context().Done()
+	}))
+	defer s.Close()
+	sel, err := Select(cluster.Access{Kubeconfig: kubeconfigOf(t, "x", s.URL, "token: abc"), RequestTimeout: 200 * time.Millisecond}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := (Clusters{}).Reach(t.Context(), sel); err == nil || asked.Load() != 1 {
+		t.Errorf("%d requests: %v", asked.Load(), err)
 	}
 }
 
