@@ -54,8 +54,10 @@ func TestBackupOfAContextInAWorkspace(t *testing.T) {
 				Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return &backupTwin{}, nil },
 				Now:     func() time.Time { return checkTime },
 			})
-			r := engine.BackupRequest{Etcd: engine.EtcdSkip, Cluster: &cluster.Selected{Context: "prod", Server: "https://own.example", Kubeconfig: own,
-				Access: cluster.Access{Kubeconfig: "some/config", As: "ops", AsGroups: []string{"a b"}, RequestTimeout: 10 * time.Second}}}
+			r := engine.BackupRequest{Etcd: engine.EtcdSkip, Cluster: &cluster.Selected{
+				Context: "prod", Server: "https://own.example", Kubeconfig: own,
+				Access: cluster.Access{Kubeconfig: "some/config", As: "ops", AsGroups: []string{"a b"}, RequestTimeout: 10 * time.Second},
+			}}
 			if tt.server != "" {
 				r.Cluster.Server = tt.server
 			}

@@ -147,7 +147,7 @@ type strangeTwin struct {
 }
 
 func (s *strangeTwin) Manages(ctx context.Context) (bool, error) {
-	_, err := s.Cluster.Version(ctx)
+	_, err := s.Version(ctx)
 	return s.managed, err
 }
 
@@ -156,7 +156,7 @@ func (s *strangeTwin) StuckDrains(context.Context) ([]plan.Finding, error) {
 }
 
 func (s *strangeTwin) WatchNodes(ctx context.Context, changed func()) error {
-	return s.Cluster.WatchRollout(ctx, changed)
+	return s.WatchRollout(ctx, changed)
 }
 
 func (s *strangeTwin) NodeTarget(ctx context.Context) (cluster.NodeTarget, error) {
