@@ -33,6 +33,16 @@ var scenes = []scene{
 		h.Runs = []plan.RunSummary{{ID: "init-1", Verb: plan.VerbInit, Started: enginefake.Start.Add(-26 * time.Hour), Ended: enginefake.Start.Add(-26*time.Hour + 34*time.Second), Status: plan.StateDone}}
 		return s(&enginefake.Engine{HomeData: h, StatusData: enginefake.DemoStatus()}).begin()
 	}},
+	{"home-guarded", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		st := s(&enginefake.Engine{HomeData: enginefake.DemoHome(engine.StageCluster), StatusData: enginefake.DemoStatus()})
+		guarded(&st.c.deps)
+		return st.begin()
+	}},
+	{"home-unlocking", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		st := s(&enginefake.Engine{HomeData: enginefake.DemoHome(engine.StageCluster), StatusData: enginefake.DemoStatus()})
+		guarded(&st.c.deps)
+		return st.begin().press("U", "d", "e")
+	}},
 	{"home-trouble", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		st := enginefake.DemoStatus()
 		st.Nodes[1].State, st.Nodes[1].Message = plan.NodeNotReady, "container runtime is down"

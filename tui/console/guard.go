@@ -85,15 +85,28 @@ func (g *guard) over(keys []binding) []binding {
 	return keys
 }
 
-func (g *guard) typed(k tea.KeyMsg) tea.Cmd {
-	text, typing := editFilter(g.text, k)
-	g.text, g.types = text, typing
-	if typing || k.Type != tea.KeyEnter {
-		return nil
+// typed adds a key to the name. It reports false for keys that have a binding.
+func (g *guard) typed(k tea.KeyMsg) bool {
+	if k.Type == tea.KeyEnter || k.Type == tea.KeyEsc {
+		return false
 	}
-	g.text = ""
+	g.text, _ = editFilter(g.text, k)
+	return true
+}
+
+// promptKeys work while the name is typed.
+func (g *guard) promptKeys() []binding {
+	return []binding{
+		on("enter", "Enter", "unlock the cluster if the name is right", "changes the cluster", g.unlock).footed("unlock"),
+		on("esc", "Esc", "go back; the cluster stays read-only", "back", act(func() { g.types = false })).footed("back"),
+		on("ctrl+c", "Ctrl-C", "leave", "leave", func() tea.Cmd { g.types = false; return g.c.quit.leave() }),
+	}
+}
+
+func (g *guard) unlock() tea.Cmd {
+	g.types = false
 	name := g.name()
-	if text != name {
+	if g.text != name {
 		g.c.note = "that is not the name: the cluster stays read-only"
 		return nil
 	}

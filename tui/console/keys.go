@@ -52,6 +52,8 @@ func (c *console) bindings() []binding {
 		return c.quit.keys()
 	case c.rollout.prompt != nil:
 		return c.rollout.promptKeys()
+	case c.guard.types:
+		return c.guard.promptKeys()
 	case c.help.open:
 		return c.help.keys()
 	case c.pal.open:
@@ -101,10 +103,8 @@ func (c *console) keys(k tea.KeyMsg) tea.Cmd {
 // key finds the binding of a key and runs it.
 func (c *console) key(k tea.KeyMsg) tea.Cmd {
 	c.note, c.lastNote = "", ""
-	if c.typing() {
-		if cmd, ok := c.typed(k); ok {
-			return cmd
-		}
+	if c.typing() && c.typed(k) {
+		return nil
 	}
 	name := k.String()
 	for _, b := range c.bindings() {
@@ -125,7 +125,7 @@ func (c *console) key(k tea.KeyMsg) tea.Cmd {
 // does not work yet.
 func (c *console) keyLine(w int) string {
 	leave := ""
-	if !c.quit.asking && !c.help.open && !c.pal.open && c.rollout.prompt == nil {
+	if !c.quit.asking && !c.help.open && !c.pal.open && !c.guard.types && c.rollout.prompt == nil {
 		leave = "q " + c.quit.label()
 	}
 	shown := c.bindings()
@@ -170,17 +170,17 @@ func (c *console) typing() bool {
 
 // typed passes a key to the open text field. It reports false for keys that keep their
 // binding.
-func (c *console) typed(k tea.KeyMsg) (tea.Cmd, bool) {
+func (c *console) typed(k tea.KeyMsg) bool {
 	switch {
 	case k.Type == tea.KeyCtrlC:
-		return nil, false
+		return false
 	case c.guard.types:
-		return c.guard.typed(k), true
+		return c.guard.typed(k)
 	case c.pal.open:
-		return nil, c.pal.typed(k)
+		return c.pal.typed(k)
 	}
 	c.screen.typed(k)
-	return nil, true
+	return true
 }
 
 // editFilter returns the filter after a key, and whether the user goes on typing it.
