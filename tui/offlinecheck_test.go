@@ -33,6 +33,7 @@ spec:
     metadata: {labels: {app: web}}
     spec:
       containers: [{name: web, image: "ghcr.io/kedacore/keda:2.20.1"}]
+  selector: {matchLabels: {app: web}}
 `,
 		"deploy/template.yaml": "apiVersion: v1\nkind: Service\nmetadata:\n  name: {{ .Values.name }}\n",
 	} {
