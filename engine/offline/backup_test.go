@@ -167,25 +167,32 @@ func troubled(t *testing.T) []entry {
 const id = "backup-20261121070501-1a2b3c4d"
 
 // made is a backup with the database in it; nil for none.
-func made(t *testing.T, db []byte) (dir string) {
+func made(t *testing.T, db []byte, releases ...string) (dir string) {
 	t.Helper()
 	parent := filepath.Join(t.TempDir(), "runs")
 	w, err := backup.Create(parent, id)
 	if err != nil {
 		t.Fatal(err)
 	}
-	typ, err := w.Type(backup.Type{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions", Kind: "CustomResourceDefinition", Status: true}, backup.CRDs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := backup.NewScanner(strings.NewReader(`{"metadata":{"resourceVersion":"7"},"items":[` + crd + `]}`))
-	for s.Next() {
-		if err := typ.Add(s.Item()); err != nil {
+	list := func(typ backup.Type, file, items string) {
+		t.Helper()
+		tw, err := w.Type(typ, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := backup.NewScanner(strings.NewReader(`{"metadata":{"resourceVersion":"7"},"items":[` + items + `]}`))
+		for s.Next() {
+			if err := tw.Add(s.Item()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := cmpErr(s.Err(), tw.Close("7")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := cmpErr(s.Err(), typ.Close("7")); err != nil {
-		t.Fatal(err)
+	list(backup.Type{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions", Kind: "CustomResourceDefinition", Status: true}, backup.CRDs, crd)
+	if len(releases) > 0 {
+		list(backup.Type{Version: "v1", Resource: "secrets", Kind: "Secret", Namespaced: true}, backup.Releases, strings.Join(releases, ","))
 	}
 	if db != nil {
 		if err := w.Snapshot(func(to backup.Sink) (backup.Snapshot, error) {
@@ -361,6 +368,31 @@ func TestHelmReleases(t *testing.T) {
 	i := slices.IndexFunc(r.Findings, func(f plan.Finding) bool { return f.ID == "removed-apis-written" && f.Severity == plan.Warn })
 	if i < 0 || r.Findings[i].Title != "Helm release shop/web: IPAddress web uses networking.k8s.io/v1beta1, which v1.37 no longer serves" || !slices.Contains(r.Findings[i].Objects, "helmrelease/shop/web") {
 		t.Errorf("findings %+v", r.Findings)
+	}
+}
+
+// TestAddOnsOfHelmReleases recognises an add-on by its release in a backup without workloads.
+func TestAddOnsOfHelmReleases(t *testing.T) {
+	release := base64.StdEncoding.EncodeToString([]byte(`{"chart":{"metadata":{"name":"cert-manager","version":"v1.18.2","appVersion":"v1.18.2"}},"config":{"password":"hunter2"}}`))
+	secret, err := json.Marshal(&corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+		ObjectMeta: metav1.ObjectMeta{Name: "sh.helm.release.v1.certs.v1", Namespace: "shop", UID: "s", Labels: map[string]string{"owner": "helm", "name": "certs", "status": "deployed"}},
+		Type:       "helm.sh/release.v1", Data: map[string][]byte{"release": []byte(release)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Check(t.Context(), findings.OfflineRequest{Backup: made(t, nil, string(secret)), To: version.MustParse("v1.37.0")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(r.Findings, func(f plan.Finding) bool {
+		return f.ID == "add-on-versions" && f.Severity == plan.Warn && f.Title == "cert-manager v1.18.2 does not list Kubernetes v1.37" && slices.Equal(f.Objects, []string{"helmrelease/shop/certs"})
+	}) {
+		t.Errorf("findings %+v", r.Findings)
+	}
+	if b, err := json.Marshal(r); err != nil || bytes.Contains(b, []byte("hunter2")) {
+		t.Errorf("%v: the result has a value of the release: %s", err, b)
 	}
 }
 
