@@ -140,11 +140,11 @@ func writeLayer(layer, tree string, spec ImageSpec) error {
 	}
 	osRelease = append(bytes.TrimRight(osRelease, "\n"), "\nIMAGE_ID=constellation\nIMAGE_VERSION="+spec.Version+"\n"...)
 	changes := []change{
-		{path: osReleasePath, data: osRelease, mode: 0o644},
-		{path: peersPath, data: spec.Peers, mode: 0o644},
+		newFile{osReleasePath, osRelease, 0o644},
+		newFile{peersPath, spec.Peers, 0o644},
 	}
 	if len(spec.ReleaseKeys) > 0 {
-		changes = append(changes, change{path: releaseKeysPath, data: spec.ReleaseKeys, mode: 0o644})
+		changes = append(changes, newFile{releaseKeysPath, spec.ReleaseKeys, 0o644})
 	}
 	for _, u := range imageUnits {
 		data, err := fs.ReadFile(assets.Systemd(), u)
@@ -152,8 +152,8 @@ func writeLayer(layer, tree string, spec ImageSpec) error {
 			return err
 		}
 		changes = append(changes,
-			change{path: unitsDir + "/" + u, data: data, mode: 0o644},
-			change{path: wantsDir + "/" + u, link: "/" + unitsDir + "/" + u})
+			newFile{unitsDir + "/" + u, data, 0o644},
+			newLink{wantsDir + "/" + u, "/" + unitsDir + "/" + u})
 	}
 	if err := os.Mkdir(layer, 0o755); err != nil {
 		return err

@@ -49,20 +49,38 @@ const marker = ".constellation-machine"
 // that runc starts nothing if the root is the wrong one.
 const initLink = ".machine-init"
 
-// change is one change of the installed system.
-type change struct {
-	path string
-	// At most one of the following; none means that the path is removed.
-	data []byte // the file's content, may be empty
-	link string
-	dir  bool
-
-	mode fs.FileMode // of file and directory
+// change is one change of the installed system. Its text is part of rootfsKey.
+type change interface {
+	fmt.Stringer
+	// apply makes the change below root, which it cannot leave.
+	apply(root *os.Root) error
 }
 
-func (c change) String() string {
-	return fmt.Sprintf("%q %q %v %q %v %o\n", c.path, c.data, c.data == nil, c.link, c.dir, c.mode)
+// The kinds of changes: a new file, a new link and a new directory, and a path that is removed.
+// File and link replace what is at their path; a directory may exist.
+type (
+	newFile struct {
+		path string
+		data []byte // may be empty
+		mode fs.FileMode
+	}
+	newLink struct{ path, to string }
+	newDir  struct {
+		path string
+		mode fs.FileMode
+	}
+	removed struct{ path string }
+)
+
+// changeText is the text of all kinds of changes.
+func changeText(path string, data []byte, isFile bool, link string, isDir bool, mode fs.FileMode) string {
+	return fmt.Sprintf("%q %q %v %q %v %o\n", path, data, !isFile, link, isDir, mode)
 }
+
+func (c newFile) String() string { return changeText(c.path, c.data, true, "", false, c.mode) }
+func (c newLink) String() string { return changeText(c.path, nil, false, c.to, false, 0) }
+func (c newDir) String() string  { return changeText(c.path, nil, false, "", true, c.mode) }
+func (c removed) String() string { return changeText(c.path, nil, false, "", false, 0) }
 
 // maskedUnits never run in a machine: they would change this computer, wait for
 // missing hardware, or use an inotify instance without need.
@@ -94,54 +112,54 @@ var maskedGenerators = []string{
 // customisation lists the changes that turn the installed system into a machine's.
 func customisation() ([]change, error) {
 	changes := []change{
-		{path: marker, data: []byte("the root of a constellation machine\n"), mode: 0o444},
-		{path: initLink, link: "/lib/systemd/systemd"},
+		newFile{marker, []byte("the root of a constellation machine\n"), 0o444},
+		newLink{initLink, "/lib/systemd/systemd"},
 
 		// debootstrap copies these from this computer.
-		{path: "etc/hostname"},
-		{path: "etc/resolv.conf"},
-		{path: "etc/hosts"},
-		{path: "etc/machine-id", data: []byte{}, mode: 0o444},
-		{path: "etc/fstab", data: []byte{}, mode: 0o644},
+		removed{"etc/hostname"},
+		removed{"etc/resolv.conf"},
+		removed{"etc/hosts"},
+		newFile{"etc/machine-id", []byte{}, 0o444},
+		newFile{"etc/fstab", []byte{}, 0o644},
 
 		// Files that differ between installations, or only use space.
-		{path: "var/log"},
-		{path: "var/log", dir: true, mode: 0o755},
-		{path: "var/cache"},
-		{path: "var/cache", dir: true, mode: 0o755},
-		{path: "var/lib/apt/lists"},
-		{path: "var/lib/apt/lists", dir: true, mode: 0o755},
-		{path: "usr/share/doc"},
-		{path: "usr/share/man"},
-		{path: "usr/share/info"},
-		{path: "usr/share/locale"},
-		{path: "etc/shadow-"},
-		{path: "etc/passwd-"},
-		{path: "etc/group-"},
-		{path: "etc/gshadow-"},
-		{path: "etc/.pwd.lock"},
-		{path: "etc/ld.so.cache-"},
+		removed{"var/log"},
+		newDir{"var/log", 0o755},
+		removed{"var/cache"},
+		newDir{"var/cache", 0o755},
+		removed{"var/lib/apt/lists"},
+		newDir{"var/lib/apt/lists", 0o755},
+		removed{"usr/share/doc"},
+		removed{"usr/share/man"},
+		removed{"usr/share/info"},
+		removed{"usr/share/locale"},
+		removed{"etc/shadow-"},
+		removed{"etc/passwd-"},
+		removed{"etc/group-"},
+		removed{"etc/gshadow-"},
+		removed{"etc/.pwd.lock"},
+		removed{"etc/ld.so.cache-"},
 
-		{path: "etc/systemd/system/default.target", link: "/lib/systemd/system/multi-user.target"},
+		newLink{"etc/systemd/system/default.target", "/lib/systemd/system/multi-user.target"},
 		// Shutdown does not wait long for slow processes.
-		{path: "etc/systemd/system.conf.d/10-machine.conf", data: []byte("[Manager]\nDefaultTimeoutStopSec=10s\n"), mode: 0o644},
-		{path: "etc/containerd/config.toml", data: containerdConfig(DefaultPauseImage), mode: 0o644},
-		{path: "etc/containerd/certs.d/_default/hosts.toml", data: registryHosts(), mode: 0o644},
-		{path: "etc/cni/net.d"},
-		{path: "etc/cni/net.d", dir: true, mode: 0o755},
-		{path: "etc/constellation", dir: true, mode: 0o755},
-		{path: "usr/lib/constellation", dir: true, mode: 0o755},
+		newFile{"etc/systemd/system.conf.d/10-machine.conf", []byte("[Manager]\nDefaultTimeoutStopSec=10s\n"), 0o644},
+		newFile{"etc/containerd/config.toml", containerdConfig(DefaultPauseImage), 0o644},
+		newFile{"etc/containerd/certs.d/_default/hosts.toml", registryHosts(), 0o644},
+		removed{"etc/cni/net.d"},
+		newDir{"etc/cni/net.d", 0o755},
+		newDir{"etc/constellation", 0o755},
+		newDir{"usr/lib/constellation", 0o755},
 	}
 	// Mount points.
 	for _, m := range diskDirs {
-		changes = append(changes, change{path: strings.TrimPrefix(m.path, "/"), dir: true, mode: m.mode})
+		changes = append(changes, newDir{strings.TrimPrefix(m.path, "/"), m.mode})
 	}
-	changes = append(changes, change{path: strings.TrimPrefix(TPMDir, "/"), dir: true, mode: 0o755})
+	changes = append(changes, newDir{strings.TrimPrefix(TPMDir, "/"), 0o755})
 	for _, u := range maskedUnits {
-		changes = append(changes, change{path: "etc/systemd/system/" + u, link: "/dev/null"})
+		changes = append(changes, newLink{"etc/systemd/system/" + u, "/dev/null"})
 	}
 	for _, g := range maskedGenerators {
-		changes = append(changes, change{path: "etc/systemd/system-generators/" + g, link: "/dev/null"})
+		changes = append(changes, newLink{"etc/systemd/system-generators/" + g, "/dev/null"})
 	}
 	const units = "usr/lib/systemd/system/"
 	for _, f := range []struct {
@@ -161,40 +179,50 @@ func customisation() ([]change, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read unit: %w", err)
 		}
-		changes = append(changes, change{path: f.path, data: data, mode: f.mode})
+		changes = append(changes, newFile{f.path, data, f.mode})
 	}
 	for _, by := range []string{"sysinit.target", "containerd.service", "kubelet.service"} {
-		changes = append(changes, change{path: "etc/systemd/system/" + by + ".requires/machine-setup.service", link: "/" + units + "machine-setup.service"})
+		changes = append(changes, newLink{"etc/systemd/system/" + by + ".requires/machine-setup.service", "/" + units + "machine-setup.service"})
 	}
 	return changes, nil
 }
 
-// apply makes the change below root, which it cannot leave.
-func (c change) apply(root *os.Root) error {
-	all := func(string) (fs.FileMode, error) { return 0o755, nil }
-	if c.dir {
-		if err := makeDirs(root, c.path, all); err != nil {
-			return err
-		}
-		return root.Chmod(c.path, c.mode)
-	}
-	if err := root.RemoveAll(c.path); err != nil {
+func (c newFile) apply(root *os.Root) error {
+	if err := makeRoom(root, c.path); err != nil {
 		return err
-	}
-	if c.data == nil && c.link == "" {
-		return nil
-	}
-	if err := makeDirs(root, filepath.Dir(c.path), all); err != nil {
-		return err
-	}
-	if c.link != "" {
-		return root.Symlink(c.link, c.path)
 	}
 	if err := root.WriteFile(c.path, c.data, c.mode); err != nil {
 		return err
 	}
 	return root.Chmod(c.path, c.mode) // override the umask
 }
+
+func (c newLink) apply(root *os.Root) error {
+	if err := makeRoom(root, c.path); err != nil {
+		return err
+	}
+	return root.Symlink(c.to, c.path)
+}
+
+func (c newDir) apply(root *os.Root) error {
+	if err := makeDirs(root, c.path, plainDirs); err != nil {
+		return err
+	}
+	return root.Chmod(c.path, c.mode)
+}
+
+func (c removed) apply(root *os.Root) error { return root.RemoveAll(c.path) }
+
+// makeRoom removes what is at path and makes the directories above it.
+func makeRoom(root *os.Root, path string) error {
+	if err := root.RemoveAll(path); err != nil {
+		return err
+	}
+	return makeDirs(root, filepath.Dir(path), plainDirs)
+}
+
+// plainDirs are the modes of directories that makeDirs makes.
+func plainDirs(string) (fs.FileMode, error) { return 0o755, nil }
 
 // rootfsKey identifies the root file system by everything that determines its content and
 // is known in advance.

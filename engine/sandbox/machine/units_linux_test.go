@@ -394,13 +394,14 @@ func TestChangesCannotLeaveTheRoot(t *testing.T) {
 	}
 	defer root.Close()
 	for _, c := range []change{
-		{path: "way-out/canary"},
-		{path: "way-out/new", data: []byte("x"), mode: 0o600},
-		{path: "way-out/dir", dir: true, mode: 0o700},
-		{path: "../escaped", data: []byte("x"), mode: 0o600},
+		removed{"way-out/canary"},
+		newFile{"way-out/new", []byte("x"), 0o600},
+		newLink{"way-out/link", "canary"},
+		newDir{"way-out/dir", 0o700},
+		newFile{"../escaped", []byte("x"), 0o600},
 	} {
 		if err := c.apply(root); err == nil {
-			t.Errorf("%q was changed", c.path)
+			t.Errorf("made the change %s", c)
 		}
 	}
 	left, err := os.ReadDir(outside)
