@@ -47,12 +47,12 @@ func NodeReference(node string) v1alpha1.Reference {
 // bounded in the same way.
 func (d *Decision) Status() v1alpha1.NodeVersionStatus {
 	w := d.w
-	var kept, left, held int32
+	var kept, left, onHold int32
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		outdated := d.outdated(n)
 		if outdated && d.onHold(n) && !d.oldNodes[n.Name] {
-			held++
+			onHold++
 		}
 		if !outdated && d.known(n) && !d.atTarget(n) && !d.leaves(n) && !n.Obsolete {
 			if d.Group(n.Group) != nil {
@@ -71,7 +71,7 @@ func (d *Decision) Status() v1alpha1.NodeVersionStatus {
 	}
 	s.Waiting = d.waiting()
 	now := metav1.NewTime(w.Now.Truncate(time.Second))
-	for _, c := range d.conditions(s, kept, left, held) {
+	for _, c := range d.conditions(s, kept, left, onHold) {
 		SetCondition(&s.Conditions, c, now)
 	}
 	return s
@@ -151,9 +151,9 @@ func (x *observed) hasNodeWithoutMachine() bool {
 }
 
 // conditions summarizes what remains to do and why it is not done.
-func (x *observed) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int32) []metav1.Condition {
+func (x *observed) conditions(s v1alpha1.NodeVersionStatus, kept, left, onHold int32) []metav1.Condition {
 	c := s.Nodes
-	todo := c.Outdated + c.Donors - kept - left - held
+	todo := c.Outdated + c.Donors - kept - left - onHold
 	working := len(x.w.Intents) > 0 || x.w.Run.Active()
 	reason, ready, text := "", false, ""
 	busy, stalled, next := true, false, ""
@@ -181,8 +181,8 @@ func (x *observed) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int
 		reason, text = reasonJoining, "machines are joining"
 	case left > 0:
 		reason, text, stalled, busy = reasonLeftAlone, "nodes that have no ScalingGroup are not at the target; the operator does not change them", true, false
-	case held > 0:
-		reason, text, ready, busy = reasonHeld, fmt.Sprintf("all other nodes are at the target; on hold: %d", held), true, false
+	case onHold > 0:
+		reason, text, ready, busy = reasonHeld, fmt.Sprintf("all other nodes are at the target; on hold: %d", onHold), true, false
 	case kept > 0:
 		reason, text, ready, busy = reasonKept, "control planes are at the target; workers are not replaced, because keepWorkers is set", true, false
 	case len(x.w.Impostors) > 0:

@@ -549,7 +549,7 @@ func TestBlockedPodsInDrainLog(t *testing.T) {
 		{"invalid quotes", "error when evicting pods/\"a\\q\" -n \"b\" (will retry after 5s): no\n", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := held(tt.log); got != tt.want {
+			if got := blockedPods(tt.log); got != tt.want {
 				t.Errorf("%q, want %q", got, tt.want)
 			}
 		})
@@ -561,11 +561,11 @@ func FuzzDrainLog(f *testing.F) {
 	f.Add("error when evicting pods/\"a\" -n \"b\" (will retry after 5s): Cannot evict pod as it would violate the pod's disruption budget.\n")
 	f.Add("error when evicting pod \"a\" from terminating namespace \"b\" (will retry after 5s): no")
 	f.Fuzz(func(t *testing.T, log string) {
-		got := held(log)
+		got := blockedPods(log)
 		if strings.ContainsFunc(got, unicode.IsControl) || !utf8.ValidString(got) || len(got) > 2*(63+253)+lastWords+200 {
 			t.Errorf("%q", got)
 		}
-		if got != held(log+"\nnode/n1 drained\n") {
+		if got != blockedPods(log+"\nnode/n1 drained\n") {
 			t.Errorf("%q lacks the number of the other pods", got)
 		}
 	})

@@ -79,7 +79,7 @@ func (k *controller) listenToDrains(ctx context.Context) {
 				case err != nil: // for example the node is unreachable: the last record still counts
 					k.Log.Debug("log of a drain not read", "pod", d.pod, "err", err)
 				default:
-					k.book.setDrain(d, held(log))
+					k.book.setDrain(d, blockedPods(log))
 				}
 			})
 		}
@@ -98,8 +98,8 @@ func (k *controller) drainLog(ctx context.Context, pod string) (string, error) {
 	return string(b), err
 }
 
-// held returns which pods cannot be evicted, and why; empty: none.
-func held(log string) string {
+// blockedPods returns which pods cannot be evicted, and why; empty: none.
+func blockedPods(log string) string {
 	why := map[string]string{}
 	var pods []string
 	for line := range strings.Lines(log) {
@@ -158,12 +158,12 @@ func (b *book) draining() (all []drainAsked) {
 }
 
 // setDrain stores what blocks a drain; empty: nothing.
-func (b *book) setDrain(d drainAsked, held string) {
+func (b *book) setDrain(d drainAsked, blocked string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	was := b.news[d.job]
 	n := was
-	if n.reason, n.message = reasonDrainBlocked, held; held == "" {
+	if n.reason, n.message = reasonDrainBlocked, blocked; blocked == "" {
 		n.reason, n.message = reasonDraining, runs("drain", d.pod)
 	}
 	if was.pod != d.pod || was.reason != reasonDraining && was.reason != reasonDrainBlocked || was == n {
