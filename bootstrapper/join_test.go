@@ -747,8 +747,11 @@ func TestInitEndsTheJoin(t *testing.T) {
 
 // TestInitAndJoinRaceForAMachine runs the race; everything except kubeadm is real.
 func TestInitAndJoinRaceForAMachine(t *testing.T) {
-	wins := map[string]int{}
-	for round := range 20 {
+	wins, rounds := map[string]int{}, 20
+	if testing.Short() {
+		rounds = 5
+	}
+	for round := range rounds {
 		r := newRig(t, cloud.ControlPlane)
 		var x *run
 		ready := make(chan struct{})
