@@ -410,7 +410,32 @@ func comment(set *token.FileSet, g *ast.CommentGroup) *text {
 // checkShort returns the hits of short help in a package: literals that become the field Short of
 // a composite literal, directly, through a field called short, or through a parameter of that name.
 func checkShort(files []*source) []hit {
-	params := map[string]int{} // function to the index of its parameter short
+	params := shortParams(files)
+	var hits []hit
+	for _, s := range files {
+		if strings.HasSuffix(s.path, "_test.go") {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.CompositeLit:
+				for _, e := range shortsOf(n) {
+					hits = append(hits, s.short(e)...)
+				}
+			case *ast.CallExpr:
+				if i, ok := params[called(n)]; ok && i < len(n.Args) {
+					hits = append(hits, s.short(n.Args[i])...)
+				}
+			}
+			return true
+		})
+	}
+	return hits
+}
+
+// shortParams returns the functions with a parameter called short, and its index.
+func shortParams(files []*source) map[string]int {
+	params := map[string]int{}
 	for _, s := range files {
 		for _, d := range s.file.Decls {
 			f, ok := d.(*ast.FuncDecl)
@@ -428,58 +453,57 @@ func checkShort(files []*source) []hit {
 			}
 		}
 	}
-	var hits []hit
-	for _, s := range files {
-		if strings.HasSuffix(s.path, "_test.go") {
-			continue
-		}
-		short := func(e ast.Expr) {
-			l, ok := e.(*ast.BasicLit)
-			if !ok || l.Kind != token.STRING {
-				return
+	return params
+}
+
+// shortsOf returns the values of the fields Short and short in a literal or in its rows.
+func shortsOf(l *ast.CompositeLit) (all []ast.Expr) {
+	index := shortField(l.Type)
+	for _, e := range l.Elts {
+		switch e := e.(type) {
+		case *ast.KeyValueExpr:
+			if id, ok := e.Key.(*ast.Ident); ok && (id.Name == "Short" || id.Name == "short") {
+				all = append(all, e.Value)
 			}
-			value, err := strconv.Unquote(l.Value)
-			if err != nil || value == "" {
-				return
-			}
-			line := s.set.Position(l.Pos()).Line
-			if n := utf8.RuneCountInString(value); n > maxShort {
-				hits = append(hits, hit{s.path, line, "short help", fmt.Sprintf("short help of %d characters", n), fmt.Sprintf("at most %d", maxShort)})
-			}
-			if first, _, _ := strings.Cut(value, " "); !verbs[strings.TrimRight(first, ",:")] {
-				hits = append(hits, hit{s.path, line, "short help", fmt.Sprintf("short help begins with %q", first), "begin with an imperative (list of verbs: .ci/prose/rules.go)"})
-			}
-			if strings.HasSuffix(value, ".") {
-				hits = append(hits, hit{s.path, line, "short help", "short help ends with a full stop", "remove it"})
+		case *ast.CompositeLit:
+			if index >= 0 && index < len(e.Elts) {
+				all = append(all, e.Elts[index])
 			}
 		}
-		ast.Inspect(s.file, func(n ast.Node) bool {
-			switch n := n.(type) {
-			case *ast.CompositeLit:
-				index := shortField(n.Type)
-				for _, e := range n.Elts {
-					if kv, ok := e.(*ast.KeyValueExpr); ok {
-						if id, ok := kv.Key.(*ast.Ident); ok && (id.Name == "Short" || id.Name == "short") {
-							short(kv.Value)
-						}
-					} else if row, ok := e.(*ast.CompositeLit); ok && index >= 0 && index < len(row.Elts) {
-						short(row.Elts[index])
-					}
-				}
-			case *ast.CallExpr:
-				name := ""
-				switch f := n.Fun.(type) {
-				case *ast.Ident:
-					name = f.Name
-				case *ast.SelectorExpr:
-					name = f.Sel.Name
-				}
-				if i, ok := params[name]; ok && i < len(n.Args) {
-					short(n.Args[i])
-				}
-			}
-			return true
-		})
+	}
+	return all
+}
+
+// called returns the name of the function or method that a call names.
+func called(c *ast.CallExpr) string {
+	switch f := c.Fun.(type) {
+	case *ast.Ident:
+		return f.Name
+	case *ast.SelectorExpr:
+		return f.Sel.Name
+	}
+	return ""
+}
+
+// short returns the hits of one short help; none if e is no literal.
+func (s *source) short(e ast.Expr) (hits []hit) {
+	l, ok := e.(*ast.BasicLit)
+	if !ok || l.Kind != token.STRING {
+		return nil
+	}
+	value, err := strconv.Unquote(l.Value)
+	if err != nil || value == "" {
+		return nil
+	}
+	line := s.set.Position(l.Pos()).Line
+	if n := utf8.RuneCountInString(value); n > maxShort {
+		hits = append(hits, hit{s.path, line, "short help", fmt.Sprintf("short help of %d characters", n), fmt.Sprintf("at most %d", maxShort)})
+	}
+	if first, _, _ := strings.Cut(value, " "); !verbs[strings.TrimRight(first, ",:")] {
+		hits = append(hits, hit{s.path, line, "short help", fmt.Sprintf("short help begins with %q", first), "begin with an imperative (list of verbs: .ci/prose/rules.go)"})
+	}
+	if strings.HasSuffix(value, ".") {
+		hits = append(hits, hit{s.path, line, "short help", "short help ends with a full stop", "remove it"})
 	}
 	return hits
 }
