@@ -34,13 +34,29 @@ func TestStuckDrainsArePaced(t *testing.T) {
 		found     int
 		took      time.Duration
 	}{
-		{"all nodes are ready", false, func(context.Context) ([]plan.Finding, error) { return stuck, nil }, 0, 0, 120 * time.Second},
-		{"a node is cordoned", true, func(context.Context) ([]plan.Finding, error) { return stuck, nil }, 4, 1, 120 * time.Second},
-		{"the source fails", true, func(context.Context) ([]plan.Finding, error) { return nil, errors.New("forbidden") }, 4, 0, 120 * time.Second},
-		{"the source does not answer", true, func(ctx context.Context) ([]plan.Finding, error) {
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}, 6, 0, 180 * time.Second},
+		{
+			name:   "all nodes are ready",
+			answer: func(context.Context) ([]plan.Finding, error) { return stuck, nil },
+			took:   120 * time.Second,
+		},
+		{
+			name: "a node is cordoned", disturbed: true,
+			answer: func(context.Context) ([]plan.Finding, error) { return stuck, nil },
+			looks:  4, found: 1, took: 120 * time.Second,
+		},
+		{
+			name: "the source fails", disturbed: true,
+			answer: func(context.Context) ([]plan.Finding, error) { return nil, errors.New("forbidden") },
+			looks:  4, took: 120 * time.Second,
+		},
+		{
+			name: "the source does not answer", disturbed: true,
+			answer: func(ctx context.Context) ([]plan.Finding, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			},
+			looks: 6, took: 180 * time.Second,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
