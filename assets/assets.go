@@ -15,6 +15,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 
 	"gopkg.in/yaml.v3"
 )
@@ -104,8 +105,26 @@ func HasValue(chart []File, path ...string) bool {
 	return false
 }
 
-// CRDsFor returns the CustomResourceDefinitions of a release, one per file, by name.
+// kindsOf has the result of CRDsFor for each release. They are constant, and to decode and encode
+// them takes as long as all other planning of an upgrade.
+var kindsOf sync.Map
+
+// CRDsFor returns the CustomResourceDefinitions of a release, one per file, by name. The caller may
+// change the list, and not the data of a file.
 func CRDsFor(release string) ([]File, error) {
+	if known, ok := kindsOf.Load(release); ok {
+		return slices.Clone(known.([]File)), nil
+	}
+	all, err := decodeCRDs(release)
+	if err != nil {
+		return nil, err
+	}
+	kindsOf.Store(release, all)
+	return slices.Clone(all), nil
+}
+
+// decodeCRDs is CRDsFor without what it has decoded before.
+func decodeCRDs(release string) ([]File, error) {
 	later, err := addedAfter(release)
 	if err != nil {
 		return nil, err
