@@ -25,10 +25,11 @@ linters() {
     bin/tools/golangci-lint run --allow-parallel-runners --new-from-rev="$base" "${changed[@]}"
 }
 prose() { (cd .ci && go run ./prose); }
+# Some packages wait more than they compute, such as the agent's: one more than there are cores is tested at a time.
 tests() {
   local rc=0
   go tool -modfile=.ci/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary=skipped --jsonfile bin/check.json \
-    --packages ./... -- -short -vet=off -timeout 5m "$@" || rc=1
+    --packages ./... -- -p $(($(nproc) + 1)) -short -vet=off -timeout 5m "$@" || rc=1
   (cd .ci && go run ./testreport -slow 5 ../bin/check.json) || rc=1
   return "$rc"
 }
