@@ -32,11 +32,7 @@ func OpenReleases(ctx context.Context, location string, keys []release.Key) (rel
 			return nil, err
 		}
 	}
-	o := release.Options{Keys: keys}
-	if dir, err := os.UserCacheDir(); err == nil {
-		o.Cache = filepath.Join(dir, "constellation", "releases")
-	}
-	feed, err := release.Open(ctx, location, o)
+	feed, err := openFeed(ctx, location, keys, false)
 	if err != nil {
 		return nil, err
 	}
@@ -45,6 +41,15 @@ func OpenReleases(ctx context.Context, location string, keys []release.Key) (rel
 		return nil, err
 	}
 	return release.Join(own, feed)
+}
+
+// openFeed opens a feed. Copies are kept below the user's cache directory.
+func openFeed(ctx context.Context, location string, keys []release.Key, unconditional bool) (*release.Feed, error) {
+	o := release.Options{Keys: keys, Unconditional: unconditional}
+	if dir, err := os.UserCacheDir(); err == nil {
+		o.Cache = filepath.Join(dir, "constellation", "releases")
+	}
+	return release.Open(ctx, location, o)
 }
 
 // knowledge is the program's release data.

@@ -48,6 +48,7 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 			if s.debug {
 				s.level.Set(slog.LevelDebug)
 			}
+			s.update = startUpdateNotice(cmd, s)
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -50,7 +50,7 @@ func showConsole(ctx context.Context, s *session, o consoleOptions) error {
 		defer s.debugFile.Close()
 	}
 	with := console.Options{
-		Engine: eng, Workspace: ws, Commands: s.formatter(), Versions: s.Kubernetes, Wizard: o.wizard, Yes: o.yes, Upgrade: o.upgrade, Now: s.Now,
+		Engine: eng, Workspace: ws, Commands: s.formatter(), Versions: s.Kubernetes, Wizard: o.wizard, Yes: o.yes, Upgrade: o.upgrade, Now: s.Now, Newer: s.update.newer,
 		Cluster: g.name, Guarded: g.guards,
 		FixedBackground: g.prefs.Theme != preferences.ThemeAuto,
 		Display:         func(d term.Display) term.Display { return themed(d, g.prefs.Theme) },

@@ -34,6 +34,7 @@ type session struct {
 	level      *slog.LevelVar
 	log        *slog.Logger
 	debugFile  *os.File
+	update     *updateNotice // nil if this command does not look for a newer release
 
 	mu     sync.Mutex
 	caught syscall.Signal // the signal that ended the verb; 0 if none did
@@ -95,6 +96,7 @@ func (s *session) execute(args []string) int {
 	root.SetOut(s.out)
 	root.SetErr(s.Stderr)
 	cmd, err := root.ExecuteContextC(context.Background())
+	defer endUpdateNotice(s)
 	s.mu.Lock()
 	caught := s.caught
 	s.mu.Unlock()

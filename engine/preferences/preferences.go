@@ -39,6 +39,8 @@ type Preferences struct {
 	// Guards select the clusters that the console shows read-only until their name is typed.
 	Guards []Guard `yaml:"guards" json:"guards"`
 	Limits Limits  `yaml:"limits" json:"limits"`
+	// UpdateNotice is whether the program looks for a newer release in the workspace's feed.
+	UpdateNotice bool `yaml:"updateNotice" json:"updateNotice"`
 	// Recent are the contexts that were opened last, the newest first. The program writes them.
 	Recent []Recent `yaml:"recent" json:"recent"`
 }
@@ -87,7 +89,7 @@ func (d *Duration) UnmarshalText(b []byte) error {
 
 // Default returns the preferences without a file.
 func Default() Preferences {
-	return Preferences{Theme: ThemeAuto, Guards: []Guard{}, Recent: []Recent{}, Limits: Limits{Answer: Duration(1500 * time.Millisecond), Parallel: 32, Recent: 10}}
+	return Preferences{Theme: ThemeAuto, Guards: []Guard{}, Recent: []Recent{}, UpdateNotice: true, Limits: Limits{Answer: Duration(1500 * time.Millisecond), Parallel: 32, Recent: 10}}
 }
 
 // Field describes a preference.
@@ -108,6 +110,7 @@ func (p Preferences) Fields() []Field {
 		{"limits.answer", p.Limits.Answer, d.Limits.Answer, "how long a cluster of the list may take to answer, at most 30s"},
 		{"limits.parallel", p.Limits.Parallel, d.Limits.Parallel, "number of clusters that the list queries at a time, at most 256"},
 		{"limits.recent", p.Limits.Recent, d.Limits.Recent, "number of opened contexts to remember, at most 100"},
+		{"updateNotice", p.UpdateNotice, d.UpdateNotice, "whether commands on a terminal show a newer release of the workspace's feed. The feed is read at most once a day."},
 		{"recent", p.Recent, d.Recent, "contexts that were opened last. The program writes this list."},
 	}
 }
@@ -203,7 +206,8 @@ type fields map[string]fields
 
 var shape = fields{
 	"theme": nil, "guards": {"[]": {"context": nil, "server": nil}}, "limits": {"answer": nil, "parallel": nil, "recent": nil},
-	"recent": {"[]": {"context": nil, "opened": nil}},
+	"updateNotice": nil,
+	"recent":       {"[]": {"context": nil, "opened": nil}},
 }
 
 // known returns an error about the first field that is not in of.

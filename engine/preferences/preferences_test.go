@@ -43,7 +43,7 @@ func TestParse(t *testing.T) {
 // Each mistake is refused with the name of the field.
 func TestParseRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"theme: light\nthemes: x":           `line 2: unknown field "themes", want guards, limits, recent or theme`,
+		"theme: light\nthemes: x":           `line 2: unknown field "themes", want guards, limits, recent, theme or updateNotice`,
 		"limits: {anwser: 1s}":              `line 1: unknown field "limits.anwser"`,
 		"guards: [{context: a, name: b}]":   `unknown field "guards[0].name", want context or server`,
 		"theme: pink":                       `theme is "pink", want auto, dark, light or mono`,
@@ -53,6 +53,7 @@ func TestParseRefuses(t *testing.T) {
 		"limits: {answer: 1h}":              "limits.answer is 1h0m0s, want 100ms to 30s",
 		"limits: {answer: soon}":            "want a time such as 1.5s",
 		"limits: {parallel: 0}":             "limits.parallel is 0, want 1 to 256",
+		"updateNotice: never":               "cannot unmarshal",
 		"- a":                               "line 1: the file: want fields and values",
 		"theme: [":                          "line 1",
 		"recent: [{context: a, opened: b}]": "cannot parse",

@@ -57,6 +57,8 @@ type Options struct {
 	// Cache is a directory for replay protection and the last good copy, shared by all feeds.
 	// Without it there is neither.
 	Cache string
+	// Unconditional sends no ETag of an earlier answer, by which a server could recognise a user.
+	Unconditional bool
 	// Now defaults to time.Now, Client to one of this package's own.
 	Now    func() time.Time
 	Client *http.Client
@@ -112,6 +114,9 @@ func Open(ctx context.Context, location string, o Options) (*Feed, error) {
 	s, err := openStore(location, o)
 	if err != nil {
 		return nil, err
+	}
+	if o.Unconditional {
+		s = unconditional{s}
 	}
 	c, err := openCache(o.Cache, s.location(), o.Keys)
 	if err != nil {

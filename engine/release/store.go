@@ -33,6 +33,13 @@ type answer struct {
 	unchanged bool
 }
 
+// unconditional is a store that is read without ETags.
+type unconditional struct{ store }
+
+func (s unconditional) read(ctx context.Context, name string, limit int64, _ string) (answer, error) {
+	return s.store.read(ctx, name, limit, "")
+}
+
 // openStore returns the store at a location: an https address, an http address of this
 // computer, a bundle, or a directory.
 func openStore(location string, o Options) (store, error) {

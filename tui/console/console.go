@@ -70,6 +70,8 @@ type Options struct {
 	// Sandbox finds the sandbox of the workspace; nil if there is none.
 	Sandbox func(context.Context) *workspace.SandboxInfo
 	Now     func() time.Time
+	// Newer returns a release that is newer than this program; empty if there is none. It may be nil.
+	Newer func(context.Context) string
 	// Cluster is the name of the workspace's cluster, or the selected context; it may be empty.
 	// Guarded reports whether a cluster of that name is read-only until the name is typed; nil
 	// means that none is.
@@ -170,7 +172,7 @@ func (c *console) Init() tea.Cmd {
 	if c.deps.Clusters != nil {
 		return c.clusters.observe()
 	}
-	return tea.Batch(c.overview.read(), c.scheduleTick())
+	return tea.Batch(c.overview.read(), c.scheduleTick(), c.overview.lookForRelease())
 }
 
 // noteTTL is how long a note replaces the key line. Later it may be wrong: somebody else

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -59,6 +60,13 @@ var scenes = []scene{
 		st.at(47 * time.Second)
 		st.tell(statusRead{st.c.overview.statusGen, engine.Status{}, st.eng.StatusErr})
 		return st
+	}},
+	{"home-update", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		h := enginefake.DemoHome(engine.StageCluster)
+		h.Next = []engine.Suggestion{{Title: "Use the cluster", Command: "export KUBECONFIG=$PWD/constellation-admin.conf"}}
+		st := s(&enginefake.Engine{HomeData: h, StatusData: enginefake.DemoStatus()})
+		st.c.deps.Newer = func(context.Context) string { return "v1.2.0" }
+		return st.begin()
 	}},
 	{"home-no-machines", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		h := enginefake.DemoHome(engine.StageConfigured)

@@ -25,6 +25,8 @@ type homeScreen struct {
 	statusAt      time.Time
 	statusPending bool
 	statusGen     int // statuses and refreshes of others are dropped
+
+	newer string // a release that is newer than this program; empty if there is none
 }
 
 // Messages of the home screen.
@@ -38,7 +40,8 @@ type (
 		st  engine.Status
 		err error
 	}
-	refresh struct{ gen int }
+	refresh    struct{ gen int }
+	newerFound struct{ release string }
 )
 
 func (scr *homeScreen) title() string   { return "home" }
@@ -80,6 +83,9 @@ func (scr *homeScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 			return tea.Batch(again, c.check.backgroundCheck()), true
 		}
 		return again, true
+	case newerFound:
+		scr.newer = msg.release
+		return nil, true
 	case refresh:
 		if msg.gen == c.overview.statusGen && c.screen == scr && !c.overview.statusPending {
 			return c.overview.readStatus(), true
@@ -207,6 +213,9 @@ func (scr *homeScreen) view(w, h int) []string {
 			foot = append(foot, r.String())
 		}
 	}
+	if scr.newer != "" {
+		foot = append(foot, scr.c.th.Row(w).Add(term.Faint, "   Release "+term.Clean(scr.newer)+" is available: "+scr.c.deps.Commands.Command("release show "+term.Clean(scr.newer))).String())
+	}
 	if scr.c.home != nil && scr.c.home.Stage == engine.StageCluster {
 		room := h - len(foot) - len(lines)
 		lines = append(lines, scr.clusterView(w, room)...)
@@ -302,6 +311,14 @@ func (scr *homeScreen) took(msg homeRead) tea.Cmd {
 		return scr.readStatus()
 	}
 	return nil
+}
+
+// lookForRelease waits for a newer release, once.
+func (scr *homeScreen) lookForRelease() tea.Cmd {
+	if scr.c.deps.Newer == nil {
+		return nil
+	}
+	return func() tea.Msg { return newerFound{scr.c.deps.Newer(scr.c.ctx)} }
 }
 
 func (scr *homeScreen) readStatus() tea.Cmd {
