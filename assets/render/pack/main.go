@@ -6,8 +6,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -22,6 +20,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 
 	"constellation/assets"
+	"constellation/internal/ocipack"
 )
 
 // Media types of helm's charts in registries.
@@ -107,40 +106,23 @@ func archived(name string, files []assets.File) ([]byte, error) {
 
 // writeLayout writes an OCI image layout with the chart as its only artifact.
 func writeLayout(dir, tag string, config, archive []byte) error {
-	blobs := filepath.Join(dir, "blobs", "sha256")
-	if err := os.MkdirAll(blobs, 0o755); err != nil {
+	l, err := ocipack.NewLayout(dir)
+	if err != nil {
 		return err
-	}
-	blob := func(mediaType types.MediaType, b []byte) (v1.Descriptor, error) {
-		sum := sha256.Sum256(b)
-		digest := v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum[:])}
-		return v1.Descriptor{MediaType: mediaType, Size: int64(len(b)), Digest: digest}, os.WriteFile(filepath.Join(blobs, digest.Hex), b, 0o644)
 	}
 	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1}
-	var err error
-	if m.Config, err = blob(configType, config); err != nil {
+	if m.Config, err = l.Blob(configType, config); err != nil {
 		return err
 	}
-	content, err := blob(contentType, archive)
+	content, err := l.Blob(contentType, archive)
 	if err != nil {
 		return err
 	}
 	m.Layers = []v1.Descriptor{content}
-	b, err := json.Marshal(m)
+	manifest, err := l.JSON(types.OCIManifestSchema1, m)
 	if err != nil {
 		return err
 	}
-	manifest, err := blob(types.OCIManifestSchema1, b)
-	if err != nil {
-		return err
-	}
-	manifest.Annotations = map[string]string{"org.opencontainers.image.ref.name": tag}
-	index, err := json.Marshal(v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: []v1.Descriptor{manifest}})
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "index.json"), index, 0o644); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, "oci-layout"), []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644)
+	l.Add(manifest, tag)
+	return l.Close()
 }

@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"constellation/internal/ocipack"
 )
 
 // kube-proxy programs the packet filter through other programs. They come from the
@@ -77,22 +79,22 @@ func (b *builder) tools(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var entries []entry
+	var entries []ocipack.File
 	for path, file := range files {
-		entries = append(entries, entry{path: path, file: file, mode: 0o755})
+		entries = append(entries, ocipack.File{Path: path, From: file, Mode: 0o755})
 	}
 	for path, target := range toolLinks {
-		entries = append(entries, entry{path: path, link: target})
+		entries = append(entries, ocipack.File{Path: path, Link: target})
 	}
 	for path, content := range toolContents {
-		entries = append(entries, entry{path: path, content: content, mode: 0o644})
+		entries = append(entries, ocipack.File{Path: path, Content: content, Mode: 0o644})
 	}
-	layer, err := newLayer(b.recipe.date, entries)
+	layer, err := ocipack.NewLayer(b.recipe.date, entries)
 	if err != nil {
 		return err
 	}
 	out := filepath.Join(stage, "layer.tar")
-	if err := layer.writeFile(out); err != nil {
+	if err := layer.WriteFile(out); err != nil {
 		return err
 	}
 	var from []string

@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"constellation/internal/ocipack"
 )
 
 var day = time.Date(2026, 4, 15, 0, 0, 0, 0, time.UTC)
@@ -33,12 +35,12 @@ func packed(t *testing.T, content string) (archive, digest string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	img, err := newImage(spec, day, layer)
+	img, err := spec.describe(day, layer)
 	if err != nil {
 		t.Fatal(err)
 	}
 	archive = filepath.Join(dir, "prog.tar")
-	if digest, err = writeArchive(archive, spec.ref, img); err != nil {
+	if digest, err = ocipack.WriteArchive(archive, spec.ref, img); err != nil {
 		t.Fatal(err)
 	}
 	return archive, digest

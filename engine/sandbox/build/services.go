@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"constellation/internal/ocipack"
 )
 
 // services are the parts of ours that run as pods.
@@ -122,11 +124,11 @@ func packService(dir string, spec imageSpec, binary string) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
-	img, err := newImage(spec, servicesDate, layer)
+	img, err := spec.describe(servicesDate, layer)
 	if err != nil {
 		return Image{}, err
 	}
-	hash, err := writeArchive(temp.Name(), spec.ref, img)
+	hash, err := ocipack.WriteArchive(temp.Name(), spec.ref, img)
 	if err != nil {
 		return Image{}, err
 	}
