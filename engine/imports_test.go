@@ -17,6 +17,7 @@ var imports = []struct {
 	{"plan", []string{"plain", "version", "words"}},
 	{"distribution", nil},
 	{"preferences", []string{"plan", "words"}},
+	{"mirror", []string{"chart", "release", "internal/ocipack"}},
 	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},
 	{"lifecycle", []string{"version"}},
 	{"compat", []string{"cluster", "lifecycle", "plan", "release", "version", "words"}},

@@ -33,7 +33,7 @@ faulty ones.`,
 		`  constellation release list
   constellation release show v1.1.0
   constellation release verify https://releases.example.com/v1 --feed-key release.pub`)
-	cmd.AddCommand(releaseList(s), releaseShow(s), releaseVerify(s), releaseBuild(s), releaseBundle(s), releaseKey(s))
+	cmd.AddCommand(releaseList(s), releaseShow(s), releaseVerify(s), releaseBuild(s), releaseBundle(s), releaseMirror(s), releaseKey(s))
 	return cmd
 }
 

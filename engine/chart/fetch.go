@@ -356,7 +356,7 @@ func (s *Store) manifest(ctx context.Context, c *Chart) (archive string, err err
 		}
 		d, err := remote.Get(repo.Digest(dgst), s.options(ctx)...)
 		if err != nil {
-			return nil, registryError(err)
+			return nil, RegistryError(err)
 		}
 		return d.Manifest, nil
 	})
@@ -394,16 +394,16 @@ func (s *Store) layer(ctx context.Context, source, dgst string) ([]byte, error) 
 	}
 	l, err := remote.Layer(repo.Digest(dgst), s.options(ctx)...)
 	if err != nil {
-		return nil, registryError(err)
+		return nil, RegistryError(err)
 	}
 	body, err := l.Compressed()
 	if err != nil {
-		return nil, registryError(err)
+		return nil, RegistryError(err)
 	}
 	defer body.Close()
 	b, err := io.ReadAll(io.LimitReader(body, maxArchive+1))
 	if err != nil {
-		return nil, registryError(err)
+		return nil, RegistryError(err)
 	}
 	return b, nil
 }
@@ -411,19 +411,24 @@ func (s *Store) layer(ctx context.Context, source, dgst string) ([]byte, error) 
 func (s *Store) options(ctx context.Context) []remote.Option {
 	return []remote.Option{
 		remote.WithContext(ctx), remote.WithTransport(s.transport()), remote.WithUserAgent("constellation"),
-		remote.WithAuthFromKeychain(authn.NewMultiKeychain(helmKeychain{}, authn.DefaultKeychain)),
+		remote.WithAuthFromKeychain(Keychain()),
 		remote.WithRetryBackoff(remote.Backoff{Duration: pause, Factor: 2, Steps: attempts}),
 	}
 }
 
-// registryError classifies an error of the registry client. The client has no typed error
+// RegistryError classifies an error of the registry client. The client has no typed error
 // for a digest mismatch, so this matches its text.
-func registryError(err error) error {
+func RegistryError(err error) error {
 	var t *transport.Error
 	if !errors.As(err, &t) && strings.Contains(err.Error(), "did not match digest") || strings.Contains(err.Error(), "error verifying") {
 		return fmt.Errorf("%w: the registry returned other content", ErrDigest)
 	}
 	return plain(err)
+}
+
+// Keychain provides the credentials of `helm registry login` and of `docker login`.
+func Keychain() authn.Keychain {
+	return authn.NewMultiKeychain(helmKeychain{}, authn.DefaultKeychain)
 }
 
 // helmKeychain provides the credentials that `helm registry login` stored.
