@@ -19,7 +19,7 @@ mkdir -p bin/tools
 go build -o bin/tools/attest ./engine/provenance/attest
 (cd .ci/release && go build -o ../../bin/tools/goreleaser github.com/goreleaser/goreleaser/v2)
 # The charts for any cluster, and the manifest that is rendered from the chart.
-rm -rf bin/charts && mkdir -p bin/charts
+rm -rf bin/charts bin/images && mkdir -p bin/charts
 go run ./assets/render/pack -release "$RELEASE" -out bin/charts constellation-plans
 cp assets/plans/system-upgrade.yaml bin/charts/
 
@@ -35,6 +35,12 @@ skip=publish,announce,validate
 [ "$(git tag --points-at HEAD --list "$RELEASE")" = "$RELEASE" ] && git diff --quiet HEAD || args+=(--snapshot)
 bin/tools/goreleaser "${args[@]}" --skip "$skip"
 
+# Container images, as OCI layouts, if a target is for Linux.
+if [ -d bin/images ]; then
+  bin/tools/attest images -binaries bin/images -out bin/release/images -release "$RELEASE" -source "$SOURCE" \
+    -commit "$(git rev-parse HEAD)" -date "$SOURCE_DATE_EPOCH" ${KEY:+-key "$KEY"}
+fi
+
 # A statement over everything that the checksums name.
 cd bin/release
 cp -R ../charts/. .
@@ -42,4 +48,6 @@ checksums=$(ls constellation_*_checksums.txt)
 name=${checksums%_checksums.txt}
 ../tools/attest release -checksums "$checksums" -out "$name.intoto.json" -release "$RELEASE" -builder "$BUILDER" -source "$SOURCE" \
   -commit "$(git rev-parse HEAD)" -go "$(go env GOVERSION)" ${KEY:+-key "$KEY"}
+# The list of all parts, for `constellation release mirror`.
+../tools/attest contents -dir . -out "${name}_contents.json" -release "$RELEASE" ${KEY:+-key "$KEY"}
 echo "wrote bin/release/$checksums; verify a file with: sha256sum --check --ignore-missing $checksums"

@@ -1,9 +1,12 @@
 // Command attest writes what `make release` attests: a statement of provenance per binary and per
-// release, a list of modules per archive (SBOM), and signatures.
+// release, a list of modules per archive (SBOM), container images, the list of
+// all parts, and signatures.
 //
 //	attest statement -binary FILE -name NAME -out FILE [flags]
 //	attest release -checksums FILE -out FILE [flags]
 //	attest sbom -archive FILE -out FILE
+//	attest images -binaries FOLDER -out FOLDER -release VERSION [flags]
+//	attest contents -dir FOLDER -out FILE -release VERSION [flags]
 //	attest sign -key FILE FILE...
 //
 // It embeds no time and no folder: equal input gives equal output.
@@ -33,9 +36,9 @@ func main() {
 }
 
 func run(args []string) error {
-	verbs := map[string]func([]string) error{"statement": statement, "release": overRelease, "sbom": sbom, "sign": sign}
+	verbs := map[string]func([]string) error{"statement": statement, "release": overRelease, "sbom": sbom, "images": images, "contents": contents, "sign": sign}
 	if len(args) == 0 || verbs[args[0]] == nil {
-		return errors.New("want a verb: statement, release, sbom or sign")
+		return errors.New("want a verb: statement, release, sbom, images, contents or sign")
 	}
 	if err := verbs[args[0]](args[1:]); err != nil {
 		return fmt.Errorf("%s: %w", args[0], err)

@@ -108,12 +108,8 @@ func describe(archive string) (*document, error) {
 	whole := sha256.Sum256(content)
 	digest := hex.EncodeToString(whole[:])
 	name := filepath.Base(archive)
-	d := &document{
-		Version: "SPDX-2.3", License: "CC0-1.0", ID: "SPDXRef-DOCUMENT", Name: name,
-		Namespace: "https://constellation.example/spdx/" + name + "-" + digest,
-		Packages:  []spdxPackage{{Name: name, ID: "SPDXRef-archive", File: name, Download: noAssertion, Checksums: []checksum{{"SHA256", digest}}, Concluded: "Apache-2.0", Declared: "Apache-2.0", Copyright: noAssertion}},
-	}
-	d.Relationships = []relationship{{d.ID, "DESCRIBES", "SPDXRef-archive"}}
+	d := newDocument(name, digest, time.Time{})
+	d.Packages[0].File = name
 	z, err := gzip.NewReader(bytes.NewReader(content))
 	if err != nil {
 		return nil, err
@@ -145,8 +141,25 @@ func describe(archive string) (*document, error) {
 	}
 	// That of the commit: goreleaser gives it to all files.
 	d.Creation = creation{newest.UTC().Format(time.RFC3339), []string{"Tool: constellation-attest"}}
-	slices.SortFunc(d.Packages[1:], func(a, b spdxPackage) int { return strings.Compare(a.ID, b.ID) })
+	d.sort()
 	return d, nil
+}
+
+// newDocument describes an archive or an image with a digest, without its files.
+func newDocument(name, digest string, created time.Time) *document {
+	d := &document{
+		Version: "SPDX-2.3", License: "CC0-1.0", ID: "SPDXRef-DOCUMENT", Name: name,
+		Namespace: "https://constellation.example/spdx/" + name + "-" + digest,
+		Creation:  creation{created.UTC().Format(time.RFC3339), []string{"Tool: constellation-attest"}},
+		Packages:  []spdxPackage{{Name: name, ID: "SPDXRef-archive", Download: noAssertion, Checksums: []checksum{{"SHA256", digest}}, Concluded: "Apache-2.0", Declared: "Apache-2.0", Copyright: noAssertion}},
+	}
+	d.Relationships = []relationship{{d.ID, "DESCRIBES", "SPDXRef-archive"}}
+	return d
+}
+
+// sort gives the packages an order that does not depend on that of the files.
+func (d *document) sort() {
+	slices.SortFunc(d.Packages[1:], func(a, b spdxPackage) int { return strings.Compare(a.ID, b.ID) })
 }
 
 // add adds a file of the archive, and its modules if it is a Go binary. modules are the IDs of
