@@ -20,7 +20,7 @@ go build -o bin/tools/attest ./engine/provenance/attest
 (cd .ci/release && go build -o ../../bin/tools/goreleaser github.com/goreleaser/goreleaser/v2)
 # The charts for any cluster, and the manifest that is rendered from the chart.
 rm -rf bin/charts bin/images && mkdir -p bin/charts
-go run ./assets/render/pack -release "$RELEASE" -out bin/charts constellation-plans
+go run ./assets/render/pack -release "$RELEASE" -out bin/charts constellation-plans constellation-operator
 cp assets/plans/system-upgrade.yaml bin/charts/
 
 config=.ci/release/goreleaser.yaml

@@ -1,5 +1,5 @@
-// Command pack writes the charts of a release that people install in any cluster: as an archive for
-// helm, and as an OCI layout for a registry. Equal charts make equal bytes.
+// Command pack writes the charts of a release that people install themselves: as an archive for
+// helm, as an OCI layout for a registry, and rendered as a base for kustomize. Equal charts make equal bytes.
 package main
 
 import (
@@ -45,6 +45,11 @@ func pack(name, release, out string) error {
 	if err != nil {
 		return err
 	}
+	if name == operatorChart {
+		if files, err = publish(files, release); err != nil {
+			return err
+		}
+	}
 	archive, err := archived(name, files)
 	if err != nil {
 		return err
@@ -63,6 +68,15 @@ func pack(name, release, out string) error {
 	if err := os.WriteFile(filepath.Join(out, full+".tgz"), archive, 0o644); err != nil {
 		return err
 	}
+	base, err := kustomization(name, release, files)
+	if err != nil {
+		return err
+	}
+	if archive, err := archived(name, base); err != nil {
+		return err
+	} else if err := os.WriteFile(filepath.Join(out, full+"-kustomize.tgz"), archive, 0o644); err != nil {
+		return err
+	}
 	config, err := json.Marshal(c.Metadata)
 	if err != nil {
 		return err
@@ -70,7 +84,7 @@ func pack(name, release, out string) error {
 	return writeLayout(filepath.Join(out, full+".oci"), c.Metadata.Version, config, archive)
 }
 
-// archived returns the chart as helm's own packager makes it, without the time.
+// archived returns the files as helm's own packager makes an archive, without the time.
 func archived(name string, files []assets.File) ([]byte, error) {
 	files = slices.Clone(files)
 	// Readers of charts, helm among them, expect Chart.yaml first.

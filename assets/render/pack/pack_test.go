@@ -17,6 +17,8 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	helmregistry "helm.sh/helm/v3/pkg/registry"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
 
 	"constellation/assets"
 	"constellation/assets/render"
@@ -114,6 +116,99 @@ func TestPlansManifestIsTheChart(t *testing.T) {
 	}
 	if d := cmp.Diff(string(assets.PlansManifest()), string(b)); d != "" {
 		t.Errorf("assets/plans/system-upgrade.yaml is out of date (-file +chart):\n%s", d)
+	}
+}
+
+// The published chart of the operator has what others need, and its kustomize base has the same
+// objects.
+func TestPackOperator(t *testing.T) {
+	one, two := t.TempDir(), t.TempDir()
+	for _, dir := range []string{one, two} {
+		if err := pack(operatorChart, "v1.1.0", dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	written := contents(t, one)
+	if d := cmp.Diff(written, contents(t, two)); d != "" {
+		t.Errorf("two runs differ:\n%s", d)
+	}
+	c, err := loader.LoadArchive(strings.NewReader(written["constellation-operator-1.1.0.tgz"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Metadata.AppVersion != "v1.1.0" || c.Metadata.KubeVersion == "" || len(c.CRDObjects()) != len(kinds) || c.Values["release"] != "v1.1.0" {
+		t.Errorf("metadata %+v, %d kinds, release %v", c.Metadata, len(c.CRDObjects()), c.Values["release"])
+	}
+	hub := c.Metadata.Annotations["artifacthub.io/crds"]
+	for _, want := range []string{"kind: NodeVersion", "kind: PendingNode", "name: nodeversions.update.edgeless.systems", "version: v1alpha1"} {
+		if !strings.Contains(hub, want) {
+			t.Errorf("Artifact Hub gets no %q:\n%s", want, hub)
+		}
+	}
+	// The defaults of the published chart fit its schema; the engine's own chart demands a release.
+	if _, err := chartutil.ToRenderValues(c, nil, chartutil.ReleaseOptions{}, chartutil.DefaultCapabilities); err != nil {
+		t.Error(err)
+	}
+	for _, values := range []map[string]any{{"release": "1.1"}, {"provider": ""}, {"operator": map[string]any{"replicas": 9}}, {"unknown": true}} {
+		if _, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{}, chartutil.DefaultCapabilities); err == nil {
+			t.Errorf("the schema accepts %v", values)
+		}
+	}
+	base, err := loader.LoadArchiveFiles(strings.NewReader(written["constellation-operator-1.1.0-kustomize.tgz"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for _, f := range base {
+		files[f.Name] = string(f.Data)
+	}
+	index, resources := files["kustomization.yaml"], 0
+	for line := range strings.Lines(index) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "- "); ok {
+			resources++
+			if files[name] == "" {
+				t.Errorf("kustomization.yaml names %s, which is missing", name)
+			}
+		}
+	}
+	if resources != len(kinds)+1 || resources != len(files)-1 {
+		t.Errorf("%d resources of %d files:\n%s", resources, len(files), index)
+	}
+	rendered, err := render.Chart(operatorChart, "v1.1.0", "constellation-system", map[string]any{"release": "v1.1.0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(rendered), files["manifests.yaml"]); d != "" {
+		t.Errorf("the base differs from the chart:\n%s", d)
+	}
+	// Kustomize builds it, with another image in an overlay.
+	disk := filesys.MakeFsInMemory()
+	for name, content := range files {
+		if err := disk.WriteFile("base/"+name, []byte(content)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const overlay = "resources: [../base]\nimages:\n- name: registry.constellation.example/operator\n  newName: registry.example.com:5000/mirror/operator\n"
+	if err := disk.WriteFile("overlay/kustomization.yaml", []byte(overlay)); err != nil {
+		t.Fatal(err)
+	}
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(disk, "overlay")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := built.AsYaml()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if objects := strings.Count("\n"+string(rendered), "\nkind: "); built.Size() != objects+len(kinds) {
+		t.Errorf("kustomize has %d objects, the chart %d and %d kinds", built.Size(), objects, len(kinds))
+	}
+	if !strings.Contains(string(out), "image: registry.example.com:5000/mirror/operator:v1.1.0") || strings.Contains(string(out), "image: registry.constellation.example") {
+		t.Error("the overlay does not change the images")
 	}
 }
 
