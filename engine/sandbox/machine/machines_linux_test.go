@@ -163,6 +163,8 @@ func (b *bench) run(t *testing.T, machine string, command ...string) string {
 	return strings.TrimSpace(out.String())
 }
 
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
+
 // The whole lifecycle of two machines, with a comparison of this computer before and after.
 func TestMachinesLeaveThisComputerAsItWas(t *testing.T) {
 	b := realMachines(t)
@@ -309,6 +311,13 @@ func TestMachinesLeaveThisComputerAsItWas(t *testing.T) {
 			t.Errorf("mounts in the root are %s, want shared", got)
 		}
 	})
+	t.Run("each machine has a boot ID of its own", func(t *testing.T) {
+		b1, b2 := b.run(t, "control-plane-0", "cat", bootIDFile), b.run(t, "worker-0", "cat", bootIDFile)
+		here, err := bootID()
+		if err != nil || len(b1) != len(here) || len(b2) != len(here) || b1 == b2 || b1 == here || b2 == here {
+			t.Errorf("they are %q and %q, this computer has %q (%v)", b1, b2, here, err)
+		}
+	})
 	t.Run("machines reach each other and the cloud, and nothing else", func(t *testing.T) {
 		b.run(t, "control-plane-0", "ping", "-c1", "-W2", "10.42.0.11")
 		b.run(t, "worker-0", "ping", "-c1", "-W2", "10.42.0.10")
@@ -386,6 +395,7 @@ END`
 		if err := attestation.ExtendClusterID(ctx, boots[1].TPM, []byte("cluster")); err != nil {
 			t.Fatal(err)
 		}
+		earlier := b.run(t, "worker-0", "cat", bootIDFile)
 		b.run(t, "worker-0", "sh", "-c", "echo kept > /etc/kept; echo kept > /var/lib/kubelet/kept; echo lost > /run/lost")
 		start := time.Now()
 		if err := b.host.Reboot(ctx, "worker-0", firmware(&boots)); err != nil {
@@ -397,6 +407,9 @@ END`
 		t.Logf("rebooted in %v", time.Since(start).Round(time.Millisecond))
 		if got := b.run(t, "worker-0", "sh", "-c", "cat /etc/kept /var/lib/kubelet/kept; ls /run/lost 2>/dev/null || echo gone"); got != "kept\nkept\ngone" {
 			t.Errorf("the disk holds %q", got)
+		}
+		if later := b.run(t, "worker-0", "cat", bootIDFile); later == earlier || len(later) != len(earlier) {
+			t.Errorf("the boot ID was %q and is %q", earlier, later)
 		}
 		if got := b.run(t, "worker-0", "ls", "/var/lib/cni/networks/constellation"); got != "last_reserved_ip.0\nlock" {
 			t.Errorf("of the pods' addresses the machine remembers %q", got)
