@@ -156,10 +156,7 @@ type Compressed struct {
 // Compress compresses a layer for registries.
 func Compress(l *Layer) (*Compressed, error) {
 	var b bytes.Buffer
-	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
-	if err != nil {
-		return nil, err
-	}
+	z := gzip.NewWriter(&b)
 	if err := errors.Join(l.write(z), z.Close()); err != nil {
 		return nil, fmt.Errorf("compress layer: %w", err)
 	}
