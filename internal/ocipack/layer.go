@@ -127,6 +127,7 @@ func (e File) writeTo(t *tar.Writer, date time.Time) error {
 	return err
 }
 
+// WriteFile writes the layer to a tar file.
 func (l *Layer) WriteFile(name string) error {
 	f, err := os.Create(name)
 	if err != nil {
@@ -135,11 +136,22 @@ func (l *Layer) WriteFile(name string) error {
 	return errors.Join(l.write(f), f.Close())
 }
 
-func (l *Layer) Digest() (v1.Hash, error)            { return l.digest, nil }
-func (l *Layer) DiffID() (v1.Hash, error)            { return l.digest, nil }
-func (l *Layer) Size() (int64, error)                { return l.size, nil }
+// Digest implements [v1.Layer].
+func (l *Layer) Digest() (v1.Hash, error) { return l.digest, nil }
+
+// DiffID implements [v1.Layer].
+func (l *Layer) DiffID() (v1.Hash, error) { return l.digest, nil }
+
+// Size implements [v1.Layer].
+func (l *Layer) Size() (int64, error) { return l.size, nil }
+
+// MediaType implements [v1.Layer].
 func (l *Layer) MediaType() (types.MediaType, error) { return types.OCIUncompressedLayer, nil }
-func (l *Layer) Compressed() (io.ReadCloser, error)  { return l.Uncompressed() }
+
+// Compressed implements [v1.Layer]: the layer is not compressed.
+func (l *Layer) Compressed() (io.ReadCloser, error) { return l.Uncompressed() }
+
+// Uncompressed implements [v1.Layer].
 func (l *Layer) Uncompressed() (io.ReadCloser, error) {
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(l.write(w)) }() // ends when r is closed
