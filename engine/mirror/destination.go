@@ -232,11 +232,11 @@ type namedFile struct {
 type stored struct{ dir string }
 
 func (s stored) blob(ctx context.Context, a Artifact, d v1.Descriptor, open opened, count func(int64)) error {
-	return download(ctx, folder{s.dir}.blobPath(a, d), d, open, count)
+	return download(ctx, folder(s).blobPath(a, d), d, open, count)
 }
 
 func (s stored) manifest(_ context.Context, a Artifact, d v1.Descriptor, b []byte, tag string) error {
-	if err := replaceFile(folder{s.dir}.blobPath(a, d), b); err != nil {
+	if err := replaceFile(folder(s).blobPath(a, d), b); err != nil {
 		return err
 	}
 	if a.Digest != d.Digest { // a part of the artifact

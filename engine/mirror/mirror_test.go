@@ -557,8 +557,24 @@ func TestParseContents(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, change := range [][2]string{
-		{`"a/b"`, `"../b"`}, {`"a/b"`, `"release"`}, {`"a/b"`, `"feed"`}, {`"a/b"`, `"A"`}, {`"x"`, `"../x"`}, {`"x"`, `"/x"`}, {`"x"`, `"."`}, {`"t"`, `"a b"`}, {`"f"`, `"../f"`}, {`"f"`, `"a/f"`}, {`"f"`, `".."`},
-		{`"schema":"1"`, `"schema":"2"`}, {`"size":1`, `"size":0`}, {`"size":1`, `"size":99999999999`}, {"sha256:", "sha512:"}, {"image.manifest.v1+json", "other"}, {`"files"`, `"others"`}, {`"v1.1.0"`, `""`},
+		{`"a/b"`, `"../b"`},
+		{`"a/b"`, `"release"`},
+		{`"a/b"`, `"feed"`},
+		{`"a/b"`, `"A"`},
+		{`"x"`, `"../x"`},
+		{`"x"`, `"/x"`},
+		{`"x"`, `"."`},
+		{`"t"`, `"a b"`},
+		{`"f"`, `"../f"`},
+		{`"f"`, `"a/f"`},
+		{`"f"`, `".."`},
+		{`"schema":"1"`, `"schema":"2"`},
+		{`"size":1`, `"size":0`},
+		{`"size":1`, `"size":99999999999`},
+		{"sha256:", "sha512:"},
+		{"image.manifest.v1+json", "other"},
+		{`"files"`, `"others"`},
+		{`"v1.1.0"`, `""`},
 	} {
 		if _, err := Parse([]byte(strings.Replace(ok, change[0], change[1], 1))); !errors.Is(err, ErrContents) {
 			t.Errorf("%s for %s: %v", change[1], change[0], err)
