@@ -14,7 +14,7 @@ import (
 
 // SetLimits shortens what init waits for.
 func (e *Engine) SetLimits(contact, silence, api, ack, chart, still time.Duration) {
-	e.limits = limits{contact: contact, silence: silence, api: api, ack: ack, chart: chart, still: still, glance: time.Second, poll: 20 * time.Millisecond, services: 300 * time.Millisecond, gone: 300 * time.Millisecond, quiet: 50 * time.Millisecond, members: 300 * time.Millisecond, denials: 300 * time.Millisecond}
+	e.limits = limits{contact: contact, silence: silence, api: api, ack: ack, chart: chart, still: still, glance: time.Second, poll: 20 * time.Millisecond, gather: 5 * time.Millisecond, services: 300 * time.Millisecond, gone: 300 * time.Millisecond, quiet: 50 * time.Millisecond, members: 300 * time.Millisecond, denials: 300 * time.Millisecond}
 }
 
 // Names of files that only tests look into.

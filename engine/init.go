@@ -49,6 +49,7 @@ type limits struct {
 	chart   time.Duration // until a chart's pods are ready
 	still   time.Duration // without any change while machines become nodes
 	poll    time.Duration // poll interval of the cloud, which has no watch
+	gather  time.Duration // how long changes are collected before the next observation
 
 	services time.Duration // for pods on nodes that are Ready
 	gone     time.Duration // of a first machine that was asked before while its API server answers: it has nothing more to say
@@ -66,6 +67,7 @@ var defaultLimits = limits{
 	chart:   5 * time.Minute,
 	still:   5 * time.Minute,
 	poll:    time.Second,
+	gather:  50 * time.Millisecond,
 
 	services: time.Minute,
 	gone:     15 * time.Second,

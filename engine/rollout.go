@@ -141,7 +141,7 @@ func (i *clusterRun) followRollout(ctx context.Context, r *plan.Reporter, k Clus
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
-			if !delay.For(ctx, rollout.Gather) { // one change seldom comes alone
+			if !delay.For(ctx, i.e.limits.gather) { // one change seldom comes alone
 				return ctx.Err()
 			}
 		case <-poll:

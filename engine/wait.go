@@ -119,7 +119,7 @@ func (i *initRun) waitReady(ctx context.Context, r *plan.Reporter) error {
 			return ctx.Err()
 		case <-changed:
 			// One change seldom comes alone, and a look costs as much for ten as for one.
-			if !delay.For(ctx, rollout.Gather) {
+			if !delay.For(ctx, i.e.limits.gather) {
 				return ctx.Err()
 			}
 		case <-poll.C:

@@ -257,9 +257,6 @@ var stateWords = map[string]string{
 	plan.NodeNotReady: "is not ready", plan.NodeFailed: "has failed",
 }
 
-// Gather is how long changes are collected before the next observation.
-const Gather = 50 * time.Millisecond
-
 // Hopeless returns an error if only machines are missing that the cloud has given up, with
 // the advice of that cloud.
 func (r Joining) Hopeless(a providers.Advice) error {
