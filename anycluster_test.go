@@ -129,7 +129,7 @@ func TestVerbsOnAnyCluster(t *testing.T) {
 		want []string
 	}{
 		{[]string{"watch", "--once", "--kubeconfig", path, "--request-timeout", "20s"}, []string{"1 of 2 nodes ready and not cordoned", "node-b", "cordoned", "node node-b waits for pod default/web: PodDisruptionBudget default/web allows no eviction", command, "Risk: ", "The cluster has no NodeVersion"}},
-		{[]string{"status", "--kubeconfig", path, "--context", sel[0]}, []string{"2 of 2 nodes ready, 1 cordoned", "v1.35.1", "waits for pod default/web", "Risk: ", "The cluster has no NodeVersion"}},
+		{[]string{"status", "--kubeconfig", path, "--context", sel[0]}, []string{"2 of 2 nodes ready, 1 cordoned", "v1.35.1", "waits for pod default/web", strings.TrimPrefix(command, "kubectl "), "Risk: ", "The cluster has no NodeVersion"}},
 		{[]string{"status", "--kubeconfig", path, "--as", "stranger"}, []string{"nodes could not be read"}},
 		{[]string{"check", "--kubeconfig", path}, []string{"node node-b waits for pod default/web"}},
 	} {

@@ -76,6 +76,13 @@ func Findings(pg Page, w int, list []plan.Finding, most int) []string {
 				lines = append(lines, l)
 			}
 		}
+		switch command := term.Clean(pg.Commands.Line(f.Command)); {
+		case command == "":
+		case pg.Uncut: // so that it can be copied
+			lines = append(lines, "      "+pg.Paint(term.Accent, command))
+		default:
+			lines = append(lines, pg.Below(w, 6, findingLines, term.Accent, command)...)
+		}
 	}
 	return lines
 }
