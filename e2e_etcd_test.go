@@ -16,15 +16,16 @@ import (
 
 // Versions of the hop on which etcd goes from 3.6 to 3.7.
 const (
-	etcdMinorFrom, etcdMinorTo = "v1.36.3", "v1.37.2"
-	etcdBefore, etcdAfter      = "3.6.11-0", "3.7.0-0"
+	etcdMinorFrom, etcdMinorTo = "v1.36.4", "v1.37.2"
+	// Tags of etcd: of the older minor, of a new cluster with it, and of the newer minor.
+	etcdOlder, etcdBefore, etcdAfter = "3.6.8-0", "3.6.11-0", "3.7.0-0"
 )
 
 // The control plane loses its power while kubeadm replaces etcd 3.6 by 3.7: the only one, and each
 // of three. The upgrade ends when its command is given again, no data is lost, and every member has
 // the new etcd. On real machines the test also checks that a user's customizations survive.
 //
-//	for v in v1.36.3 v1.37.2; do bin/constellation sandbox fetch $v; done
+//	for v in v1.36.4 v1.37.2; do bin/constellation sandbox fetch $v; done
 //	CONSTELLATION_E2E_UPGRADE=1 go test -timeout 60m -run TestEtcdMinorSurvivesPowerCuts .
 func TestEtcdMinorSurvivesPowerCutsOnRealMachines(t *testing.T) {
 	for _, controlPlanes := range []int{1, 3} {
@@ -39,20 +40,16 @@ func TestEtcdMinorSurvivesPowerCutsOnSimulatedMachines(t *testing.T) {
 }
 
 func etcdMinor(t *testing.T, kind machineKind, controlPlanes int) {
-	testneeds.OptIn(t, "CONSTELLATION_E2E_UPGRADE", "ten minutes and Kubernetes v1.36.3 and v1.37.2, built from source")
+	testneeds.OptIn(t, "CONSTELLATION_E2E_UPGRADE", "ten minutes")
 	testneeds.Kubernetes(t, etcdMinorFrom)
 	testneeds.Kubernetes(t, etcdMinorTo)
 	c, _ := newCluster(t, kind, controlPlanes, 1, "--kubernetes", etcdMinorFrom, "--image", "v1.1.0", "--release", "v1.1.0")
-	c.kubectl("create", "configmap", "kept", "--from-literal=before=3.6")
 	apply := []string{"upgrade", "apply", "--non-interactive", "--yes", "--to", "v1.1.0", "--kubernetes", etcdMinorTo}
-
-	// The first hop brings etcd to the patch from which it may go to 3.7.
-	c.run(10*time.Minute, apply...).want(plan.ExitDone)
 	planes := c.controlPlanes(etcdBefore)
 	if len(planes) != controlPlanes {
 		t.Fatalf("%v run etcd %s, want %d control planes", planes, etcdBefore, controlPlanes)
 	}
-	c.kubectl("create", "configmap", "kept-too", "--from-literal=before=3.7")
+	c.kubectl("create", "configmap", "kept", "--from-literal=before=3.7")
 	// In place, so that customizations of the machines stay, and every member is upgraded by kubeadm.
 	c.kubectl("patch", "scalinggroup", "control-plane", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
 	coreDNS := c.coreDNS()
@@ -87,8 +84,8 @@ func etcdMinor(t *testing.T, kind machineKind, controlPlanes int) {
 			t.Errorf("the power of %s was not cut", p)
 		}
 	}
-	if got := c.kubectl("get", "configmaps", "kept", "kept-too", "-o", "jsonpath={.items[*].data.before}"); got != "3.6 3.7" {
-		t.Errorf("etcd kept %q, want what was written before each hop", got)
+	if got := c.kubectl("get", "configmap", "kept", "-o", "jsonpath={.data.before}"); got != "3.7" {
+		t.Errorf("etcd kept %q, want what was written before the hop", got)
 	}
 	kubelets := c.kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.nodeInfo.kubeletVersion}")
 	if got := strings.Fields(kubelets); len(got) != controlPlanes+1 || slices.ContainsFunc(got, func(v string) bool { return v != etcdMinorTo }) {
@@ -203,6 +200,38 @@ func (c *cloud) wantCustomized(planes []string, coreDNS string) {
 	}
 }
 
+// olderEtcd gives the cluster the etcd of its Kubernetes, as older programs made clusters: a hop of
+// etcd comes before the next minor. A patch of etcd can be downgraded.
+func (c *cloud) olderEtcd(kind machineKind) {
+	t := c.t
+	t.Helper()
+	planes := c.controlPlanes(etcdBefore)
+	if len(planes) == 0 || c.etcdTag() != etcdBefore {
+		t.Fatalf("a new cluster has the tag %q, want etcd %s on all control planes, not on %v", c.etcdTag(), etcdBefore, planes)
+	}
+	c.kubectl("patch", "nodeversion", "constellation-version", "--type=merge", "-p", `{"spec":{"etcdImageTag":""}}`)
+	config := c.kubectl("-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "jsonpath={.data.ClusterConfiguration}")
+	data, err := json.Marshal(map[string]any{"data": map[string]string{"ClusterConfiguration": strings.Replace(config, "    imageTag: "+etcdBefore+"\n", "", 1) + "\n"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.kubectl("-n", "kube-system", "patch", "configmap", "kubeadm-config", "--type=merge", "-p", string(data))
+	manifest := "etc/kubernetes/manifests/etcd.yaml" // in the directory of a simulated machine
+	if kind == realMachines {
+		manifest = "/" + manifest
+	}
+	for _, p := range planes {
+		if out, code := c.asRoot(p, "sed -i 's/etcd:"+etcdBefore+"/etcd:"+etcdOlder+"/' "+manifest); code != 0 {
+			t.Fatalf("%s: %s", p, out)
+		}
+		c.eventually(2*time.Minute, p+" has the older etcd", func(out string) bool { return strings.Contains(out, p+" registry.k8s.io/etcd:"+etcdOlder+" True\n") },
+			"-n", "kube-system", "get", "pods", "-l", "component=etcd", "-o", `jsonpath={range .items[*]}{.spec.nodeName} {.spec.containers[0].image} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
+	}
+	if tag := c.etcdTag(); tag != "" {
+		t.Fatalf("kubeadm's configuration still has the tag %q", tag)
+	}
+}
+
 // coreDNS returns the image of CoreDNS.
 func (c *cloud) coreDNS() string {
 	c.t.Helper()
@@ -212,13 +241,14 @@ func (c *cloud) coreDNS() string {
 // Control planes that are upgraded in place get the etcd between both minors by their own agents, one
 // after the other, and stay.
 //
-//	for v in v1.36.3 v1.37.2; do bin/constellation sandbox fetch $v; done
+//	for v in v1.36.4 v1.37.2; do bin/constellation sandbox fetch $v; done
 //	CONSTELLATION_E2E_UPGRADE=1 go test -timeout 30m -run TestEtcdHopInPlaceOnSimulatedMachines .
 func TestEtcdHopInPlaceOnSimulatedMachines(t *testing.T) {
-	testneeds.OptIn(t, "CONSTELLATION_E2E_UPGRADE", "six minutes and Kubernetes v1.36.3 and v1.37.2, built from source")
+	testneeds.OptIn(t, "CONSTELLATION_E2E_UPGRADE", "six minutes")
 	testneeds.Kubernetes(t, etcdMinorFrom)
 	testneeds.Kubernetes(t, etcdMinorTo)
 	c, _ := newCluster(t, simulatedMachines, 3, 1, "--kubernetes", etcdMinorFrom, "--image", "v1.1.0", "--release", "v1.1.0")
+	c.olderEtcd(simulatedMachines)
 	c.kubectl("patch", "scalinggroup", "control-plane", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
 	identities := func() string {
 		return c.kubectl("get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)

@@ -18,17 +18,17 @@ import (
 // between, by replacement of the control planes alone, and then Kubernetes. The console is killed
 // once in each hop, and clients send requests all the time. Each member of etcd is verified.
 //
-//	bin/constellation sandbox fetch v1.36.3
-//	bin/constellation sandbox fetch v1.37.2
+//	for v in v1.36.4 v1.37.2; do bin/constellation sandbox fetch $v; done
 //	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 60m -run TestApplyThroughAHopOfEtcd .
 func TestApplyThroughAHopOfEtcd(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "18 minutes")
-	const from, to, between = "v1.36.3", "v1.37.2", "3.6.11"
+	const from, to, between = etcdMinorFrom, etcdMinorTo, "3.6.11"
 	testneeds.Kubernetes(t, from)
 	testneeds.Kubernetes(t, to)
 	c := newCloud(t, 3, 2, "--kubernetes", from)
 	c.run(10*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
 	c.wantNodes("control-plane-0", "control-plane-1", "control-plane-2", "worker-0", "worker-1")
+	c.olderEtcd(realMachines)
 	l := c.startLoad()
 	r := c.record()
 

@@ -64,7 +64,8 @@ func TestMain(m *testing.M) {
 //	fail-<call>   it fails with the exit code and the message of a line, once per line
 //	preflight     its init fails with these errors, one per line
 //
-// Calls are recorded in ctl/calls, and the directory of patches of a call in ctl/patches-<call>.
+// Calls are recorded in ctl/calls, the directory of patches of a call in ctl/patches-<call>, and its
+// tag of etcd's image in ctl/etcd-<call>.
 func scriptedKubeadm(ctl string, args []string) int {
 	root := filepath.Join(ctl, "root")
 	at := func(name string) string { return filepath.Join(root, name) }
@@ -112,6 +113,11 @@ func scriptedKubeadm(ctl string, args []string) int {
 	if _, rest, ok := strings.Cut(config, "- name: cloud-provider\n"); ok {
 		value, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
 		os.WriteFile(filepath.Join(ctl, "cloud-"+call), []byte(value), 0o600)
+	}
+
+	if _, rest, ok := strings.Cut(config, "\netcd:\n  local:\n    imageTag: "); ok {
+		tag, _, _ := strings.Cut(rest, "\n")
+		os.WriteFile(filepath.Join(ctl, "etcd-"+call), []byte(tag), 0o600)
 	}
 
 	// A second try without a reset fails because of these.

@@ -384,6 +384,7 @@ type demand struct {
 	name        string
 	clusterID   []byte
 	version     version.Version
+	etcdTag     string // empty: that of version
 	components  component.List
 	kubeadm     component.Component
 	sans        []string
@@ -391,7 +392,17 @@ type demand struct {
 	podCIDR     netip.Prefix
 }
 
+// versions describes what kubeadm installs.
+func (d demand) versions() string {
+	s := "Kubernetes " + d.version.String()
+	if d.etcdTag != "" {
+		s += " with etcd " + d.etcdTag
+	}
+	return s
+}
+
 var (
+	etcdTagRE     = regexp.MustCompile(`^[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}(-[0-9A-Za-z.-]{1,40})?$`)
 	clusterNameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 	dnsNameRE     = regexp.MustCompile(`^(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 )
@@ -428,6 +439,9 @@ func parseRequest(r *initproto.InitRequest) (demand, error) {
 	var err error
 	if d.version, err = version.Parse(r.GetKubernetesVersion()); err != nil {
 		return bad("kubernetes_version", "%.40q is not a version", r.GetKubernetesVersion())
+	}
+	if d.etcdTag = r.GetEtcdImageTag(); d.etcdTag != "" && !etcdTagRE.MatchString(d.etcdTag) {
+		return bad("etcd_image_tag", "%.80q is not a tag such as 3.6.11-0", d.etcdTag)
 	}
 	if d.components, err = component.FromProto(r.GetComponents()); err != nil {
 		return bad("components", "%v", err)

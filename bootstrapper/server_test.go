@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -199,6 +200,7 @@ func TestInvalidRequestsNameTheirField(t *testing.T) {
 		"cluster_name":                 func(q *initproto.InitRequest) { q.ClusterName = "a\nb" },
 		"cluster_id":                   func(q *initproto.InitRequest) { q.ClusterId = clusterA[:31] },
 		"kubernetes_version":           func(q *initproto.InitRequest) { q.KubernetesVersion = "latest" },
+		"etcd_image_tag":               func(q *initproto.InitRequest) { q.EtcdImageTag = "3.6.11-0\n    dataDir: /" },
 		"components: component":        func(q *initproto.InitRequest) { q.Components[0].Digest = "" },
 		"components: kubelet":          func(q *initproto.InitRequest) { q.Components = q.Components[:1] },
 		"components: kubeadm":          func(q *initproto.InitRequest) { q.Components = q.Components[1:] },
@@ -469,6 +471,25 @@ func TestInitRunsOnlyVouchedComponents(t *testing.T) {
 	releasetest.Furnish(t, r.m.Root)
 	if got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); err != nil || outline(got) != goodInit {
 		t.Errorf("components with the release builder's statement: %s, %v", outline(got), err)
+	}
+}
+
+// The console can ask for a newer etcd than that of Kubernetes.
+func TestInitWithAnotherEtcd(t *testing.T) {
+	r := newRig(t, cloud.ControlPlane)
+	q := r.request(clusterA)
+	q.EtcdImageTag = "3.6.11-0"
+	got, err := collect(r.console(r.start().addr).Init(t.Context(), q))
+	if err != nil || outline(got) != goodInit {
+		t.Fatalf("%v, reported %s", err, outline(got))
+	}
+	if tag, err := os.ReadFile(filepath.Join(r.ctl, "etcd-init")); string(tag) != "3.6.11-0" {
+		t.Errorf("kubeadm got etcd.local.imageTag %q, %v", tag, err)
+	}
+	if !slices.ContainsFunc(got, func(m *initproto.InitResponse) bool {
+		return m.GetProgress().GetText() == "Kubernetes v1.35.4 with etcd 3.6.11-0"
+	}) {
+		t.Error("no step names the etcd")
 	}
 }
 

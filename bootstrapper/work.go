@@ -137,7 +137,7 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 	}
 	node := kubeadm.Node{Name: self.Name, ProviderID: self.ProviderID, IP: self.IP, CloudProvider: w.b.m.KubeletCloudProvider}
 	cluster := kubeadm.Cluster{
-		Name: d.name, Version: d.version, Endpoint: net.JoinHostPort(lb, strconv.Itoa(apiPort)),
+		Name: d.name, Version: d.version, EtcdTag: d.etcdTag, Endpoint: net.JoinHostPort(lb, strconv.Itoa(apiPort)),
 		PodCIDR: d.podCIDR, ServiceCIDR: d.serviceCIDR, CertSANs: d.sans,
 	}
 
@@ -155,7 +155,7 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 
 	w.dirty = true
 	for try := 1; ; try++ {
-		w.begin(stepInit, fmt.Sprintf("Kubernetes %s", d.version))
+		w.begin(stepInit, d.versions())
 		err := w.b.host.init(ctx, cluster, node, w.lines())
 		if err == nil {
 			break

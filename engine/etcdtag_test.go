@@ -9,6 +9,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 )
 
 // A tag of etcd's image is set by the hop that needs it and removed by the next one, which knows it by
@@ -66,6 +67,53 @@ func TestApplySetsAndRemovesTheTagOfEtcd(t *testing.T) {
 			target, err := s.cluster.NodeTarget(t.Context())
 			if err != nil || target.Etcd != tt.wantTarget || target.Kubernetes != tt.kubernetes || target.KeepWorkers != (tt.wantTarget != "") {
 				t.Errorf("the target is %+v, %v", target, err)
+			}
+		})
+	}
+}
+
+// A new cluster starts with the etcd that the next minor needs, and its target records who set the
+// tag. Another init leaves both as they are.
+func TestInitStartsWithTheEtcdOfTheNextMinor(t *testing.T) {
+	for name, tt := range map[string]struct {
+		kubernetes string
+		ignores    bool
+		later      string // tag in the target when init runs again
+		want       string
+	}{
+		"etcd is new enough":              {kubernetes: "v1.35.4"},
+		"the next minor needs a newer":    {kubernetes: "v1.36.3", want: "3.6.11-0"},
+		"a machine of an older image":     {kubernetes: "v1.36.3", ignores: true},
+		"a later hop has removed the tag": {kubernetes: "v1.36.3", want: "3.6.11-0", later: "none"},
+		"a later hop has set one":         {kubernetes: "v1.35.4", later: "3.6.11-0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, 1, 1)
+			s.machines[0].ignores = tt.ignores
+			s.cloud.mirrored = tt.kubernetes
+			if tt.kubernetes != "v1.35.4" {
+				s.edit(workspace.ConfigFile, "v1.35.4", tt.kubernetes)
+			}
+			_, p := s.mustInit()
+			if has := strings.Contains(p.Steps[1].Effect, "etcd 3.6.11-0, which the next minor needs"); has != (tt.kubernetes == "v1.36.3") {
+				t.Errorf("the plan has %q", p.Steps[1].Effect)
+			}
+			target, err := s.cluster.NodeTarget(t.Context())
+			if err != nil || target.Etcd != tt.want {
+				t.Fatalf("the target has the tag %q, %v, want %q", target.Etcd, err, tt.want)
+			}
+			if tag, err := s.cluster.EtcdTag(t.Context()); err != nil || tag != tt.want {
+				t.Errorf("kubeadm's configuration has the tag %q, %v, want %q", tag, err, tt.want)
+			}
+			if tt.later != "" {
+				target.Etcd = strings.TrimPrefix(tt.later, "none")
+				if err := s.cluster.SetNodeTarget(t.Context(), target); err != nil {
+					t.Fatal(err)
+				}
+			}
+			calls := len(s.cluster.Calls())
+			if _, _, err := s.init(t.Context(), nil); plan.ExitCode(err) != plan.ExitNothing || len(s.cluster.Calls()) != calls {
+				t.Errorf("init again: %v, %v", err, s.cluster.Calls()[calls:])
 			}
 		})
 	}

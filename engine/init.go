@@ -99,7 +99,10 @@ type clusterRun struct {
 type initRun struct {
 	*clusterRun
 	target cluster.NodeTarget
-	link   *link // to the first node's bootstrapper; nil if there is none
+	// etcdTag is the tag of etcd's image that the first node is asked for; empty: that of
+	// Kubernetes.
+	etcdTag string
+	link    *link // to the first node's bootstrapper; nil if there is none
 
 	// What this run has made before any machine was asked, and takes back if the
 	// machine turns out to be another's.
@@ -141,6 +144,7 @@ func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
 	}
 	i.components = cluster.Components{Name: cluster.ComponentsName(f.list), Kubernetes: f.config.Kubernetes.String(), List: f.list, Statement: f.statement}
 	i.target = cluster.NodeTarget{Image: f.image.Reference, ImageVersion: f.image.Version, Components: i.components.Name, Kubernetes: i.components.Kubernetes}
+	i.etcdTag = f.nextEtcd()
 	p.Steps = i.steps()
 	if len(p.Blocked()) > 0 {
 		return p, nil
@@ -230,6 +234,10 @@ func absentIsFine(err error) error {
 func (i *initRun) steps() []plan.Step {
 	c := i.config
 	machines := words.Count(c.ControlPlanes(), "control plane") + " and " + words.Count(c.Workers(), "worker")
+	kubernetes := "Kubernetes " + c.Kubernetes.String()
+	if i.etcdTag != "" {
+		kubernetes += " and etcd " + i.etcdTag + ", which the next minor needs"
+	}
 	steps := []plan.Step{
 		{
 			ID:     StepPreflight,
@@ -241,7 +249,7 @@ func (i *initRun) steps() []plan.Step {
 		{
 			ID:     StepFirstNode,
 			Title:  "Bootstrap the first node",
-			Effect: fmt.Sprintf("one control plane is attested and runs kubeadm init with Kubernetes %s; %s is written", c.Kubernetes, workspace.MasterSecretFile),
+			Effect: fmt.Sprintf("one control plane is attested and runs kubeadm init with %s; %s is written", kubernetes, workspace.MasterSecretFile),
 			Done: func(context.Context) (bool, error) {
 				return i.e.ws.Has(workspace.KubeconfigFile) || i.e.ws.Has(workspace.PendingFile), nil
 			},
@@ -304,7 +312,9 @@ func (i *initRun) steps() []plan.Step {
 			Done: func(ctx context.Context) (bool, error) {
 				return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 					got, err := k.NodeTarget(ctx)
-					return got.Same(i.target), err
+					want := i.target
+					want.Etcd = got.Etcd // a later hop may have changed it
+					return got.Same(want), err
 				})
 			},
 			Run: i.setTarget,
@@ -764,6 +774,7 @@ func (i *initRun) request() *initproto.InitRequest {
 		PodCidr:           i.config.PodCIDR.String(),
 
 		ComponentsStatement: i.statement,
+		EtcdImageTag:        i.etcdTag,
 	}
 }
 
@@ -909,8 +920,37 @@ func (i *initRun) setTarget(ctx context.Context, r *plan.Reporter) error {
 				return err
 			}
 		}
-		return k.SetNodeTarget(ctx, i.target)
+		target, err := i.withEtcd(ctx, k)
+		if err != nil {
+			return err
+		}
+		return k.SetNodeTarget(ctx, target)
 	})
+}
+
+// withEtcd returns the target with the tag of etcd's image. The tag in the target records that this
+// program set the one in kubeadm's configuration, so that a later hop removes it there. A target
+// that exists keeps its tag. Machines of older images ignore the tag in the request.
+func (i *initRun) withEtcd(ctx context.Context, k Cluster) (cluster.NodeTarget, error) {
+	t := i.target
+	have, err := k.NodeTarget(ctx)
+	if !errors.Is(err, cluster.ErrAbsent) {
+		t.Etcd = have.Etcd
+		return t, err
+	}
+	if i.etcdTag == "" {
+		return t, nil
+	}
+	tag, err := k.EtcdTag(ctx)
+	if err != nil {
+		return t, err
+	}
+	if tag == i.etcdTag {
+		t.Etcd = tag
+	} else {
+		i.e.log.Info("etcd tag not recorded", "want", i.etcdTag, "tag", tag)
+	}
+	return t, nil
 }
 
 // tellBoot passes on how far the machines' start has come.

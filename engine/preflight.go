@@ -54,6 +54,14 @@ type facts struct {
 	controlPlanes int
 }
 
+// nextEtcd returns the tag of etcd's image with which a new cluster starts; empty: that of Kubernetes.
+func (f *facts) nextEtcd() string {
+	if f.release == nil {
+		return "" // a finding blocks
+	}
+	return f.release.NextEtcd(f.config.Kubernetes)
+}
+
 // Preflight checks everything that init needs and can know beforehand, changes
 // nothing, and emits two events for each check: when it begins and when it ends.
 // The error is about the checking itself; what the checks say is in the findings.

@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/hex"
@@ -250,7 +251,8 @@ type testCloud struct {
 	measurements map[uint32]string
 	down         error
 	components   error
-	unsigned     bool // it vouches for no components
+	unsigned     bool   // it vouches for no components
+	mirrored     string // the Kubernetes that it has; empty: v1.35.4
 	// clusterEndpoint and initEndpoint are what it says about itself, if anything.
 	clusterEndpoint, initEndpoint string
 }
@@ -328,8 +330,8 @@ func (c *testCloud) Components(_ context.Context, v version.Version) (component.
 	if c.components != nil {
 		return component.Signed{}, c.components
 	}
-	if v.String() != "v1.35.4" {
-		return component.Signed{}, fmt.Errorf("%w: the mirror has v1.35.4", cloud.ErrNotFound)
+	if has := cmp.Or(c.mirrored, "v1.35.4"); v.String() != has {
+		return component.Signed{}, fmt.Errorf("%w: the mirror has %s", cloud.ErrNotFound, has)
 	}
 	var l component.List
 	for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
@@ -364,7 +366,8 @@ type testMachine struct {
 	cut       int // responses after which the next stream is cut; 0: never
 	fail      *initproto.Failure
 	seenAtAck string
-	chatty    int // how many more lines kubeadm prints
+	chatty    int  // how many more lines kubeadm prints
+	ignores   bool // it is of an older image, which always has Kubernetes' etcd
 }
 
 func (s *stage) newMachine(name string) *testMachine {
@@ -488,6 +491,11 @@ func (m *testMachine) work(r *initproto.InitRequest) {
 	if m.fail != nil {
 		say(&initproto.InitResponse{Kind: &initproto.InitResponse_Failure{Failure: m.fail}})
 		return
+	}
+	if tag := r.GetEtcdImageTag(); tag != "" && !m.ignores {
+		if err := m.s.cluster.SetEtcdTag(context.Background(), "", tag); err != nil {
+			m.s.t.Error(err)
+		}
 	}
 	progress("kubeadm-init", "done")
 	say(&initproto.InitResponse{Kind: &initproto.InitResponse_Success{Success: &initproto.Success{Kubeconfig: []byte(testKubeconfig), ClusterId: r.ClusterId, NodeName: m.name}}})

@@ -42,8 +42,10 @@ type InitRequest struct {
 	PodCidr           string   `protobuf:"bytes,8,opt,name=pod_cidr,json=podCidr,proto3" json:"pod_cidr,omitempty"`
 	// The release builder's statement over components, see package release.
 	ComponentsStatement string `protobuf:"bytes,9,opt,name=components_statement,json=componentsStatement,proto3" json:"components_statement,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Tag of etcd's image, such as "3.6.11-0", if it is not that of kubernetes_version.
+	EtcdImageTag  string `protobuf:"bytes,10,opt,name=etcd_image_tag,json=etcdImageTag,proto3" json:"etcd_image_tag,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InitRequest) Reset() {
@@ -135,6 +137,13 @@ func (x *InitRequest) GetPodCidr() string {
 func (x *InitRequest) GetComponentsStatement() string {
 	if x != nil {
 		return x.ComponentsStatement
+	}
+	return ""
+}
+
+func (x *InitRequest) GetEtcdImageTag() string {
+	if x != nil {
+		return x.EtcdImageTag
 	}
 	return ""
 }
@@ -627,7 +636,7 @@ var File_bootstrapper_initproto_init_proto protoreflect.FileDescriptor
 
 const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"\n" +
-	"!bootstrapper/initproto/init.proto\x12\ainit.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfa\x02\n" +
+	"!bootstrapper/initproto/init.proto\x12\ainit.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa0\x03\n" +
 	"\vInitRequest\x12\x1f\n" +
 	"\vinit_secret\x18\x01 \x01(\fR\n" +
 	"initSecret\x12!\n" +
@@ -641,7 +650,9 @@ const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"\x14api_server_cert_sans\x18\x06 \x03(\tR\x11apiServerCertSans\x12!\n" +
 	"\fservice_cidr\x18\a \x01(\tR\vserviceCidr\x12\x19\n" +
 	"\bpod_cidr\x18\b \x01(\tR\apodCidr\x121\n" +
-	"\x14components_statement\x18\t \x01(\tR\x13componentsStatement\"\x87\x02\n" +
+	"\x14components_statement\x18\t \x01(\tR\x13componentsStatement\x12$\n" +
+	"\x0eetcd_image_tag\x18\n" +
+	" \x01(\tR\fetcdImageTag\"\x87\x02\n" +
 	"\fInitResponse\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12/\n" +

@@ -34,6 +34,8 @@ type Node struct {
 type Cluster struct {
 	Name    string
 	Version version.Version
+	// EtcdTag is the tag of etcd's image; empty: that of Version.
+	EtcdTag string
 	// Endpoint is host:port in front of all API servers.
 	Endpoint string
 	// PodCIDR is divided among the nodes by the cloud's routes, not by Kubernetes.
@@ -86,6 +88,7 @@ type (
 		ControlPlaneEndpoint string       `yaml:"controlPlaneEndpoint"`
 		EncryptionAlgorithm  string       `yaml:"encryptionAlgorithm"`
 		Networking           Networking   `yaml:"networking"`
+		Etcd                 *Etcd        `yaml:"etcd,omitempty"`
 		APIServer            ControlPlane `yaml:"apiServer"`
 		ControllerManager    ControlPlane `yaml:"controllerManager"`
 		Scheduler            ControlPlane `yaml:"scheduler"`
@@ -154,6 +157,14 @@ type (
 		ServiceSubnet string `yaml:"serviceSubnet"`
 		DNSDomain     string `yaml:"dnsDomain"`
 	}
+	// Etcd is about the etcd that kubeadm runs.
+	Etcd struct {
+		Local LocalEtcd `yaml:"local"`
+	}
+	// LocalEtcd is about the member on each control plane.
+	LocalEtcd struct {
+		ImageTag string `yaml:"imageTag"`
+	}
 	// ControlPlane is about one program of the control plane.
 	ControlPlane struct {
 		ExtraArgs    []Arg       `yaml:"extraArgs,omitempty"`
@@ -203,6 +214,10 @@ func NewInit(c Cluster, n Node) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
+	var etcd *Etcd
+	if c.EtcdTag != "" {
+		etcd = &Etcd{LocalEtcd{c.EtcdTag}}
+	}
 	sans := []string{"127.0.0.1", "localhost"}
 	for _, s := range c.CertSANs {
 		if !slices.Contains(sans, s) {
@@ -228,6 +243,7 @@ func NewInit(c Cluster, n Node) (Config, error) {
 			ControlPlaneEndpoint: c.Endpoint,
 			EncryptionAlgorithm:  "ECDSA-P256",
 			Networking:           Networking{c.PodCIDR.String(), c.ServiceCIDR.String(), "cluster.local"},
+			Etcd:                 etcd,
 			APIServer: ControlPlane{
 				ExtraArgs: []Arg{
 					{"audit-log-maxage", "30"},

@@ -69,6 +69,12 @@ func configs(t *testing.T) map[string]Config {
 		t.Fatal(err)
 	}
 	m["init-v1.36.3-patched"] = c.WithPatches(PatchesDir)
+	newer := exampleCluster("v1.36.3")
+	newer.EtcdTag = "3.6.11-0"
+	if c, err = NewInit(newer, exampleNode()); err != nil {
+		t.Fatal(err)
+	}
+	m["init-v1.36.3-etcd"] = c
 	return m
 }
 

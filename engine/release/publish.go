@@ -439,6 +439,10 @@ func (r *Release) containers() []string {
 		for _, image := range r.images {
 			all[expandImage(image, k)] = true
 		}
+		if tag := r.NextEtcd(k.Version); tag != "" {
+			k.Etcd = tag
+			all[expandImage(r.images["etcd"], k)] = true
+		}
 	}
 	return slices.Sorted(maps.Keys(all))
 }

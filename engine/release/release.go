@@ -113,6 +113,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"constellation/engine/component"
+	"constellation/engine/lifecycle"
 	"constellation/engine/version"
 )
 
@@ -554,6 +555,33 @@ func (r *Release) Images(v version.Version) (map[string]string, error) {
 		out[name] = expandImage(image, k)
 	}
 	return out, nil
+}
+
+// NextEtcd returns the tag of the etcd that a cluster with a Kubernetes version must run before it
+// gets the next minor that the release offers. New clusters start with it, so that no upgrade has a
+// hop of etcd. It is empty if the etcd of the version is new enough, or if that is unknown.
+func (r *Release) NextEtcd(v version.Version) string {
+	now, err := r.ForKubernetes(v)
+	if err != nil {
+		return ""
+	}
+	from, err := etcdVersion(now.Etcd)
+	for _, next := range r.Kubernetes {
+		to, bad := etcdVersion(next.Etcd)
+		if err != nil || bad != nil || v.MinorDistance(next.Version) != 1 {
+			continue
+		}
+		if s, below := lifecycle.BelowFloor(from, to); below {
+			return s.Tag
+		}
+	}
+	return ""
+}
+
+// etcdVersion parses the tag of an image: 3.6.8-0 is etcd v3.6.8.
+func etcdVersion(tag string) (version.Version, error) {
+	v, _, _ := strings.Cut(tag, "-")
+	return version.Parse(v)
 }
 
 // Catalogue is a set of releases.

@@ -24,6 +24,33 @@ func embedded(t testing.TB) *Catalogue {
 	return c
 }
 
+// A new cluster starts with the etcd that the next minor of the release needs.
+func TestEtcdOfTheNextMinor(t *testing.T) {
+	c := embedded(t)
+	for _, tt := range []struct{ release, kubernetes, want string }{
+		{"v1.1.0", "v1.35.4", ""},         // v1.36 takes every patch of v3.6
+		{"v1.1.0", "v1.36.4", "3.6.11-0"}, // it has v3.6.8, and v1.37 has v3.7
+		{"v1.1.0", "v1.37.2", ""},         // there is no next minor
+		{"v1.0.0", "v1.35.4", ""},
+		{"v1.1.0", "v1.36.99", ""}, // it is not offered
+	} {
+		r, err := c.Release(version.MustParse(tt.release))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := r.NextEtcd(version.MustParse(tt.kubernetes)); got != tt.want {
+			t.Errorf("release %s: Kubernetes %s starts with etcd %q, want %q", tt.release, tt.kubernetes, got, tt.want)
+		}
+	}
+	r, err := c.Release(version.MustParse("v1.1.0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if image := "registry.k8s.io/etcd:3.6.11-0"; !slices.Contains(r.containers(), image) {
+		t.Errorf("the list of images for a mirror lacks %s", image)
+	}
+}
+
 func TestReleasesAreComplete(t *testing.T) {
 	c := embedded(t)
 	want := map[string][]string{"v1.0.0": {"v1.34", "v1.35"}, "v1.1.0": {"v1.35", "v1.36", "v1.37"}}

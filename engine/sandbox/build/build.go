@@ -34,7 +34,8 @@
 // cmd/kubeadm/app/constants names, every k8s.io replacement to the staging module of
 // the same patch, godebug to upstream's), run "go mod tidy", put the two files back
 // under modules/, do so for etcd's when its version is new (its tool is etcdutl, and it has
-// no replacements), add a recipe, and run the tests with the version in the cache.
+// no replacements), add a recipe, and run the tests with the version in the cache. If the new etcd
+// demands a newer patch than the minor before has, set etcdNext there, with module files for that patch.
 package build
 
 import (

@@ -39,8 +39,8 @@ func TestCachedVersionIsWhatItSays(t *testing.T) {
 				refs = append(refs, i.Ref)
 			}
 			want := append(strings.Fields(string(out)), "registry.k8s.io/e2e-test-images/agnhost:"+r.agnhost)
-			if r.etcdBefore != "" {
-				want = append(want, "registry.k8s.io/etcd:"+r.etcdBefore)
+			if r.etcdNext != "" {
+				want = append(want, "registry.k8s.io/etcd:"+r.etcdNext)
 			}
 			slices.Sort(refs)
 			slices.Sort(want)

@@ -36,9 +36,9 @@ type recipe struct {
 	date time.Time
 	// Tags as this version's kubeadm names them, and the agnhost that its tree holds.
 	etcd, coredns, pause, agnhost string
-	// etcdBefore is the tag of the etcd that a cluster of the previous minor must run before it
-	// gets etcd; empty if every patch may go to it. Its image is built with this version.
-	etcdBefore string
+	// etcdNext is the tag of a newer etcd of the same minor, which the next minor of Kubernetes
+	// demands. New clusters start with it. It is empty if etcd is new enough.
+	etcdNext string
 	// corednsCommit is shown by coredns -version. It is empty where the module proxy does
 	// not report it, as for every Kubernetes and some versions of CoreDNS.
 	corednsCommit string
@@ -59,17 +59,16 @@ var recipes = []recipe{
 	{
 		version: "v1.36.3", date: time.Date(2026, 7, 22, 18, 7, 38, 0, time.UTC),
 		etcd: "3.6.8-0", coredns: "v1.14.2", pause: "3.10.2", agnhost: "2.63.0",
-		corednsCommit: "dd1df4f",
+		corednsCommit: "dd1df4f", etcdNext: "3.6.11-0",
 	},
 	{
 		version: "v1.36.4", date: time.Date(2026, 8, 20, 11, 51, 43, 0, time.UTC),
 		etcd: "3.6.8-0", coredns: "v1.14.2", pause: "3.10.2", agnhost: "2.63.0",
-		corednsCommit: "dd1df4f",
+		corednsCommit: "dd1df4f", etcdNext: "3.6.11-0",
 	},
 	{
 		version: "v1.37.2", date: time.Date(2026, 10, 27, 12, 1, 4, 0, time.UTC),
 		etcd: "3.7.0-0", coredns: "v1.14.6", pause: "3.10.2", agnhost: "2.66.1",
-		etcdBefore: "3.6.11-0",
 	},
 }
 
@@ -138,8 +137,8 @@ func (r recipe) programs() []program {
 		kube("kubectl"),
 		{name: "agnhost", module: kubernetes, pkg: "k8s.io/kubernetes/test/images/agnhost", ldflags: ldflags + " -X main.Version=" + r.agnhost, tag: r.agnhost},
 	}
-	if r.etcdBefore != "" {
-		v := tagVersion(r.etcdBefore)
+	if r.etcdNext != "" {
+		v := tagVersion(r.etcdNext)
 		programs = append(programs, program{name: v + "/etcd", module: "etcd-" + v, pkg: "go.etcd.io/etcd/server/v3", ldflags: "-s -w", upstream: upstream("etcd", v, "etcd")})
 	}
 	for i := range programs {
@@ -281,10 +280,10 @@ func (r recipe) images() []imageSpec {
 			links: map[string]string{"/agnhost-2": "agnhost"}, entrypoint: []string{"/agnhost"}, cmd: []string{"pause"},
 		},
 	}
-	if r.etcdBefore != "" {
-		v := tagVersion(r.etcdBefore)
-		// It has no etcdutl: the module proxy lacks that of most patches.
-		images = append(images, imageSpec{name: "etcd-" + v, ref: "registry.k8s.io/etcd:" + r.etcdBefore, binary: v + "/etcd", at: "/usr/local/bin/etcd"})
+	if r.etcdNext != "" {
+		v := tagVersion(r.etcdNext)
+		// etcdutl is that of r.etcd, which reads the same data: the module proxy lacks that of most patches.
+		images = append(images, imageSpec{name: "etcd-" + v, ref: "registry.k8s.io/etcd:" + r.etcdNext, binary: v + "/etcd", at: "/usr/local/bin/etcd", beside: []string{"etcdutl"}})
 	}
 	return images
 }

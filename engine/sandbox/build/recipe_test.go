@@ -45,12 +45,12 @@ func TestModulesPinWhatRecipesName(t *testing.T) {
 			}
 
 			tools := map[string][]string{r.kubernetesModule(): kubernetes.tool, r.corednsModule(): coredns.tool, r.etcdModule(): etcd.tool}
-			if r.etcdBefore != "" {
-				before := readModule(t, "etcd-"+tagVersion(r.etcdBefore))
-				if got, want := before.require["go.etcd.io/etcd/server/v3"], "v"+tagVersion(r.etcdBefore); got != want {
-					t.Errorf("the etcd to run before is %q, want %q", got, want)
+			if r.etcdNext != "" {
+				before := readModule(t, "etcd-"+tagVersion(r.etcdNext))
+				if got, want := before.require["go.etcd.io/etcd/server/v3"], "v"+tagVersion(r.etcdNext); got != want {
+					t.Errorf("the etcd for the next minor is %q, want %q", got, want)
 				}
-				tools["etcd-"+tagVersion(r.etcdBefore)] = before.tool
+				tools["etcd-"+tagVersion(r.etcdNext)] = before.tool
 			}
 			programs := make(map[string][]string)
 			for _, p := range r.programs() {
@@ -167,7 +167,7 @@ func TestPatchesShareProgramsOfEqualTags(t *testing.T) {
 		version, other string
 		want           []string
 	}{
-		{"v1.36.4", "v1.36.3", []string{"etcd", "etcdutl", "coredns", "pause", "agnhost"}},
+		{"v1.36.4", "v1.36.3", []string{"etcd", "etcdutl", "coredns", "pause", "agnhost", "3.6.11/etcd"}},
 		{"v1.35.8", "v1.35.4", []string{"etcd", "etcdutl", "coredns", "pause", "agnhost"}},
 		{"v1.37.2", "v1.36.4", []string{"pause"}},
 		{"v1.36.4", "v1.35.8", nil},

@@ -309,7 +309,7 @@ func TestProgramsAreTakenFromAMirror(t *testing.T) {
 	if names := got.adopted(t); !slices.Equal(names, want) {
 		t.Errorf("taken: %q, want %q", names, want)
 	}
-	if want := []string{"etcd", "etcdutl", "coredns", "pause", "agnhost"}; !slices.Equal(got.rest, want) || got.notices != nil {
+	if want := []string{"etcd", "etcdutl", "coredns", "pause", "agnhost", "3.6.11/etcd"}; !slices.Equal(got.rest, want) || got.notices != nil {
 		t.Errorf("compiled: %q with notices %q, want %q", got.rest, got.notices, want)
 	}
 	if rest := leftovers(t, got.store); rest != nil {
@@ -321,7 +321,7 @@ func TestProgramsAreTakenFromAMirror(t *testing.T) {
 	}
 	// A published program counts, unless all must be compiled.
 	r, _ := recipeOf(testVersion)
-	for fromSource, want := range map[bool]int{false: 5, true: 12} {
+	for fromSource, want := range map[bool]int{false: 6, true: 13} {
 		if lacks := got.store.missing(r, fromSource); len(lacks.programs) != want {
 			t.Errorf("from source %t: %d programs are missing, want %d", fromSource, len(lacks.programs), want)
 		}
@@ -376,7 +376,7 @@ func TestDownloadsThatFail(t *testing.T) {
 			}
 			got := download(t.Context(), t, t.TempDir(), Options{Mirror: tt.mirror, FromSource: tt.source})
 			if tt.err == "" {
-				if got.err != nil || len(got.rest) != 12 {
+				if got.err != nil || len(got.rest) != 13 {
 					t.Errorf("compiled: %q, error %v", got.rest, got.err)
 				}
 				if text := strings.Join(got.notices, "\n"); (text == "") != (tt.notice == "") || !strings.Contains(text, tt.notice) {

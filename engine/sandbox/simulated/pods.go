@@ -308,7 +308,7 @@ func (c *computer) program(image string) (path string, ok bool, err error) {
 			}
 			switch name {
 			case "etcd":
-				// A version may have two: that to run before has the version in its name.
+				// A version may have two: that for the next minor has its own version in its name.
 				tag, _, _ := strings.Cut(strings.TrimPrefix(image, "registry.k8s.io/etcd:"), "-")
 				return cmp.Or(a.Binaries[tag+"/etcd"], a.Binaries["etcd"]), true, nil
 			case "kube-apiserver", "kube-controller-manager", "kube-scheduler":
