@@ -5,7 +5,8 @@ SHELL      := bash
 
 RELEASE    := v1.1.0
 RELEASES   := v1.0.0 $(RELEASE)
-KUBERNETES := v1.35.4
+# Versions of demo, tests and CI, see the file.
+KUBERNETES := $(shell sed -n 's/.*DefaultVersion *= "\([^"]*\)".*/\1/p' engine/sandbox/build/pair.go)
 DAEMONS    := bootstrapper agent joinservice operator
 ARGS       ?=
 KEEP       ?=

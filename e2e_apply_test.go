@@ -18,6 +18,7 @@ import (
 	"constellation/engine/kubeadm"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
+	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/recorder"
 	"constellation/engine/workspace"
 	"constellation/internal/testneeds"
@@ -30,10 +31,10 @@ import (
 //	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 30m -run TestApplyReplacesAnImage .
 func TestApplyReplacesAnImage(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "four minutes")
-	c := newCloud(t, 1, 1, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
+	c := newCloud(t, 1, 1, "--image", "v1.0.0", "--kubernetes", current)
 	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
 	c.wantVIP("control-plane-0", "worker-0")
-	verb := []string{"upgrade", "apply", "--non-interactive", "--to", "v1.1.0", "--kubernetes", "v1.35.4"}
+	verb := []string{"upgrade", "apply", "--non-interactive", "--to", "v1.1.0", "--kubernetes", current}
 	apply := func(limit time.Duration, more ...string) *result {
 		return c.run(limit, append(append([]string{}, verb...), more...)...)
 	}
@@ -98,9 +99,9 @@ func TestApplyReplacesAnImage(t *testing.T) {
 //	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 30m -run TestApplyIsKilledInEachStep .
 func TestApplyIsKilledInEachStep(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "three minutes")
-	c := newCloud(t, 1, 1, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
+	c := newCloud(t, 1, 1, "--image", "v1.0.0", "--kubernetes", current)
 	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
-	verb := []string{"upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", "v1.35.4", "-o", "json"}
+	verb := []string{"upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", current, "-o", "json"}
 	for _, step := range engine.ApplySteps {
 		if step == plan.StepRollout {
 			continue
@@ -147,7 +148,7 @@ func TestApplyIsKilledInEachStep(t *testing.T) {
 		}
 	}
 	c.wantNodes("control-plane-1", "worker-1")
-	c.run(2*time.Minute, "upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", "v1.35.4", "-o", "json").want(plan.ExitNothing)
+	c.run(2*time.Minute, "upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", current, "-o", "json").want(plan.ExitNothing)
 }
 
 // until starts a command that prints events. It returns when a step has begun or is done
@@ -183,21 +184,21 @@ func (c *cloud) until(step string, args ...string) (cmd *exec.Cmd, told []plan.E
 	return nil, nil, nil
 }
 
-// next is the target Kubernetes of these tests. .ci/test.sh builds it into the cache:
-//
-//	bin/constellation sandbox fetch v1.36.3
-const next = "v1.36.3"
+// current and next are the versions before and after the upgrades of these tests. .ci/test.sh
+// builds both into the cache.
+const current, next = build.DefaultVersion, build.NextVersion
 
-// withNext skips the test if that Kubernetes is not in the cache.
+// withNext skips the test if one of them is not in the cache.
 func withNext(t *testing.T) {
 	t.Helper()
+	testneeds.Kubernetes(t, current)
 	testneeds.Kubernetes(t, next)
 }
 
 // applies upgrades a cluster of one control plane and two workers with `upgrade apply`, while
 // a second process watches. Both, and history and replay afterwards, must report the same
 // number of replaced and upgraded nodes.
-func (c *cloud) applies(kubernetes string, replaced int, args ...string) {
+func (c *cloud) applies(to string, replaced int, args ...string) {
 	t := c.t
 	t.Helper()
 	cmd, told, rest := c.until(plan.StepRollout, append([]string{"upgrade", "apply", "--non-interactive", "--yes", "-o", "json"}, args...)...)
@@ -223,15 +224,15 @@ func (c *cloud) applies(kubernetes string, replaced int, args ...string) {
 		t.Errorf("apply ends with %s", want)
 	}
 	for _, n := range c.status().Nodes {
-		if n.State != plan.NodeReady || n.Kubernetes != kubernetes {
-			t.Errorf("%s is %s with Kubernetes %s, want it ready with %s", n.Name, n.State, n.Kubernetes, kubernetes)
+		if n.State != plan.NodeReady || n.Kubernetes != to {
+			t.Errorf("%s is %s with Kubernetes %s, want it ready with %s", n.Name, n.State, n.Kubernetes, to)
 		}
 	}
 	var past rollout.PastRun
 	if err := json.Unmarshal([]byte(c.run(time.Minute, "history", "last", "-o", "json").want(plan.ExitDone).stdout), &past); err != nil {
 		t.Fatal(err)
 	}
-	if past.Status != plan.StateDone || past.Replaced != replaced || past.Failed != 0 || past.To.Kubernetes != kubernetes {
+	if past.Status != plan.StateDone || past.Replaced != replaced || past.Failed != 0 || past.To.Kubernetes != to {
 		t.Errorf("history has %+v", past)
 	}
 }
@@ -242,7 +243,7 @@ func (c *cloud) applies(kubernetes string, replaced int, args ...string) {
 // the default test run.
 func TestApplyOnRealMachines(t *testing.T) {
 	withNext(t)
-	c, _ := newCluster(t, realMachines, 1, 2, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
+	c, _ := newCluster(t, realMachines, 1, 2, "--image", "v1.0.0", "--kubernetes", current)
 	l := c.startLoad()
 	r := c.record()
 	r.Begin()
@@ -285,8 +286,8 @@ func TestApplyOnRealMachines(t *testing.T) {
 func TestApplyOnSimulatedMachines(t *testing.T) {
 	t.Parallel()
 	withNext(t)
-	c, _ := newCluster(t, simulatedMachines, 1, 2, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", "v1.35.4")
-	c.wantVersions("v1.0.0", "v1.35.4", 1, 2)
+	c, _ := newCluster(t, simulatedMachines, 1, 2, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", current)
+	c.wantVersions("v1.0.0", current, 1, 2)
 
 	// An older program published components without a signed statement. The first hop must
 	// repair that, or no machine of the new image could join.
@@ -312,7 +313,7 @@ func TestApplyOnSimulatedMachines(t *testing.T) {
 	if found, err := c.escalations(t.Context(), kubeadm.JoinGroup); err != nil || len(found) == 0 {
 		t.Errorf("release v1.0.0 has no admission policies, and %d attempts to escalate succeed (%v)", len(found), err)
 	}
-	c.applies("v1.35.4", 1)
+	c.applies(current, 1)
 	c.wantGuarded("between two hops")
 	c.wantNoAutoApproval()
 	workers := func() string {
@@ -328,7 +329,7 @@ func TestApplyOnSimulatedMachines(t *testing.T) {
 	c.wantGuarded("after the last hop")
 	c.wantNoAutoApproval()
 	// The previous hop kept the workers, so that nodes are not replaced twice.
-	c.wantMachines("control-plane ready v1.1.0 v1.36.3", "worker ready v1.0.0 v1.36.3", "worker ready v1.0.0 v1.36.3")
+	c.wantMachines("control-plane ready v1.1.0 "+next, "worker ready v1.0.0 "+next, "worker ready v1.0.0 "+next)
 	if now := workers(); now != stayed {
 		t.Errorf("workers are\n%s\nwant unchanged\n%s", now, stayed)
 	}

@@ -19,7 +19,7 @@ import (
 
 // trouble has obstacles to an upgrade, one of each kind: an aggregated API without a backend,
 // a PodDisruptionBudget that allows no disruption, a webhook with a single pod.
-const trouble = `
+var trouble = `
 apiVersion: v1
 kind: Namespace
 metadata: {name: shop}
@@ -44,7 +44,7 @@ spec:
   template:
     metadata: {labels: {app: frontend}}
     spec:
-      containers: [{name: web, image: "registry.k8s.io/e2e-test-images/agnhost:2.59", args: [netexec, --http-port=8080]}]
+      containers: [{name: web, image: "` + agnhost + `", args: [netexec, --http-port=8080]}]
 ---
 apiVersion: policy/v1
 kind: PodDisruptionBudget
@@ -62,7 +62,7 @@ spec:
   template:
     metadata: {labels: {app: guard}}
     spec:
-      containers: [{name: web, image: "registry.k8s.io/e2e-test-images/agnhost:2.59", args: [netexec, --http-port=8443]}]
+      containers: [{name: web, image: "` + agnhost + `", args: [netexec, --http-port=8443]}]
 ---
 apiVersion: v1
 kind: Service
@@ -161,7 +161,7 @@ func (c *cloud) isClean() {
 			t.Errorf("a clean cluster: %s %s: %s: %s", f.Severity, f.ID, f.Title, f.Detail)
 		}
 	}
-	if len(k.Path) == 0 || k.Path[0].To.Release != "v1.1.0" || k.Path[0].To.Image != "v1.1.0" || k.Path[0].To.Kubernetes != "v1.35.4" || k.Path[0].Get != "" {
+	if len(k.Path) == 0 || k.Path[0].To.Release != "v1.1.0" || k.Path[0].To.Image != "v1.1.0" || k.Path[0].To.Kubernetes != current || k.Path[0].Get != "" {
 		t.Errorf("path %+v, want release v1.1.0 with this program first", k.Path)
 	}
 	if k.Changes == nil || k.Changes.Nodes["control-plane"] != 1 || len(k.Changes.Measurements) == 0 || k.Changes.Most == 0 {
@@ -260,7 +260,7 @@ func (c *cloud) findsTrouble() {
 		t.Error("an old kubelet was not found")
 	}
 
-	c.eventually(2*time.Minute, "the kubelet has corrected its version", func(v string) bool { return v == "v1.35.4" },
+	c.eventually(2*time.Minute, "the kubelet has corrected its version", func(v string) bool { return v == current },
 		"get", "node", "worker-1", "-o", "jsonpath={.status.nodeInfo.kubeletVersion}")
 	before, err := os.ReadFile(filepath.Join(c.dir, "constellation-conf.yaml"))
 	if err != nil {

@@ -42,7 +42,7 @@ func (c *cloud) drill(kind machineKind, more ...string) {
 		}
 	}
 	t.Cleanup(func() { c.run(5*time.Minute, "sandbox", "down") }) // ends a drill that hangs
-	args := []string{"sandbox", "drill", "--machines", string(kind), "--kubernetes=v1.35.4", "--seed=1", "--count=3", "-o", "json", "--journal", journal}
+	args := []string{"sandbox", "drill", "--machines", string(kind), "--kubernetes=" + current, "--seed=1", "--count=3", "-o", "json", "--journal", journal}
 	out := c.run(12*time.Minute, append(args, more...)...)
 	t.Log(out.stderr)
 	if err := os.WriteFile(filepath.Join(t.ArtifactDir(), "drill.jsonl"), []byte(read(t, journal)), 0o600); err != nil {

@@ -158,7 +158,7 @@ func newHollow(t *testing.T) *cloud {
 	if os.Geteuid() == 0 {
 		// The test runs as another user without root, who gets readable links to the programs.
 		const nobody = 65534
-		err := linked(filepath.Join(dirs.Cache, "kubernetes", "v1.35.4"), filepath.Join(cache, "constellation", "kubernetes", "v1.35.4"))
+		err := linked(filepath.Join(dirs.Cache, "kubernetes", current), filepath.Join(cache, "constellation", "kubernetes", current))
 		if err == nil {
 			err = linked(bin, filepath.Join(home, "bin"))
 		}

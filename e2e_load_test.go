@@ -22,7 +22,7 @@ const askEvery = 200 * time.Millisecond
 
 // workload is a service that can survive a rollout: its pods have readiness probes and a
 // preStop delay, and a PodDisruptionBudget allows one disruption at a time.
-const workload = `apiVersion: apps/v1
+var workload = `apiVersion: apps/v1
 kind: Deployment
 metadata: {name: hello}
 spec:

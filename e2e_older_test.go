@@ -28,6 +28,10 @@ import (
 // components and kubeadm's auto-approval of bootstrap tokens.
 const olderCommit = "aa0efa06175ffbe2551c8ee29d1fe58c83722a7d"
 
+// olderKubernetes and olderNext are the versions before and after the upgrades of such clusters: the
+// newest minor that olderCommit starts with, and the next one.
+const olderKubernetes, olderNext = "v1.35.4", "v1.36.4"
+
 // kubeadmTokens is the group of the bootstrap tokens of such clusters.
 const kubeadmTokens = "system:bootstrappers:kubeadm:default-node-token"
 
@@ -37,7 +41,8 @@ const kubeadmTokens = "system:bootstrappers:kubeadm:default-node-token"
 func newOlderCluster(t *testing.T) *cloud {
 	t.Helper()
 	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "ten minutes")
-	withNext(t)
+	testneeds.Kubernetes(t, olderKubernetes)
+	testneeds.Kubernetes(t, olderNext)
 	if out, err := exec.CommandContext(t.Context(), "git", "cat-file", "-e", olderCommit+"^{commit}").CombinedOutput(); err != nil {
 		t.Skipf("commit %s is not in the history of this clone: %v %s", olderCommit, err, out)
 	}
@@ -59,7 +64,7 @@ func newOlderCluster(t *testing.T) *cloud {
 	}
 	sh(mixed, `cp "$1/constellation" "$1/constellation-sandbox" "$1/kubectl" . && mkdir releases && cp -r "$1/releases/v1.1.0" releases/ && cp -r "$2/bin/releases/v1.0.0" releases/`, c.bin, source)
 	c.bin = mixed
-	c.up(1, 2, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", "v1.35.4")
+	c.up(1, 2, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", olderKubernetes)
 	older := *c
 	older.bin = filepath.Join(source, "bin")
 	older.run(8*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
@@ -201,7 +206,7 @@ func TestUpgradeFromAnOlderProgramInPlace(t *testing.T) {
 	c := newOlderCluster(t)
 	l := c.startLoad()
 	c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
-	c.applies("v1.35.4", 1)
+	c.applies(olderKubernetes, 1)
 	c.wantProtected("between two hops")
 	c.wantImages("control-plane v1.1.0", "worker v1.0.0", "worker v1.0.0")
 
@@ -212,7 +217,7 @@ func TestUpgradeFromAnOlderProgramInPlace(t *testing.T) {
 	stayed := workers()
 	c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
 	guarded := c.guarded()
-	c.applies(next, 3)
+	c.applies(olderNext, 3)
 	guarded()
 	c.wantAnswered(l, "worker-0", "worker-1")
 	c.wantProtected("after the last hop")
@@ -252,8 +257,8 @@ func TestUpgradeFromAnOlderProgramReplaces(t *testing.T) {
 	l := c.startLoad()
 	r := c.record()
 	r.Begin()
-	target := []string{"--to", "v1.1.0", "--kubernetes", next}
-	c.applies(next, 3, append(target, "--ack", "oldest-supports-kubernetes")...)
+	target := []string{"--to", "v1.1.0", "--kubernetes", olderNext}
+	c.applies(olderNext, 3, append(target, "--ack", "oldest-supports-kubernetes")...)
 	r.End()
 	asked, journal := l.end(), r.Journal()
 	for _, b := range recorder.Check(journal, recorder.Limits{Join: 2 * time.Minute}) {

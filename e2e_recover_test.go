@@ -97,7 +97,7 @@ func (c *cloud) recovery(kind machineKind) (stop, restore string) {
 	if kind == realMachines {
 		return stop, restore
 	}
-	k, err := build.Load(filepath.Join(strings.TrimPrefix(c.env[1], "XDG_CACHE_HOME="), "constellation"), build.DefaultVersion)
+	k, err := build.Load(filepath.Join(strings.TrimPrefix(c.env[1], "XDG_CACHE_HOME="), "constellation"), current)
 	if err != nil {
 		t.Fatal(err)
 	}

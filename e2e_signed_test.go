@@ -29,7 +29,7 @@ func TestMachinesRunVouchedComponentsOnly(t *testing.T) {
 	t.Parallel()
 	c, _ := newCluster(t, simulatedMachines, 1, 0)
 	owned := filepath.Join(filepath.Dir(c.dir), "owned")
-	program := "#!/bin/sh\ntouch " + owned + "\necho v1.35.4\n"
+	program := "#!/bin/sh\ntouch " + owned + "\necho " + current + "\n"
 	var l component.List
 	for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
 		l = append(l, component.Component{
@@ -42,7 +42,7 @@ func TestMachinesRunVouchedComponentsOnly(t *testing.T) {
 	}
 	name := cluster.ComponentsName(l)
 	file := filepath.Join(c.dir, "components.json")
-	object := fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,"namespace":"kube-system"},"data":{"components":%q,"cluster-version":"v1.35.4"}}`, name, list)
+	object := fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,"namespace":"kube-system"},"data":{"components":%q,"cluster-version":%q}}`, name, list, current)
 	if err := os.WriteFile(file, []byte(object), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func TestMachinesRunVouchedComponentsOnly(t *testing.T) {
 
 	// The signed statement of the release does not cover the programs either.
 	statement := c.kubectl("-n", "kube-system", "get", "configmap", honest, "-o", `jsonpath={.metadata.annotations.constellation\.edgeless\.systems/components-statement}`)
-	if !strings.Contains(statement, "v1.35.4") {
+	if !strings.Contains(statement, current) {
 		t.Fatalf("ConfigMap %s has the statement %q", honest, statement)
 	}
 	c.kubectl("-n", "kube-system", "annotate", "configmap", name, "constellation.edgeless.systems/components-statement="+statement)
@@ -98,7 +98,7 @@ func TestMachinesRunVouchedComponentsOnly(t *testing.T) {
 // feed's statement.
 func TestMachinesFollowTheFeedOfAReleaseBuilder(t *testing.T) {
 	t.Parallel()
-	c, _ := newCluster(t, simulatedMachines, 1, 0, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", "v1.35.4")
+	c, _ := newCluster(t, simulatedMachines, 1, 0, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", current)
 	builder := filepath.Join(filepath.Dir(c.dir), "builder")
 	if err := os.Mkdir(builder, 0o777); err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestMachinesFollowTheFeedOfAReleaseBuilder(t *testing.T) {
 		}
 		put("releases/"+v+".yaml", b)
 	}
-	put("releases/v1.1.0/components/mirror.json", fmt.Appendf(nil, `{"kubernetes": "v1.35.4", "arch": %q, "components": %s}`, runtime.GOARCH, list))
+	put("releases/v1.1.0/components/mirror.json", fmt.Appendf(nil, `{"kubernetes": %q, "arch": %q, "components": %s}`, current, runtime.GOARCH, list))
 	c.run(time.Minute, "release", "key", "new", at("own.key")).want(plan.ExitDone)
 	c.run(time.Minute, "release", "build", "--from", at("releases"), "--out", at("feed"), "--key", at("machines.key"), "--trust", at("machines.key.pub"), "--trust", at("own.key.pub")).want(plan.ExitDone)
 	c.run(time.Minute, "release", "build", "--from", at("releases"), "--out", at("feed"), "--key", at("own.key")).want(plan.ExitDone)
@@ -156,7 +156,7 @@ func TestMachinesFollowTheFeedOfAReleaseBuilder(t *testing.T) {
 				http.NotFound(w, r)
 				return
 			}
-			w.Write([]byte(strings.Replace(string(b), "v1.35.4", "v1.35.5", 1)))
+			w.Write([]byte(strings.Replace(string(b), current, "v1.99.0", 1)))
 			return
 		}
 		files.ServeHTTP(w, r)
@@ -165,12 +165,12 @@ func TestMachinesFollowTheFeedOfAReleaseBuilder(t *testing.T) {
 	c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
 	apply := []string{"upgrade", "apply", "--non-interactive", "--yes", "--feed", server.URL, "--feed-key", at("machines.key.pub")}
 	forged.Store(true)
-	if r := c.run(2*time.Minute, apply...).want(plan.ExitBlocked); !strings.Contains(r.stdout+r.stderr, "the feed's statement over the components of Kubernetes v1.35.4 is not genuine") {
+	if r := c.run(2*time.Minute, apply...).want(plan.ExitBlocked); !strings.Contains(r.stdout+r.stderr, "the feed's statement over the components of Kubernetes "+current+" is not genuine") {
 		t.Errorf("a forged statement:\n%s\n%s", r.stdout, r.stderr)
 	}
 	forged.Store(false)
 	c.run(8*time.Minute, apply...).want(plan.ExitDone)
-	c.wantVersions("v1.1.0", "v1.35.4", 1, 0)
+	c.wantVersions("v1.1.0", current, 1, 0)
 	statement := c.kubectl("-n", "kube-system", "get", "configmap", name, "-o", `jsonpath={.metadata.annotations.constellation\.edgeless\.systems/components-statement}`)
 	published, err := filepath.Glob(at("feed/releases/v1.1.0/components/" + strings.Repeat("[0-9a-f]", 64) + ".json"))
 	if err != nil || len(published) != 1 {

@@ -39,7 +39,7 @@ func newSimulated(t *testing.T) *cloud {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cache := filepath.Join(testneeds.Kubernetes(t, "v1.35.4"), "..", "..", "..") // of this user
+	cache := filepath.Join(testneeds.Kubernetes(t, current), "..", "..", "..") // of this user
 	// Socket paths must be short, and root's home is not readable by others.
 	home, err := os.MkdirTemp("/tmp", "con")
 	if err != nil {

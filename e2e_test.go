@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"constellation/engine/plan"
+	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine/machinetest"
 	"constellation/internal/testneeds"
 )
@@ -25,7 +26,7 @@ import (
 // builds the required programs.
 
 // agnhost is the test workload image in a sandbox's registry.
-const agnhost = "registry.k8s.io/e2e-test-images/agnhost:2.59"
+var agnhost = build.AgnhostImage(current)
 
 // cloud is the sandbox of one test and its workspace.
 type cloud struct {

@@ -14,7 +14,7 @@ import (
 const upgradeConfig = `apiVersion: kubeadm.k8s.io/v1beta4
 kind: UpgradeConfiguration
 apply:
-  kubernetesVersion: v1.36.3
+  kubernetesVersion: ` + next + `
   imagePullPolicy: IfNotPresent
   ignorePreflightErrors: [SystemVerification, Swap, Mem, NumCPU]
 node:
@@ -29,11 +29,11 @@ node:
 //
 // It takes five minutes and needs a second Kubernetes in the cache, so it is opt-in:
 //
-//	bin/constellation sandbox fetch v1.36.3
 //	CONSTELLATION_E2E_UPGRADE=1 go test -run TestKubeadmUpgrades .
 func TestKubeadmUpgradesMachinesOfASandbox(t *testing.T) {
-	testneeds.OptIn(t, "CONSTELLATION_E2E_UPGRADE", "five minutes and Kubernetes v1.36.3, built from source")
-	const from, to = "v1.35.4", "v1.36.3"
+	testneeds.OptIn(t, "CONSTELLATION_E2E_UPGRADE", "five minutes")
+	withNext(t)
+	const from, to = current, next
 	c := newCloud(t, 1, 1, "--kubernetes", from)
 	c.run(10*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
 	machines := []string{"control-plane-0", "worker-0"}

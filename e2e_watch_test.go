@@ -107,12 +107,12 @@ func newHollowRollout(t *testing.T, workers, surge, pods int, times hollow.Times
 	nv := &v1alpha1.NodeVersion{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName},
 		Spec: v1alpha1.NodeVersionSpec{
-			Image: sandboxapi.ImageReference("hollow", "v1.1.0"), ImageVersion: "v1.1.0", KubernetesComponentsReference: ref, KubernetesClusterVersion: "v1.35.4",
+			Image: sandboxapi.ImageReference("hollow", "v1.1.0"), ImageVersion: "v1.1.0", KubernetesComponentsReference: ref, KubernetesClusterVersion: current,
 			Rollout: v1alpha1.Rollout{MaxSurge: &most, Paused: true},
 		},
 	}
 	r.create(
-		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: ref}, Data: map[string]string{"cluster-version": "v1.35.4", "components": "[]"}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: ref}, Data: map[string]string{"cluster-version": current, "components": "[]"}},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "constellation-system"}}, nv,
 	)
 	nv.Status.JoinComponents = v1alpha1.JoinComponents{ControlPlane: ref, Worker: ref}

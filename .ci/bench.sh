@@ -66,7 +66,7 @@ init() {
     echo "  skipped: real machines need Linux and root" >&2
     return 0
   fi
-  bin/constellation sandbox fetch v1.35.4 >&2 || return
+  bin/constellation sandbox fetch >&2 || return
   go_bench init . 'Init$' 3x 1 || return
   local p rest
   local -A t=()
@@ -154,7 +154,7 @@ joiners() {
 
 rollout() {
   heading rollout "Rollout"
-  bin/constellation sandbox fetch v1.35.4 >&2 || return
+  bin/constellation sandbox fetch >&2 || return
   local n k small= sizes=${BENCH_ROLLOUT_SIZES:-100 1000} # and 5000, which takes a quarter of an hour
   go_bench rollout ./engine/sandbox/hollow "Rollout$/^(${sizes// /|})$" 1x 1 || return
   for n in $sizes; do
@@ -294,7 +294,7 @@ backup() {
 
 plans() {
   heading plans "Plans"
-  bin/constellation sandbox fetch v1.35.4 >&2 || return
+  bin/constellation sandbox fetch >&2 || return
   local n=${BENCH_PLAN_NODES:-10000} took x
   BENCH_PLAN_NODES=$n go_bench plans ./operator/plans '^BenchmarkPlans(AtRest)?$' 1x 1 || return
   go_bench plans ./operator/plans '^BenchmarkDecide$' 9000x 1 || return

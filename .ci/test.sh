@@ -14,7 +14,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   fi
 fi
 echo "fetching the Kubernetes versions of the tests: built from source once, then cached"
-for version in v1.35.4 v1.36.3; do bin/constellation sandbox fetch "$version"; done # the upgrade tests go from the first to the second
+for version in $(sed -n 's/.*Version *= "\(.*\)".*/\1/p' engine/sandbox/build/pair.go); do bin/constellation sandbox fetch "$version"; done
 echo "running all tests (machines: $([ "$(id -u)" = 0 ] && echo yes || echo "no, root is required"))"
 # CI machines are shared, and booting machines may time out under load. Failed tests are run once more, alone. A test that
 # passes only then is added to .ci/flaky.txt, and one that is listed there fails the run.

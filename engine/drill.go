@@ -35,11 +35,11 @@ type DrillSpec struct {
 	Faults []string
 	// Count is how many faults there are. Zero means four.
 	Count int
-	// KubernetesFrom is the version before the upgrade. Empty means v1.35.4.
+	// KubernetesFrom is the version before the upgrade. Empty means the default of new sandboxes.
 	KubernetesFrom string
 	// Kubernetes is the version after the upgrade: of the same minor or the next. Empty means
-	// v1.36.3 for the default KubernetesFrom, otherwise the newest of the next minor. If it is
-	// KubernetesFrom, machines are only replaced; hollow ones refuse that.
+	// the newest of the next minor, or for the default KubernetesFrom the version that tests upgrade
+	// to. If it is KubernetesFrom, machines are only replaced; hollow ones refuse that.
 	Kubernetes string
 	// Journal is the file that all that was seen is written to. Empty writes none.
 	Journal string

@@ -102,8 +102,7 @@ type Clusters interface {
 type App struct {
 	// Release is the version of this program, such as v1.1.0.
 	Release string
-	// Kubernetes are the versions that a sandbox can run, the default first. They are
-	// completions and choices.
+	// Kubernetes are the versions that a sandbox can run, the oldest first. They are completions.
 	Kubernetes []string
 	// Minors are the minors of Kubernetes that `check` has data about, the newest first. They are
 	// completions.

@@ -416,7 +416,7 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 		}
 		parsed, err := version.Parse(*v)
 		if err != nil {
-			return spec, usage(op, "give a version such as v1.35.4", "%s %q: %w", field, *v, err)
+			return spec, usage(op, "give a version such as "+build.DefaultVersion, "%s %q: %w", field, *v, err)
 		}
 		*v = parsed.String()
 	}
@@ -501,7 +501,7 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 	}
 	kv, err := version.Parse(spec.Kubernetes)
 	if err != nil {
-		return usage(op, "give a version such as v1.35.4", "%w", err)
+		return usage(op, "give a version such as "+build.DefaultVersion, "%w", err)
 	}
 	if _, err := rel.ForKubernetes(kv); err != nil {
 		return usage(op, fmt.Sprintf("choose a version of Kubernetes %s", strings.Join(rel.Minors(), " or ")), "%w", err)

@@ -49,8 +49,15 @@ import (
 	"time"
 )
 
-// DefaultVersion is the Kubernetes that a new sandbox gets.
-const DefaultVersion = "v1.35.4"
+// AgnhostImage returns the reference of the image with test programs that comes with a version;
+// empty if there is no such version.
+func AgnhostImage(version string) string {
+	r, err := recipeOf(version)
+	if err != nil {
+		return ""
+	}
+	return r.agnhostImage()
+}
 
 // Versions returns the versions that can be built, the newest last.
 func Versions() []string {

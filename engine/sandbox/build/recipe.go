@@ -276,7 +276,7 @@ func (r recipe) images() []imageSpec {
 		// What people and tests deploy by hand. It has the program of the upstream image,
 		// not the shell and the network tools that lie beside it there.
 		{
-			name: "agnhost", ref: "registry.k8s.io/e2e-test-images/agnhost:" + r.agnhost, binary: "agnhost", at: "/agnhost",
+			name: "agnhost", ref: r.agnhostImage(), binary: "agnhost", at: "/agnhost",
 			links: map[string]string{"/agnhost-2": "agnhost"}, entrypoint: []string{"/agnhost"}, cmd: []string{"pause"},
 		},
 	}
@@ -287,6 +287,8 @@ func (r recipe) images() []imageSpec {
 	}
 	return images
 }
+
+func (r recipe) agnhostImage() string { return "registry.k8s.io/e2e-test-images/agnhost:" + r.agnhost }
 
 // path is where the archive lies in the cache of its version.
 func (i imageSpec) path() string { return path.Join("images", i.name+".tar") }

@@ -19,6 +19,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/engine/sandbox/build"
 	"constellation/engine/words"
 	"constellation/tui"
 	"constellation/tui/term"
@@ -37,7 +38,7 @@ func (v *verbs) sandboxDrill() *cobra.Command {
 		Use:   "drill",
 		Short: "Upgrade a test cluster under fault injection",
 		Long: `Create a test cluster in its own sandbox, upgrade it, by default from release v1.0.0 and
-Kubernetes v1.35.4 to v1.1.0 and v1.36.3, and inject faults meanwhile: machines lose power,
+Kubernetes ` + build.DefaultVersion + ` to v1.1.0 and ` + build.NextVersion + `, and inject faults meanwhile: machines lose power,
 the cloud API fails or returns stale data, the operator is killed. The seed determines the
 faults and the points of injection. Points are steps of the rollout and do not depend on
 the clock.
@@ -54,9 +55,9 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 3 no fault was injected; 4 a sandbox is running here; 8 another drill runs here.`,
 		Example: `  constellation sandbox drill --machines=simulated
   constellation sandbox drill --machines=real --seed 7 -o markdown
-  constellation sandbox drill --machines=real --kubernetes v1.35.4 --faults power-cut,frozen
+  constellation sandbox drill --machines=real --kubernetes ` + build.DefaultVersion + ` --faults power-cut,frozen
   constellation sandbox drill --machines=simulated --control-planes 3
-  constellation sandbox drill --machines=hollow --kubernetes-from v1.36.3 --kubernetes v1.37.2
+  constellation sandbox drill --machines=hollow --kubernetes-from v1.36.4 --kubernetes v1.37.2
   constellation sandbox drill --machines=hollow --faults operator-killed,lost-delete
   constellation sandbox drill --machines=hollow --results drills.jsonl --until 40`,
 		Args: cobra.NoArgs,
@@ -91,8 +92,8 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 	f.Uint64Var(&spec.Seed, "seed", 0, "seed that determines faults and injection points (default: random)")
 	f.StringSliceVar(&spec.Faults, "faults", nil, "faults that the seed may choose from (default: all that the machines support)")
 	f.IntVar(&spec.Count, "count", 0, "number of faults (default 4)")
-	f.StringVar(&spec.KubernetesFrom, "kubernetes-from", "", "Kubernetes `version` before the upgrade (default v1.35.4)")
-	f.StringVar(&spec.Kubernetes, "kubernetes", "", "target Kubernetes `version`: the current minor or the next (default v1.36.3, with --kubernetes-from the newest of the next minor); the current version only replaces machines, but not hollow ones")
+	f.StringVar(&spec.KubernetesFrom, "kubernetes-from", "", "Kubernetes `version` before the upgrade (default "+build.DefaultVersion+")")
+	f.StringVar(&spec.Kubernetes, "kubernetes", "", "target Kubernetes `version`: the current minor or the next (default "+build.NextVersion+", with --kubernetes-from the newest of the next minor); the current version only replaces machines, but not hollow ones")
 	f.StringVar(&spec.Journal, "journal", "", "`file` for all observations, as JSON Lines")
 	f.BoolVar(&list, "list", false, "list faults and injection points and exit")
 	f.StringVar(&results, "results", "", "`file` to append a line per drill to; seeds continue from the file")
@@ -183,7 +184,7 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 	}
 	bad := 0
 	for {
-		done, err := readDrills(drills, file)
+		done, err := readDrills(file)
 		if err != nil {
 			return &plan.Error{Op: "read drill results", Err: err, Exit: plan.ExitUsage}
 		}
@@ -217,7 +218,7 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 }
 
 // readDrills reads a file of results. It fills in the versions of reports of older programs.
-func readDrills(drills engine.Drills, file string) (all []engine.DrillReport, err error) {
+func readDrills(file string) (all []engine.DrillReport, err error) {
 	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -234,16 +235,13 @@ func readDrills(drills engine.Drills, file string) (all []engine.DrillReport, er
 			return nil, fmt.Errorf("%s, line %d: %w", file, n, err)
 		}
 		if r.KubernetesTo == "" {
-			var spec engine.DrillSpec
+			// The default versions of the programs whose reports have none.
+			r.KubernetesFrom, r.KubernetesTo = "v1.35.4", "v1.36.3"
 			for _, arg := range r.Repeat {
 				if to, ok := strings.CutPrefix(arg, "--kubernetes="); ok {
-					spec.Kubernetes = to
+					r.KubernetesTo = to
 				}
 			}
-			if spec, err = drills.Versions(spec); err != nil {
-				return nil, fmt.Errorf("%s, line %d: %w", file, n, err)
-			}
-			r.KubernetesFrom, r.KubernetesTo = spec.KubernetesFrom, spec.Kubernetes
 		}
 		all = append(all, r)
 	}

@@ -15,6 +15,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi/sandboxexec"
 	"constellation/engine/plan"
+	"constellation/engine/sandbox/build"
 	"constellation/engine/words"
 	"constellation/engine/workspace"
 	"constellation/tui"
@@ -162,7 +163,7 @@ new one.`,
 	f.DurationVar(&spec.Join, "join", 0, "time from boot to a Ready node of a hollow machine (default 1s)")
 	f.DurationVar(&spec.Drain, "drain", 0, "termination time of pods on a hollow machine (default 3s)")
 	cmd.MarkFlagsMutuallyExclusive("hollow", "workers")
-	f.StringVar(&spec.Kubernetes, "kubernetes", "", "Kubernetes version (default "+v.kubernetes[0]+")")
+	f.StringVar(&spec.Kubernetes, "kubernetes", "", "Kubernetes version (default "+build.DefaultVersion+")")
 	f.StringVar(&spec.Image, "image", "", "OS image version (default: the release)")
 	f.StringVar(&spec.Release, "release", "", "release that init deploys (default "+v.releases[0]+")")
 	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: auto, real or simulated; auto prefers real ones")
@@ -468,7 +469,7 @@ Proxies are taken from HTTPS_PROXY, HTTP_PROXY and NO_PROXY, and the mirror from
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: tui.Fixed(v.kubernetes...),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			version := v.kubernetes[0]
+			version := build.DefaultVersion
 			if len(args) > 0 {
 				version = args[0]
 			}

@@ -325,7 +325,7 @@ func ForTest(t T, o Options) *ControlPlane {
 }
 
 // ErrNoBinaries means that Kubernetes' binaries are not in the cache.
-var ErrNoBinaries = errors.New("no Kubernetes binaries in the cache: run `constellation sandbox fetch v1.35.4`")
+var ErrNoBinaries = errors.New("no Kubernetes binaries in the cache: run `constellation sandbox fetch`")
 
 // binDirEnv names a folder to use instead of the cache, for development.
 const binDirEnv = "CONSTELLATION_KUBERNETES_BIN"

@@ -15,7 +15,7 @@ import (
 )
 
 // Versions of Kubernetes before and after an upgrade whose drill names none.
-const kubernetesFrom, kubernetesTo = "v1.35.4", "v1.36.3"
+const kubernetesFrom, kubernetesTo = build.DefaultVersion, build.NextVersion
 
 // versions are those before and after the upgrade of a drill.
 type versions struct {

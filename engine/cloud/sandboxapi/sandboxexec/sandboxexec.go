@@ -27,7 +27,7 @@ import (
 // Name is the name of the program's file.
 const Name = "constellation-sandbox"
 
-// KubernetesVersions returns the Kubernetes versions that a sandbox can build, the default first. A release may have no entry for the newest.
+// KubernetesVersions returns the Kubernetes versions that a sandbox can build, the oldest first. A release may have no entry for the newest.
 func KubernetesVersions() []string {
 	return []string{"v1.35.4", "v1.35.8", "v1.36.3", "v1.36.4", "v1.37.2"}
 }
