@@ -44,7 +44,14 @@ type order struct {
 	first, rest component.List
 	// list is both in the order of the request, which was signed.
 	list component.List
+	// addons are the phases of kubeadm that upgrade the requested add-ons, in kubeadm's order.
+	addons []addon
 }
+
+// addon is an add-on of kubeadm, and the verb that upgrades it.
+type addon struct{ name, verb string }
+
+var addons = []addon{{kubeadm.CoreDNS, kubeadm.UpgradeCoreDNS}, {kubeadm.KubeProxy, kubeadm.UpgradeKubeProxy}}
 
 // parseOrder validates a request without access to the host.
 func parseOrder(req *upgradeproto.UpgradeRequest) (*order, error) {
@@ -53,10 +60,10 @@ func parseOrder(req *upgradeproto.UpgradeRequest) (*order, error) {
 	if t := req.GetToken(); t == "" || len(t) > 128 || strings.ContainsFunc(t, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return nil, errors.New("token: want 1 to 128 printable ASCII characters")
 	}
-	if w := req.GetWhat(); w != upgradeproto.What_APPLY && w != upgradeproto.What_NODE {
-		return nil, errors.New("what: want APPLY or NODE")
+	err := o.parseWhat(req)
+	if err != nil {
+		return nil, err
 	}
-	var err error
 	if o.version, err = version.Parse(req.GetKubernetesVersion()); err != nil {
 		return nil, fmt.Errorf("kubernetes version: %w", err)
 	}
@@ -99,6 +106,25 @@ func parseOrder(req *upgradeproto.UpgradeRequest) (*order, error) {
 	return o, nil
 }
 
+// parseWhat validates what is upgraded.
+func (o *order) parseWhat(req *upgradeproto.UpgradeRequest) error {
+	for _, a := range addons {
+		if slices.Contains(req.GetAddons(), a.name) {
+			o.addons = append(o.addons, a)
+		}
+	}
+	some := len(o.addons) > 0
+	switch w := req.GetWhat(); {
+	case w != upgradeproto.What_APPLY && w != upgradeproto.What_NODE && w != upgradeproto.What_ADDONS:
+		return errors.New("what: want APPLY, NODE or ADDONS")
+	case len(req.GetAddons()) != len(o.addons):
+		return fmt.Errorf("addons: want %s, %s or both, each once", kubeadm.CoreDNS, kubeadm.KubeProxy)
+	case some != (w == upgradeproto.What_ADDONS):
+		return errors.New("addons: want some for ADDONS, and none for APPLY and NODE")
+	}
+	return nil
+}
+
 // vouched returns nil if a release builder that this host trusts vouches for o's components
 // for its version. The caller alone must not decide what runs as root.
 func (h Host) vouched(o *order) error {
@@ -124,8 +150,12 @@ func same(a, b *upgradeproto.UpgradeRequest) bool {
 // words describes a request.
 func words(r *upgradeproto.UpgradeRequest) string {
 	what := "node"
-	if r.GetWhat() == upgradeproto.What_APPLY {
+	switch r.GetWhat() {
+	case upgradeproto.What_APPLY:
 		what = "control plane"
+	case upgradeproto.What_ADDONS:
+		what = "add-ons"
+	case upgradeproto.What_NODE, upgradeproto.What_WHAT_UNSPECIFIED:
 	}
 	return fmt.Sprintf("upgrade of the %s to %s (%s)", what, r.GetKubernetesVersion(), r.GetToken())
 }
@@ -141,7 +171,7 @@ func (h Host) admit(ctx context.Context, o *order) error {
 	switch {
 	case s.GetRole() == "":
 		return errors.New("the host belongs to no cluster")
-	case o.proto.GetWhat() == upgradeproto.What_APPLY && s.GetRole() != "control-plane":
+	case o.proto.GetWhat() != upgradeproto.What_NODE && s.GetRole() != "control-plane":
 		return errors.New("the host is not a control plane")
 	case s.GetKubeletVersion() == "":
 		return errors.New("the host has no kubelet")
@@ -167,6 +197,11 @@ func (h Host) admit(ctx context.Context, o *order) error {
 		}
 		if v.MinorDistance(o.version) > 1 {
 			return fmt.Errorf("%s is %s: %s is more than one minor ahead", name, v, o.version)
+		}
+	}
+	if o.proto.GetWhat() == upgradeproto.What_ADDONS { // kube-proxy must not be newer than an API server
+		if err := is("kube-apiserver", runs["kube-apiserver"], o.version); err != nil {
+			return fmt.Errorf("add-ons follow the control plane: %w", err)
 		}
 	}
 	return nil

@@ -35,6 +35,7 @@ const (
 	stagePlan           = kubeadm.UpgradePlan
 	stageApply          = kubeadm.UpgradeApply
 	stageNode           = kubeadm.UpgradeNode
+	stageAddons         = "addons"
 	stageInstallKubelet = "install-kubelet"
 	stageRestartKubelet = "restart-kubelet"
 	stageWaitForAPI     = "wait-for-api"
@@ -242,24 +243,7 @@ func (u *upgrader) run(ctx context.Context, o *order, found *kubeadm.Process) er
 			return err
 		}
 	}
-	stages := []struct {
-		name string
-		do   func(context.Context, *order) error
-	}{
-		{stageVerify, u.verify},
-		{stageInstallKubeadm, u.installKubeadm},
-		{stagePlan, u.kubeadmStage(stagePlan)},
-		{stageApply, u.kubeadmStage(stageApply)},
-		{stageNode, u.kubeadmStage(stageNode)},
-		{stageInstallKubelet, u.installKubelet},
-		{stageRestartKubelet, u.restartKubelet},
-		{stageWaitForAPI, u.waitForAPI},
-	}
-	apply := o.proto.GetWhat() == upgradeproto.What_APPLY
-	for _, s := range stages {
-		if s.name == stageNode && apply || (s.name == stageApply || s.name == stagePlan) && !apply {
-			continue
-		}
+	for _, s := range u.stages(o.proto.GetWhat()) {
 		// Each stage is recorded on disk before it starts.
 		if err := u.journal.stageIs(s.name, running, ""); err != nil {
 			return fmt.Errorf("begin stage %s: %w", s.name, err)
@@ -272,6 +256,26 @@ func (u *upgrader) run(ctx context.Context, o *order, found *kubeadm.Process) er
 		}
 	}
 	return nil
+}
+
+// stage is a part of a run.
+type stage struct {
+	name string
+	do   func(context.Context, *order) error
+}
+
+// stages returns those of an upgrade, in order.
+func (u *upgrader) stages(what upgradeproto.What) []stage {
+	all := []stage{{stageVerify, u.verify}, {stageInstallKubeadm, u.installKubeadm}}
+	switch what {
+	case upgradeproto.What_ADDONS:
+		return append(all, stage{stageAddons, u.upgradeAddons})
+	case upgradeproto.What_APPLY:
+		all = append(all, stage{stagePlan, u.kubeadmStage(stagePlan)}, stage{stageApply, u.kubeadmStage(stageApply)})
+	case upgradeproto.What_NODE, upgradeproto.What_WHAT_UNSPECIFIED:
+		all = append(all, stage{stageNode, u.kubeadmStage(stageNode)})
+	}
+	return append(all, stage{stageInstallKubelet, u.installKubelet}, stage{stageRestartKubelet, u.restartKubelet}, stage{stageWaitForAPI, u.waitForAPI})
 }
 
 func (u *upgrader) say(level, text string) { u.journal.line("agent", level, text, 0) }
@@ -325,29 +329,8 @@ func is(name, got string, want version.Version) error {
 // fails for a reason other than an unavailable API server.
 func (u *upgrader) kubeadmStage(verb string) func(context.Context, *order) error {
 	return func(ctx context.Context, o *order) error {
-		end := time.Now().Add(retryTimeout)
-		for pause := pauseMin; ; pause = min(2*pause, pauseMax) {
-			if err := u.mend(); err != nil {
-				return err
-			}
-			config, err := u.host.customized(o.config)
-			if err != nil {
-				return err
-			}
-			p, err := u.detached().Start(verb, config, u.journal.started)
-			if err == nil {
-				err = u.wait(ctx, p, 0)
-			}
-			if err == nil {
-				break
-			}
-			if !repeatable(err) || time.Now().After(end) {
-				return err
-			}
-			u.say("warn", fmt.Sprintf("kubeadm upgrade %s is retried in %s: it needs a healthy API server", verb, pause))
-			if !delay.For(ctx, pause) {
-				return context.Cause(ctx)
-			}
+		if err := u.repeat(ctx, o, verb); err != nil {
+			return err
 		}
 		if verb == kubeadm.UpgradePlan {
 			return nil
@@ -378,10 +361,61 @@ func (u *upgrader) kubeadmStage(verb string) func(context.Context, *order) error
 	}
 }
 
+// repeat runs a verb of kubeadm upgrade until it succeeds, or fails for a reason that a retry does not
+// remove.
+func (u *upgrader) repeat(ctx context.Context, o *order, verb string) error {
+	end := time.Now().Add(retryTimeout)
+	for pause := pauseMin; ; pause = min(2*pause, pauseMax) {
+		if err := u.mend(); err != nil {
+			return err
+		}
+		config, err := u.host.customized(o.config)
+		if err != nil {
+			return err
+		}
+		p, err := u.detached().Start(verb, config, u.journal.started)
+		if err == nil {
+			err = u.wait(ctx, p, 0)
+		}
+		if err == nil || !repeatable(err) || time.Now().After(end) {
+			return err
+		}
+		needs := "a healthy API server"
+		if errors.Is(err, errAddonsSkipped) {
+			needs = "all control planes at its version"
+		}
+		u.say("warn", fmt.Sprintf("kubeadm upgrade %s is retried in %s: it needs %s", verb, pause, needs))
+		if !delay.For(ctx, pause) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// errAddonsSkipped means that kubeadm has seen a control plane of another version.
+var errAddonsSkipped = errors.New("kubeadm skipped the add-ons, because a control plane runs another version")
+
 // repeatable reports whether a retry may succeed.
 func repeatable(err error) bool {
 	var e *kubeadm.Error
-	return errors.Is(err, kubeadm.ErrOutcomeUnknown) || errors.As(err, &e) && e.Transient()
+	return errors.Is(err, kubeadm.ErrOutcomeUnknown) || errors.Is(err, errAddonsSkipped) || errors.As(err, &e) && e.Transient()
+}
+
+// upgradeAddons upgrades the add-ons of o, except those that the host's options of kubeadm skip.
+func (u *upgrader) upgradeAddons(ctx context.Context, o *order) error {
+	config, err := u.host.customized(o.config)
+	if err != nil {
+		return err
+	}
+	for _, a := range o.addons {
+		if config.Upgrade.SkipsAddon(a.name) {
+			u.say("info", "the add-on "+a.name+" is left alone: "+kubeadm.UpgradeFile+" skips its phase")
+			continue
+		}
+		if err := u.repeat(ctx, o, a.verb); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (u *upgrader) detached() kubeadm.Detached {
@@ -390,13 +424,19 @@ func (u *upgrader) detached() kubeadm.Detached {
 
 // wait passes on kubeadm's output until it ends.
 func (u *upgrader) wait(ctx context.Context, p *kubeadm.Process, from int64) error {
-	return u.detached().Wait(ctx, p, from, func(l kubeadm.Line, next int64) {
+	skipped := false
+	err := u.detached().Wait(ctx, p, from, func(l kubeadm.Line, next int64) {
+		skipped = skipped || l.AddonsSkipped()
 		text := l.Text
 		if l.Phase != "" {
 			text = "[" + l.Phase + "] " + text
 		}
 		u.journal.line("kubeadm", strings.ToLower(l.Level.String()), text, next)
 	})
+	if ofAddons := p.Verb == kubeadm.UpgradeCoreDNS || p.Verb == kubeadm.UpgradeKubeProxy; err == nil && ofAddons && skipped {
+		return errAddonsSkipped
+	}
+	return err
 }
 
 func (u *upgrader) installKubelet(ctx context.Context, o *order) error {

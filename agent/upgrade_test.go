@@ -118,6 +118,9 @@ func standIn(ctl string) int {
 		return 0
 	}
 	verb := os.Args[2]
+	if verb == "node" && os.Args[3] == "phase" && os.Args[4] == "addon" {
+		verb = os.Args[5]
+	}
 	note(ctl, verb)
 	fmt.Printf("[upgrade] Running %s of %s\n", verb, version)
 	fmt.Fprintln(os.Stderr, "\x1b[33m[WARNING Swap]\x1b[0m: \xff\xfeswap is on")
@@ -130,6 +133,10 @@ func standIn(ctl string) int {
 			fmt.Println(i, strings.Repeat("flood ", 100))
 		}
 		fmt.Println(strings.Repeat("long ", 1<<20))
+	}
+	if os.Remove(filepath.Join(ctl, "skip-"+verb)) == nil {
+		fmt.Println("[upgrade/addon] Skipping upgrade of addons because control plane instances [node-9] have not been upgraded")
+		return 0
 	}
 	fail := filepath.Join(ctl, "fail-"+verb)
 	if b, err := os.ReadFile(fail); err == nil {
@@ -549,6 +556,75 @@ func TestUpgradeOfAWorker(t *testing.T) {
 	}
 }
 
+// The add-ons are upgraded by phases of kubeadm, and nothing else of the host changes.
+func TestAddonsAreUpgraded(t *testing.T) {
+	const head = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: UpgradeConfiguration\n"
+	const whole = "verify:running install-kubeadm:running addons:running success"
+	const broken = "verify:running install-kubeadm:running addons:running addons:failed failure in addons"
+	both := []string{"kube-proxy", "coredns"}
+	for _, tt := range []struct {
+		name, script, content, options string
+		addons                         []string
+		outline, deeds, line           string
+	}{
+		{name: "both, CoreDNS first as kubeadm does", addons: both, outline: whole, deeds: "coredns kube-proxy"},
+		{name: "one of them", addons: []string{"coredns"}, outline: whole, deeds: "coredns"},
+		{name: "the host's options skip one", addons: both, options: "apply: {skipPhases: [addon/coredns]}\n", outline: whole, deeds: "kube-proxy", line: "agent info the add-on coredns is left alone"},
+		{name: "the host's options skip all", addons: both, options: "node: {skipPhases: [addon]}\n", outline: whole, line: "agent info the add-on kube-proxy is left alone"},
+		{name: "a removed control plane is still listed for a while", addons: both, script: "skip-kube-proxy", outline: whole, deeds: "coredns kube-proxy kube-proxy", line: "is retried in 1s: it needs all control planes at its version"},
+		{name: "the API server is unavailable for a while", addons: both, script: "fail-coredns", content: "connect: connection refused", outline: whole, deeds: "coredns coredns kube-proxy"},
+		{name: "kubeadm fails", addons: both, script: "fail-coredns", content: "unable to decode CoreDNS", outline: broken, deeds: "coredns"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, true)
+			manifests(r.settings.Root, to)
+			if tt.script != "" {
+				r.script(tt.script, tt.content)
+			}
+			if tt.options != "" {
+				r.write("etc/kubernetes/kubeadm-upgrade.yaml", head+tt.options, 0o600)
+			}
+			req := r.request("t1")
+			req.What, req.Addons = upgradeproto.What_ADDONS, tt.addons
+			c := r.inside()
+			all, err := collect(c.Upgrade(t.Context(), req))
+			if err != nil || outline(all) != tt.outline || r.deeds() != tt.deeds {
+				t.Fatalf("%v\n%s\n%s", err, outline(all), r.deeds())
+			}
+			if said := strings.Join(lines(all), "\n"); !strings.Contains(said, tt.line) {
+				t.Errorf("lines:\n%s\nwant %q", said, tt.line)
+			}
+			if s, err := c.Status(t.Context(), &upgradeproto.StatusRequest{}); err != nil || s.GetKubeletVersion() != from || s.GetRun().GetWhat() != upgradeproto.What_ADDONS {
+				t.Errorf("status %v, %v", s, err)
+			}
+		})
+	}
+}
+
+// A killed agent is followed by another that repeats the phase of the add-ons.
+func TestAddonsAfterTheAgentWasKilled(t *testing.T) {
+	r := newRig(t, true)
+	manifests(r.settings.Root, to)
+	r.script("hang-coredns", "")
+	req := r.request("t1")
+	req.What, req.Addons = upgradeproto.What_ADDONS, []string{"coredns", "kube-proxy"}
+	r.up()
+	stream, err := r.client().Upgrade(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.hangs("coredns")
+	r.kill()
+	_, _ = collect(stream, nil)
+	r.up()
+	r.release()
+	all, err := collect(r.client().Upgrade(t.Context(), req))
+	if err != nil || !strings.HasSuffix(outline(all), "addons:running success") || r.deeds() != "coredns coredns kube-proxy" {
+		t.Errorf("%v\n%s\n%s", err, outline(all), r.deeds())
+	}
+}
+
 func TestClientsShareARun(t *testing.T) {
 	r := newRig(t, true)
 	r.script("hang-apply", "")
@@ -606,6 +682,17 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"no token", codes.InvalidArgument, "token", func(r *upgradeproto.UpgradeRequest) { r.Token = "" }},
 		{"a token with a line break", codes.InvalidArgument, "token", func(r *upgradeproto.UpgradeRequest) { r.Token = "a\nb" }},
 		{"nothing to upgrade", codes.InvalidArgument, "what", func(r *upgradeproto.UpgradeRequest) { r.What = 0 }},
+		{"add-ons without names", codes.InvalidArgument, "addons: want some", func(r *upgradeproto.UpgradeRequest) { r.What = upgradeproto.What_ADDONS }},
+		{"add-ons of a node", codes.InvalidArgument, "addons: want some", func(r *upgradeproto.UpgradeRequest) { r.Addons = []string{"coredns"} }},
+		{"an unknown add-on", codes.InvalidArgument, "addons: want", func(r *upgradeproto.UpgradeRequest) {
+			r.What, r.Addons = upgradeproto.What_ADDONS, []string{"coredns", "--help"}
+		}},
+		{"an add-on twice", codes.InvalidArgument, "addons: want", func(r *upgradeproto.UpgradeRequest) {
+			r.What, r.Addons = upgradeproto.What_ADDONS, []string{"coredns", "coredns"}
+		}},
+		{"add-ons before the control plane", codes.FailedPrecondition, "add-ons follow the control plane", func(r *upgradeproto.UpgradeRequest) {
+			r.What, r.Addons = upgradeproto.What_ADDONS, []string{"coredns"}
+		}},
 		{"no version", codes.InvalidArgument, "version", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "" }},
 		{"an option instead of a version", codes.InvalidArgument, "version", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "--force" }},
 		{"a version in another form", codes.InvalidArgument, "is not in canonical form", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "1.36.3" }},

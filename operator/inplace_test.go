@@ -134,6 +134,7 @@ func TestRelayForwardsTwoVerbs(t *testing.T) {
 	got := map[string]codes.Code{
 		"EtcdMembers": status.Code(members), "RemoveEtcdMember": status.Code(removed), "MoveEtcdLeader": status.Code(moved), "SnapshotEtcd": status.Code(err), "EtcdState": status.Code(state),
 		"Upgrade of the control plane": status.Code(recv(a.Upgrade(ctx, &upgradeproto.UpgradeRequest{Token: "t", KubernetesVersion: newKubernetes, What: upgradeproto.What_APPLY}))),
+		"Upgrade of add-ons":           status.Code(recv(a.Upgrade(ctx, &upgradeproto.UpgradeRequest{Token: "t", KubernetesVersion: newKubernetes, What: upgradeproto.What_ADDONS, Addons: []string{"coredns"}}))),
 		"Upgrade of nothing":           status.Code(recv(a.Upgrade(ctx, &upgradeproto.UpgradeRequest{Token: "t", KubernetesVersion: newKubernetes}))),
 	}
 	for verb, code := range got {

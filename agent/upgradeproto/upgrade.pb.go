@@ -35,6 +35,10 @@ const (
 	What_APPLY What = 1
 	// What else runs on a host: kubeadm upgrade node.
 	What_NODE What = 2
+	// The cluster's add-ons, from a control plane whose API server runs the version:
+	// kubeadm upgrade node phase addon. Nothing of the host changes. Agents of old images
+	// refuse it with InvalidArgument.
+	What_ADDONS What = 3
 )
 
 // Enum value maps for What.
@@ -43,11 +47,13 @@ var (
 		0: "WHAT_UNSPECIFIED",
 		1: "APPLY",
 		2: "NODE",
+		3: "ADDONS",
 	}
 	What_value = map[string]int32{
 		"WHAT_UNSPECIFIED": 0,
 		"APPLY":            1,
 		"NODE":             2,
+		"ADDONS":           3,
 	}
 )
 
@@ -433,8 +439,10 @@ type UpgradeRequest struct {
 	// components is the one that was signed. Another statement over the same is the same
 	// request.
 	ComponentsStatement string `protobuf:"bytes,7,opt,name=components_statement,json=componentsStatement,proto3" json:"components_statement,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Of ADDONS: coredns, kube-proxy or both. Others have none.
+	Addons        []string `protobuf:"bytes,8,rep,name=addons,proto3" json:"addons,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UpgradeRequest) Reset() {
@@ -514,6 +522,13 @@ func (x *UpgradeRequest) GetComponentsStatement() string {
 		return x.ComponentsStatement
 	}
 	return ""
+}
+
+func (x *UpgradeRequest) GetAddons() []string {
+	if x != nil {
+		return x.Addons
+	}
+	return nil
 }
 
 // Configuration is what kubeadm is told beside the version.
@@ -705,8 +720,8 @@ func (*UpgradeResponse_Failure) isUpgradeResponse_Kind() {}
 // Progress is a change of state of one stage.
 type Progress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// verify, install-kubeadm, plan, apply, node, install-kubelet, restart-kubelet or
-	// wait-for-api.
+	// verify, install-kubeadm, plan, apply, node, addons, install-kubelet, restart-kubelet
+	// or wait-for-api.
 	Stage         string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	State         string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // running, done, failed, interrupted
 	Text          string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
@@ -1729,7 +1744,7 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\vINTERRUPTED\x10\x02\x12\r\n" +
 	"\tSUCCEEDED\x10\x03\x12\n" +
 	"\n" +
-	"\x06FAILED\x10\x04\"\xbe\x02\n" +
+	"\x06FAILED\x10\x04\"\xd6\x02\n" +
 	"\x0eUpgradeRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12-\n" +
 	"\x12kubernetes_version\x18\x02 \x01(\tR\x11kubernetesVersion\x12$\n" +
@@ -1739,7 +1754,8 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"components\x12?\n" +
 	"\rconfiguration\x18\x05 \x01(\v2\x19.upgrade.v1.ConfigurationR\rconfiguration\x12\x14\n" +
 	"\x05after\x18\x06 \x01(\x04R\x05after\x121\n" +
-	"\x14components_statement\x18\a \x01(\tR\x13componentsStatement\"s\n" +
+	"\x14components_statement\x18\a \x01(\tR\x13componentsStatement\x12\x16\n" +
+	"\x06addons\x18\b \x03(\tR\x06addons\"s\n" +
 	"\rConfiguration\x126\n" +
 	"\x17ignore_preflight_errors\x18\x01 \x03(\tR\x15ignorePreflightErrors\x12*\n" +
 	"\x11image_pull_policy\x18\x02 \x01(\tR\x0fimagePullPolicy\"\x96\x02\n" +
@@ -1817,11 +1833,13 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"cluster_id\x18\x01 \x01(\x04R\tclusterId\x12\x1b\n" +
 	"\tmember_id\x18\x02 \x01(\x04R\bmemberId\x12\x18\n" +
 	"\amembers\x18\x03 \x03(\x04R\amembers\x12\x16\n" +
-	"\x06sha256\x18\x04 \x01(\fR\x06sha256*1\n" +
+	"\x06sha256\x18\x04 \x01(\fR\x06sha256*=\n" +
 	"\x04What\x12\x14\n" +
 	"\x10WHAT_UNSPECIFIED\x10\x00\x12\t\n" +
 	"\x05APPLY\x10\x01\x12\b\n" +
-	"\x04NODE\x10\x022\xb5\x04\n" +
+	"\x04NODE\x10\x02\x12\n" +
+	"\n" +
+	"\x06ADDONS\x10\x032\xb5\x04\n" +
 	"\x05Agent\x12?\n" +
 	"\x06Status\x12\x19.upgrade.v1.StatusRequest\x1a\x1a.upgrade.v1.StatusResponse\x12D\n" +
 	"\aUpgrade\x12\x1a.upgrade.v1.UpgradeRequest\x1a\x1b.upgrade.v1.UpgradeResponse0\x01\x12N\n" +

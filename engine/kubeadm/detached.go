@@ -26,6 +26,10 @@ const (
 	UpgradePlan  = "plan"
 	UpgradeApply = "apply"
 	UpgradeNode  = "node"
+	// UpgradeCoreDNS and UpgradeKubeProxy are phases of UpgradeNode. kubeadm ignores skipPhases when
+	// it runs one phase; see [UpgradeConfiguration.SkipsAddon].
+	UpgradeCoreDNS   = UpgradeNode + " phase addon " + CoreDNS
+	UpgradeKubeProxy = UpgradeNode + " phase addon " + KubeProxy
 )
 
 // GateArgument is the first argument of a process that is to become kubeadm: see
@@ -110,9 +114,9 @@ func BootID() (string, error) {
 // exists and before it becomes kubeadm; if it fails, kubeadm never runs.
 func (d Detached) Start(verb string, c Config, started func(Process) error) (*Process, error) {
 	fail := func(err error) (*Process, error) { return nil, fmt.Errorf("kubeadm upgrade %s: %w", verb, err) }
-	args := []string{"upgrade", verb}
+	args := append([]string{"upgrade"}, strings.Fields(verb)...)
 	switch verb {
-	case UpgradePlan, UpgradeNode:
+	case UpgradePlan, UpgradeNode, UpgradeCoreDNS, UpgradeKubeProxy:
 	case UpgradeApply:
 		args = append(args, "--yes")
 	default:

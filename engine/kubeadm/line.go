@@ -23,6 +23,13 @@ type Line struct {
 	Text string
 }
 
+// AddonsSkipped reports whether kubeadm says that it leaves the add-ons alone because a control plane
+// runs another version. The control plane may be one that was removed: its mirror pod exists until
+// the garbage collection of pods. kubeadm's exit code is zero then.
+func (l Line) AddonsSkipped() bool {
+	return strings.Contains(l.Text, "Skipping upgrade of addons because control plane instances")
+}
+
 var (
 	// escapes of terminals: CSI, OSC, and two-character ones.
 	escapeRE = regexp.MustCompile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[@-Z\\\\^_])")

@@ -210,6 +210,20 @@ func (p *hostPart) change(verb string, to *UpgradeNodeConfiguration) error {
 	return nil
 }
 
+// The add-ons of kubeadm, by the names of their phases.
+const (
+	CoreDNS   = "coredns"
+	KubeProxy = "kube-proxy"
+)
+
+// SkipsAddon reports whether the user's options of an upgrade skip the phase of an add-on. Those of
+// both verbs count: the cluster has the add-on only once, whichever verb would upgrade it.
+func (u *UpgradeConfiguration) SkipsAddon(name string) bool {
+	return slices.ContainsFunc(slices.Concat(u.Apply.SkipPhases, u.Node.SkipPhases), func(phase string) bool {
+		return phase == "addon" || phase == "addon/all" || phase == "addon/"+name
+	})
+}
+
 var skippableRE = regexp.MustCompile(`^[a-z][a-z-]{0,63}(/[a-z][a-z-]{0,63})?$`)
 
 // neverSkipped are phases without which kubeadm would report an upgrade that did not happen.
