@@ -122,6 +122,8 @@ func runKubeadm(ctx context.Context, version string, args []string, out io.Write
 		return s.withConfig(config, (*standIn).join)(ctx)
 	case "reset":
 		return s.reset(ctx)
+	case "upgrade node phase addon coredns", "upgrade node phase addon kube-proxy":
+		return s.upgradeAddon(ctx, words[len(words)-1])
 	case "upgrade plan", "upgrade apply", "upgrade node":
 		return s.withConfig(config, func(s *standIn, ctx context.Context, d documents) error {
 			return s.upgrade(ctx, strings.TrimPrefix(verb, "upgrade "), d)
@@ -900,18 +902,56 @@ func (s *standIn) upgrade(ctx context.Context, verb string, _ documents) error {
 	if err := writeBelow(s.root(), "var/lib/kubelet/config.yaml", b, 0o600); err != nil {
 		return err
 	}
-	if verb == "node" {
+	if name != "admin.conf" {
 		return nil
 	}
-	kubeconfig := "--kubeconfig=" + s.root("etc/kubernetes/admin.conf")
-	for _, phase := range [][]string{{"upload-config", "all", kubeconfig}, {"addon", "all", kubeconfig}} {
+	if verb == "apply" {
 		// The API server may be unavailable for a moment.
-		if err := s.patiently(ctx, func() error { return s.phase(ctx, d, false, phase...) }); err != nil {
+		if err := s.patiently(ctx, func() error { return s.phase(ctx, d, false, "upload-config", "all", s.admin()) }); err != nil {
 			return err
 		}
 	}
+	if err := s.patiently(ctx, func() error { return s.addon(ctx, c, d, "all") }); err != nil || verb == "node" {
+		return err
+	}
 	s.say("[upgrade] SUCCESS! A control plane node of your cluster was upgraded to %q", s.version)
 	return nil
+}
+
+// admin is the flag of the kubeconfig of the control plane's administrator.
+func (s *standIn) admin() string { return "--kubeconfig=" + s.root("etc/kubernetes/admin.conf") }
+
+// upgradeAddon upgrades one add-on on a control plane.
+func (s *standIn) upgradeAddon(ctx context.Context, name string) error {
+	c, err := s.client("admin.conf", false)
+	if err != nil {
+		return err
+	}
+	d := documents{}
+	if err := s.clusterConfig(ctx, c, d); err != nil {
+		return fmt.Errorf("failed to get config map: %w", err)
+	}
+	return s.addon(ctx, c, d, name)
+}
+
+// addon applies add-ons, unless another control plane runs another version. A kubelet is upgraded after
+// the control plane's processes, so its version shows theirs.
+func (s *standIn) addon(ctx context.Context, c kubernetes.Interface, d documents, name string) error {
+	nodes, err := c.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: controlLabel})
+	if err != nil {
+		return err
+	}
+	var old []string
+	for _, n := range nodes.Items {
+		if n.Name != s.Name && n.Status.NodeInfo.KubeletVersion != s.version {
+			old = append(old, n.Name)
+		}
+	}
+	if len(old) > 0 {
+		s.say("[upgrade/addon] Skipping upgrade of addons because control plane instances %v have not been upgraded", old)
+		return nil
+	}
+	return s.phase(ctx, d, false, "addon", name, s.admin())
 }
 
 func (s *standIn) patiently(ctx context.Context, do func() error) error {
