@@ -194,4 +194,14 @@ func TestRolloutToTheNextKubernetes(t *testing.T) {
 	if out := c.kubectl("get", "nodes", "-o", `jsonpath={.items[*].status.nodeInfo.kubeletVersion}`); strings.Count(out, next) != 5 {
 		t.Errorf("kubelets are %s, want five of %s", out, next)
 	}
+	// All control planes were replaced, and a join changes no add-on.
+	for addon, tag := range map[string]string{"daemonset/kube-proxy": "v1.36.3", "deployment/coredns": "v1.14.2"} {
+		if image := c.kubectl("-n", "kube-system", "get", addon, "-o", "jsonpath={.spec.template.spec.containers[0].image}"); !strings.HasSuffix(image, ":"+tag) {
+			t.Errorf("%s has the image %s, want tag %s", addon, image, tag)
+		}
+		c.kubectl("-n", "kube-system", "rollout", "status", addon, "--timeout=3m")
+	}
+	if done := c.kubectl("get", "nodeversion", "constellation-version", "-o", "jsonpath={.status.addons.phase}"); done != "done" {
+		t.Errorf("the add-ons are reported as %q, want done", done)
+	}
 }

@@ -132,6 +132,7 @@ var rightsOf = map[string][]string{
 		"constellation-system: serviceaccounts/token (constellation-operator): create",
 		"default: events.k8s.io/events: create,patch",
 		"kube-system: apps/deployments (constellation-cluster-autoscaler): get,patch",
+		"kube-system: apps/deployments (coredns): get",
 		"kube-system: configmaps (k8s-version): create,patch",
 		"kube-system: configmaps: get",
 		"kube-system: coordination.k8s.io/leases (constellation-node-upgrades): get,update",

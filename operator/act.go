@@ -150,6 +150,7 @@ const (
 const (
 	upgradeHere = "upgrade"
 	upgradeOn   = "upgrade " // and the node
+	addonsKey   = "upgrade add-ons"
 )
 
 // actMembers is the maximum age of the member list when a member is removed, from the time of the
@@ -370,7 +371,7 @@ func (r *nodeVersions) follow(a decision.Action) {
 		if err != nil {
 			return errors.Join(failed, err)
 		}
-		r.hostView.setRun(run)
+		r.hostView.setRun(run.OfCluster())
 		if failed != nil {
 			r.recordVersion(ctx, corev1.EventTypeWarning, "UpgradeFailed", decision.Truncate(failed.Error(), 500))
 			return failed

@@ -73,6 +73,7 @@ var effects = [...]effect{
 	decision.NoteComponents:   write{log: "components of node recorded", send: (*nodeVersions).noteComponents, event: (*nodeVersions).recordUpgraded},
 	decision.MarkInPlace:      write{log: "in-place label changed", send: (*nodeVersions).labelInPlace},
 	decision.MarkRetry:        write{log: "retry request changed", send: (*nodeVersions).markRetry, event: (*nodeVersions).endRetryPause},
+	decision.UpgradeAddons:    start(func(r *nodeVersions, _ *batch, a decision.Action) { r.upgradeAddons(a) }),
 	decision.PublishComponents: start(func(_ *nodeVersions, b *batch, a decision.Action) {
 		join := a.JoinComponents
 		b.publish = &join
@@ -347,6 +348,7 @@ func (r *nodeVersions) endRetryPause(_ *observed, a decision.Action) {
 	if a.RetryMark != "" {
 		r.retries.hurry(upgradeOn + a.Node)
 		r.retries.hurry(upgradeHere)
+		r.retries.hurry(addonsKey)
 	}
 }
 

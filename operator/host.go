@@ -216,12 +216,25 @@ func nodeToken(version, reference, etcd string, last decision.UpgradeRun) string
 	return strings.Join(parts, "/")
 }
 
-// Parts of the token of an in-place upgrade, in the field between version and components. Earlier
+// Parts of the tokens of an in-place upgrade and of add-ons, in the field between version and components. Earlier
 // operators skip that field.
 const (
 	nodeAttempt   = "n"
+	addonsAttempt = "a"
 	etcdSeparator = "+"
 )
+
+// addonsToken is upgradeToken of an upgrade of add-ons, with their initials: the agent refuses a token
+// for other add-ons.
+func addonsToken(version, reference string, addons []string, last decision.UpgradeRun) string {
+	parts := strings.SplitN(upgradeToken(version, reference, last), "/", 3)
+	attempt := addonsAttempt
+	for _, a := range addons {
+		attempt += a[:1]
+	}
+	parts[1] = attempt + parts[1]
+	return strings.Join(parts, "/")
+}
 
 // etcdOf returns the mark of etcd in a token.
 func etcdOf(token string) string {
@@ -247,7 +260,7 @@ func (h *agentHost) Run(ctx context.Context) (decision.UpgradeRun, error) {
 	if r == nil {
 		return decision.UpgradeRun{}, nil
 	}
-	run := decision.UpgradeRun{Version: r.GetKubernetesVersion(), Node: h.node, InPlace: r.GetWhat() == upgradeproto.What_NODE, Phase: phaseOf(r.GetStage()), Line: r.GetLastLine(), Started: r.GetStarted().AsTime()}
+	run := decision.UpgradeRun{Version: r.GetKubernetesVersion(), Node: h.node, InPlace: r.GetWhat() == upgradeproto.What_NODE, Addons: r.GetWhat() == upgradeproto.What_ADDONS, Phase: phaseOf(r.GetStage()), Line: r.GetLastLine(), Started: r.GetStarted().AsTime()}
 	if parts := strings.SplitN(r.GetToken(), "/", 3); len(parts) == 3 && parts[0] == run.Version {
 		run.Components, run.Etcd = parts[2], etcdOf(r.GetToken())
 	}
@@ -264,6 +277,9 @@ func (h *agentHost) Run(ctx context.Context) (decision.UpgradeRun, error) {
 	case upgradeproto.Run_RUNNING:
 		run.BootID = s.GetBootId()
 	case upgradeproto.Run_STATE_UNSPECIFIED:
+	}
+	if run.Addons && h.what == upgradeproto.What_NODE && !run.Active() {
+		return decision.UpgradeRun{}, nil // it did not upgrade the node
 	}
 	return run, nil
 }
@@ -299,11 +315,29 @@ func phaseOf(stage string) string {
 // ends, and continues with the next line. It returns the agent's message if the agent refuses, for
 // example because another run is in progress.
 func (h *agentHost) Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error {
-	req := &upgradeproto.UpgradeRequest{
-		Token: token, KubernetesVersion: version, What: h.what, Components: component.ToProto(components.List), ComponentsStatement: components.Statement,
+	return h.upgrade(ctx, &upgradeproto.UpgradeRequest{What: h.what}, token, version, reference, components, tell)
+}
+
+// UpgradeAddons requests the upgrade of add-ons, by their names, as Upgrade does for Kubernetes.
+func (h *agentHost) UpgradeAddons(ctx context.Context, token, version, reference string, components component.Signed, addons []string, tell func(decision.UpgradeRun)) error {
+	return h.addonsError(h.upgrade(ctx, &upgradeproto.UpgradeRequest{What: upgradeproto.What_ADDONS, Addons: addons}, token, version, reference, components, tell))
+}
+
+// addonsError adds the remedy to the refusal of an agent that does not know add-ons.
+func (h *agentHost) addonsError(err error) error {
+	if s, ok := status.FromError(err); ok && s.Code() == codes.InvalidArgument && strings.Contains(s.Message(), "want APPLY or NODE") {
+		return fmt.Errorf("the agent of %s comes from an old image and cannot upgrade add-ons: upgrade the image, or run `kubeadm upgrade node phase addon all` on a control plane: %w", h.node, err)
+	}
+	return err
+}
+
+// upgrade is Upgrade of what req names.
+func (h *agentHost) upgrade(ctx context.Context, req *upgradeproto.UpgradeRequest, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error {
+	req = &upgradeproto.UpgradeRequest{
+		Token: token, KubernetesVersion: version, What: req.GetWhat(), Addons: req.GetAddons(), Components: component.ToProto(components.List), ComponentsStatement: components.Statement,
 		Configuration: &upgradeproto.Configuration{IgnorePreflightErrors: kubeadm.IgnoredChecks()}, // same as for the join of the machine
 	}
-	f := &following{host: h, tell: tell, run: decision.UpgradeRun{Version: version, Components: reference, Node: h.node, Phase: "download", InPlace: h.what == upgradeproto.What_NODE, Etcd: etcdOf(token)}}
+	f := &following{host: h, tell: tell, run: decision.UpgradeRun{Version: version, Components: reference, Node: h.node, Phase: "download", InPlace: req.GetWhat() == upgradeproto.What_NODE, Addons: req.GetWhat() == upgradeproto.What_ADDONS, Etcd: etcdOf(token)}}
 	cut, enrolled := false, false
 	for pause := reconnectMin; ; pause = min(2*pause, reconnectMax) {
 		before := f.after

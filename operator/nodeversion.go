@@ -290,6 +290,10 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	// Such a wait ends with a complete list.
 	lacking := slices.ContainsFunc(waits, func(w decision.Wait) bool { return w.Reason == decision.ReasonPartial })
 	moving, poll := r.renew(o, d.Actions, age, lacking, d.WantsEtcdTag())
+	if d.WantsAddons() && r.host != nil {
+		poll = min(poll, freshTag)
+		r.renewAddons()
+	}
 	stale := current && len(d.Actions) > 0 && age > tooOld
 	actions, instead := r.usable(d.Actions, current, stale)
 	published := r.act(o, actions)
@@ -432,7 +436,9 @@ const (
 	asking     = "list etcd members"
 	recalling  = "read the agent's run"
 	tagging    = "read kubeadm's configuration"
-	reporting  = "report on NodeVersion"
+
+	addonsReading = "read the add-ons"
+	reporting     = "report on NodeVersion"
 )
 
 // renew polls the cloud and the host as often as needed. moving reports whether machines come or go,
@@ -560,6 +566,7 @@ func (r *nodeVersions) renewHost(fresh time.Duration) {
 			run, err := r.host.Run(ctx)
 			if err == nil {
 				r.hostView.setRun(run.OfCluster())
+				r.hostView.setAddonRun(run.OfAddons())
 			}
 			return err
 		})

@@ -283,6 +283,7 @@ func (r *nodeVersions) observeEtcd(w *decision.World) {
 		}
 	}
 	w.KubeadmEtcdTag, w.KubeadmRead = r.hostView.etcdTag(r.now())
+	w.Addons, w.AddonRun = r.hostView.addons(r.now())
 	for i := range w.Etcd {
 		if m := &w.Etcd[i]; m.NotStarted {
 			m.Since = r.clocks.Since("member "+m.Node, w.Now)
@@ -475,7 +476,10 @@ type hostView struct {
 	outdated bool      // we have changed them since
 	latest   decision.UpgradeRun
 	runKnown bool
-	tag      string // etcd.local.imageTag of ConfigMap kubeadm-config
+	images   decision.Addons
+	imagesAt time.Time           // when they were read
+	addonRun decision.UpgradeRun // latest, of add-ons
+	tag      string              // etcd.local.imageTag of ConfigMap kubeadm-config
 	tagRead  time.Time
 }
 

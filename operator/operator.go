@@ -89,6 +89,9 @@ type host interface {
 	// connections and restarts of the agent. It reports progress to tell, and returns nil when the
 	// machine runs the version.
 	Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error
+	// UpgradeAddons requests an upgrade of add-ons or attaches to it, as Upgrade does. It returns nil
+	// when kubeadm has upgraded those that it manages.
+	UpgradeAddons(ctx context.Context, token, version, reference string, components component.Signed, addons []string, tell func(decision.UpgradeRun)) error
 }
 
 // drains drains nodes in the background. See drainer.

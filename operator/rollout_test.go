@@ -464,6 +464,11 @@ func (h hostInTest) Run(context.Context) (decision.UpgradeRun, error) {
 	return h.run, nil
 }
 
+func (h hostInTest) UpgradeAddons(context.Context, string, string, string, component.Signed, []string, func(decision.UpgradeRun)) error {
+	h.breach("add-ons upgraded that the cluster does not have")
+	return errors.New("refused")
+}
+
 func (h hostInTest) Upgrade(ctx context.Context, _, version, reference string, list component.Signed, tell func(decision.UpgradeRun)) error {
 	if len(list.List) == 0 {
 		return errors.New("no components")

@@ -22,6 +22,7 @@ type Action struct {
 	Version, Components string
 	JoinComponents      v1alpha1.JoinComponents
 	Etcd                string // of UpgradeNode: mark of the etcd that the target names
+	Addons              string // of UpgradeAddons: names, separated by commas
 	Until               time.Time
 	MinVoters           int
 	Address             string    // of RemoveMember: of the member, see [Member]; empty: not known
@@ -88,6 +89,8 @@ const (
 	// MarkRetry writes to the Node which failed run is retried now, or removes that. It changes the
 	// Node only if it is unchanged.
 	MarkRetry
+	// UpgradeAddons requests an upgrade of add-ons from the node's agent, or attaches to that run.
+	UpgradeAddons
 	// PublishComponents writes the components of joining machines to the status, if it is unchanged.
 	PublishComponents
 
@@ -115,6 +118,7 @@ func (a Action) String() string {
 		add("machine=", in.Machine)
 	}
 	add("", a.Version)
+	add("", a.Addons)
 	add("", a.RetryMark)
 	if a.JoinComponents != (v1alpha1.JoinComponents{}) {
 		s += fmt.Sprintf(" control-plane=%s worker=%s", a.JoinComponents.ControlPlane, a.JoinComponents.Worker)
@@ -162,6 +166,7 @@ var actionTable = [actionKinds]struct {
 	NoteComponents:    {"note components", true},
 	MarkInPlace:       {"mark in-place", true},
 	MarkRetry:         {"mark retry", true},
+	UpgradeAddons:     {"upgrade add-ons", false},
 	PublishComponents: {"publish components", true},
 }
 

@@ -90,6 +90,7 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 		JoinComponents:     joinComponents(spec, before.JoinComponents, w),
 		Conditions:         slices.Clone(before.Conditions),
 		EtcdMembers:        etcdMembers(w.LastEtcd),
+		Addons:             before.Addons,
 	}
 	if w.LastEtcd == nil { // a new leader has not listed them yet
 		s.EtcdMembers = before.EtcdMembers

@@ -47,6 +47,7 @@ func plan(spec v1alpha1.NodeVersionSpec, w World, off rule) *Decision {
 	d.startReplacements()
 	d.releaseCordons()
 	d.labelInPlace()
+	d.upgradeAddons()
 	d.settleRetryRequests()
 	d.autoscaling()
 	return d
@@ -64,6 +65,9 @@ type Decision struct {
 	inFlight   int             // machines above the sizes of the groups, or upgraded in place
 
 	keepCordoned map[string]bool // nodes that stay cordoned; releaseCordons uncordons all others
+
+	addons       *v1alpha1.AddonsProgress // as the status reports them
+	addonsWanted bool                     // their images decide what happens next
 
 	Actions []Action
 	Waits   []Wait
@@ -307,6 +311,8 @@ func (d *Decision) upgrade() {
 		d.Wait("AutoscalerRuns", "the cluster autoscaler has not stopped yet", v1alpha1.Reference{}, time.Time{})
 	case d.controlPlaneMoves():
 		d.Wait("ControlPlaneMoves", "a control plane is joining or leaving; Kubernetes is upgraded after that", v1alpha1.Reference{}, time.Time{})
+	case d.w.AddonRun.Active():
+		d.Wait("AddonsUpgrade", fmt.Sprintf("the agent of %s upgrades the add-ons of an earlier target; Kubernetes is upgraded after that", d.w.AddonRun.Node), NodeReference(d.w.AddonRun.Node), time.Time{})
 	case host == nil:
 		d.Wait("NoControlPlane", "no control plane is Ready, so no agent can upgrade Kubernetes", v1alpha1.Reference{}, time.Time{})
 	case stillReported(d.w.Before.Upgrade, r, host.Name):

@@ -311,7 +311,7 @@ func TestEveryActionKindHasAName(t *testing.T) {
 		if kind.String() == "" {
 			t.Errorf("action %d has no name", kind)
 		}
-		repeats := kind == DrainNode || kind == CreateInstance || kind == DeleteInstance || kind == MarkRetry
+		repeats := kind == DrainNode || kind == CreateInstance || kind == DeleteInstance || kind == MarkRetry || kind == UpgradeAddons
 		if moves := (Action{Kind: kind}).moves(); moves == repeats {
 			t.Errorf("%s: moves is %t", kind, moves)
 		}

@@ -114,6 +114,7 @@ type modelState struct {
 	images                     [modelGroups]uint8
 	inPlace                    [modelGroups]bool
 	pubCP, pubW                uint8
+	addons                     uint8             // components that kubeadm has upgraded the add-ons to
 	run, runTarget, runNode    uint8             // run: 0 none, 1 active, 2 done, 3 failed
 	blocked                    [modelGroups]bool // by a PodDisruptionBudget
 	lease, leader              uint8
@@ -293,7 +294,7 @@ func (c *scenario) start() modelState {
 		}
 		s.floor[g], s.images[g] = uint8(n), modelTargets[c.from].image
 	}
-	s.pubCP, s.pubW = modelTargets[c.from].comps, modelTargets[c.from].comps
+	s.pubCP, s.pubW, s.addons = modelTargets[c.from].comps, modelTargets[c.from].comps, modelTargets[c.from].comps
 	s.target, s.faults, s.voters = c.target, uint8(c.faults), uint8(c.nodes[0])
 	s.enabled, s.scaling, s.inPlace = !c.othersStoppedScale, !c.othersStoppedScale, c.inPlace
 	if c.taken {
@@ -340,6 +341,7 @@ func (c *scenario) view(s *modelState, h hidden) World {
 		Autoscaler: Autoscaler{Enabled: s.enabled, PausedByUs: s.ours, Running: s.scaling},
 		Nodes:      make([]Node, 0, maxMachines), Instances: make([]Instance, 0, maxMachines), Etcd: make([]Member, 0, 4), Groups: make([]Group, 0, modelGroups), Intents: make([]Intent, 0, 4),
 	}
+	w.Addons = Addons{Read: true, CoreDNS: "registry.k8s.io/coredns/coredns:v1.13.1", KubeProxy: "registry.k8s.io/kube-proxy:" + modelKube[s.addons]}
 	w.Before.JoinComponents = v1alpha1.JoinComponents{ControlPlane: modelComps[s.pubCP], Worker: modelComps[s.pubW]}
 	if s.paused {
 		since := modelNow
@@ -535,6 +537,7 @@ func (e *explorer) facts(s *modelState) *facts {
 	f.shall, f.surge, f.controlPlanes, f.voters = c.total()+int(s.more), c.surge, c.nodes[cpModel], int(s.voters)
 	f.image, f.comps, f.keepWorkers, f.paused, f.cancel = int(t.image), int(t.comps), c.keepWorkers, s.paused, s.cancel
 	f.enabled, f.ours, f.scaling, f.othersStopped = s.enabled, s.ours, s.scaling, c.othersStoppedScale
+	f.addons = int(s.addons)
 	f.pubCP, f.pubW, f.run, f.runComps, f.leader = int(s.pubCP), int(s.pubW), int(s.run), int(modelTargets[s.runTarget].comps), int(s.leader)
 	for g := range f.groups {
 		f.groups[g] = groupFacts{controlPlanes: g == cpModel, inPlace: s.inPlace[g], blocked: s.blocked[g], floor: int(s.floor[g]), image: int(s.images[g])}
@@ -576,7 +579,7 @@ func (s *modelState) effect(a *modelAction) effect {
 	if a.kind == StartUpgrade {
 		e.comps = int(modelTargets[a.target].comps)
 	}
-	if a.kind == UpgradeNode || a.kind == NoteComponents {
+	if a.kind == UpgradeNode || a.kind == NoteComponents || a.kind == UpgradeAddons {
 		e.comps = int(a.extra)
 	}
 	return e
@@ -621,7 +624,7 @@ func (s *modelState) encode(c *scenario, a *Action) modelAction {
 	if a.Kind == StartUpgrade {
 		out.target = uint8(index(modelComps[:], a.Components)) + 1 // the targets are in this order
 	}
-	if a.Kind == UpgradeNode || a.Kind == NoteComponents {
+	if a.Kind == UpgradeNode || a.Kind == NoteComponents || a.Kind == UpgradeAddons {
 		out.extra = uint8(index(modelComps[:], a.Components))
 	}
 	out.flag = out.flag || a.RetryMark != ""
@@ -816,6 +819,10 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 		if s.run != 1 && (s.run != 2 || s.runTarget != a.target) {
 			s.run, s.runTarget, s.runNode = 1, a.target, a.node-1
 		}
+	case UpgradeAddons:
+		if m.life == running && m.api == a.extra { // the agent compares it with its own API server
+			s.addons = a.extra
+		}
 	case PublishComponents:
 		s.pubCP, s.pubW = a.pubCP, a.pubW
 	}
@@ -979,7 +986,7 @@ func (a modelAction) String() string {
 		fmt.Fprintf(&b, " g%d image=%d", a.group, a.extra)
 	case BindIntent, RecordIntent, ClearIntent:
 		fmt.Fprintf(&b, " leave=%v upgrade=%v", a.flag, a.up)
-	case UpgradeNode, NoteComponents:
+	case UpgradeNode, NoteComponents, UpgradeAddons:
 		fmt.Fprintf(&b, " components=%d", a.extra)
 	case ReleaseNode:
 		fmt.Fprintf(&b, " uncordon=%v", a.flag)

@@ -33,6 +33,7 @@ type facts struct {
 	pubCP, pubW            int  // components that joining machines get
 	run, runComps          int  // run: 0 none, 1 active, 2 done, 3 failed
 	leader                 int  // of etcd
+	addons                 int  // components that the add-ons are of
 }
 
 // fact is a machine.
@@ -179,6 +180,9 @@ func (f *facts) broken() string {
 	}
 	if healthy < voters/2+1 {
 		return fmt.Sprintf("invariant 3: etcd has lost its quorum: %d of %d voters are healthy", healthy, voters)
+	}
+	if f.kube[f.addons] > oldestAPI {
+		return "invariant 11: kube-proxy is newer than an API server"
 	}
 	for i := range f.machines {
 		m := &f.machines[i]
@@ -373,6 +377,15 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		if whole && e.comps != m.comps {
 			return "a Node gets components that its agent has not installed"
 		}
+	case UpgradeAddons:
+		switch {
+		case f.paused || f.cancel:
+			return "add-ons are upgraded while the rollout is stopped"
+		case whole && f.kube[e.comps] <= f.kube[f.addons]:
+			return "add-ons of the target's version are upgraded"
+		case !f.controlPlanesDone(whole):
+			return "add-ons are upgraded while a control plane is outdated or being replaced"
+		}
 	case StartUpgrade:
 		for i := range f.machines {
 			if o := &f.machines[i]; whole && f.control(o) && o.run == 1 && o.life == running {
@@ -468,6 +481,8 @@ func (f *facts) unfinished() string {
 		return "the rollout is stopped"
 	case f.pubCP != f.comps || f.pubW != f.comps:
 		return "joining machines do not get the target's components"
+	case f.kube[f.addons] != f.kube[f.comps] && f.controlPlanesDone(true):
+		return "the add-ons are not at the target"
 	case !stuck && (f.ours || f.enabled != f.scaling || f.enabled == f.othersStopped):
 		return "the autoscaler is not resumed"
 	}

@@ -448,6 +448,9 @@ func (x *observed) failedOn(n *Node) (run UpgradeRun, known bool) {
 	if x.w.Run.Node == n.Name && x.w.Run.Phase == "failed" && x.aimsAt(x.w.Run) {
 		return x.w.Run, true
 	}
+	if r := x.w.AddonRun; r.Node == n.Name && r.Phase == "failed" && x.aimsAt(r) {
+		return r, true
+	}
 	if !n.Confirmed {
 		return UpgradeRun{}, false
 	}

@@ -57,6 +57,7 @@ const (
 	ruleBareUnknown         // a Node that does not name the incarnation of its machine is not changed
 	ruleSpentToken          // a token is not sent again after its machine was seen
 	ruleDonorMachine        // the old node of a replacement is that of the old machine, not any Node of its name
+	ruleAddonsLast          // add-ons are upgraded when every control plane is at the target
 	ruleMemberAddress       // a member of etcd belongs to the machine of its name that has its address
 
 	// Progress: without the branch something never happens.
@@ -79,6 +80,7 @@ const (
 	ruleInPlaceStuck      // a node whose upgrade fails does not block other groups
 	ruleReplacementDenies // a replacement node that denies its old node is given up
 	ruleNeverReady        // a machine whose Node is never Ready is given up
+	ruleAddons            // add-ons that the last control plane did not bring are upgraded
 	ruleRevoked           // a revoked machine is removed without a drain
 
 	rules

@@ -170,6 +170,7 @@ func (s *simulation) other(o *simOperator) *simOperator { return s.ops[1-o.no] }
 func (o *simOperator) world() World {
 	s := o.s
 	w := World{Now: o.clock(), Complete: o.listComplete, Versions: simByRef, LeaderNode: s.m[o.host].name, Autoscaler: o.autoscaler, Generation: o.version.generation, Before: o.version.status, Run: s.upgrade}
+	w.Addons = Addons{Read: true, CoreDNS: "registry.k8s.io/coredns/coredns:v1.13.1", KubeProxy: "registry.k8s.io/kube-proxy:" + simByRef[simComps[s.addons]]}
 	w.Nodes = make([]Node, 0, len(o.nodes))
 	ask := make([]bool, len(s.m))
 	for i, n := range o.nodes {
@@ -402,7 +403,7 @@ func (o *simOperator) effect(a *Action) effect {
 		if e.machine >= 0 && s.machines[e.machine].member == 0 {
 			e.machine = s.prefer(a.Node, func(i int) bool { return s.machines[i].member != 0 })
 		}
-	case StartUpgrade, UpgradeNode, NoteComponents:
+	case StartUpgrade, UpgradeNode, NoteComponents, UpgradeAddons:
 		e.comps = slices.Index(simComps, a.Components)
 	case PublishComponents:
 		e.pubCP, e.pubW = slices.Index(simComps, a.JoinComponents.ControlPlane), slices.Index(simComps, a.JoinComponents.Worker)
@@ -628,6 +629,8 @@ func (o *simOperator) do(a *Action, e effect, seen *Node, seenIntent *simIntent,
 			}
 			s.startUpgrade(i, e.comps, a)
 		}
+	case UpgradeAddons: // the agent compares the version with that of its own API server
+		return when(func() bool { return s.machines[i].life == running && s.machines[i].api == e.comps }, func() { s.addons = e.comps })
 	case PublishComponents:
 		return when(func() bool { return s.version == seenVersion }, func() {
 			s.setVersion(func(v *simVersion) { v.status.JoinComponents = a.JoinComponents })

@@ -28,6 +28,7 @@ const (
 	reasonLeftAlone = "GroupsLeftAlone"
 	reasonHeld      = "NodesHeld"
 	reasonRejected  = "NodesRejected"
+	reasonAddons    = "AddonsFailed"
 )
 
 // stalling are the reasons that last until somebody intervenes.
@@ -69,7 +70,7 @@ func (d *Decision) Status() v1alpha1.NodeVersionStatus {
 	if w.Run.Phase != "" {
 		s.Upgrade = w.Run.progress()
 	}
-	s.Waiting = d.waiting()
+	s.Waiting, s.Addons = d.waiting(), d.addons
 	now := metav1.NewTime(w.Now.Truncate(time.Second))
 	for _, c := range d.conditions(s, kept, left, onHold) {
 		SetCondition(&s.Conditions, c, now)
@@ -179,6 +180,8 @@ func (x *observed) conditions(s v1alpha1.NodeVersionStatus, kept, left, onHold i
 		reason, text = ReasonRollout, "nodes are being brought to the target"
 	case c.AwaitingAnnotation+c.Pending > 0:
 		reason, text = reasonJoining, "machines are joining"
+	case x.addonsGate(s.Addons):
+		reason, text = ReasonRollout, "control planes are at the target; CoreDNS and kube-proxy are being upgraded"
 	case left > 0:
 		reason, text, stalled, busy = reasonLeftAlone, "nodes that have no ScalingGroup are not at the target; the operator does not change them", true, false
 	case onHold > 0:
@@ -187,6 +190,8 @@ func (x *observed) conditions(s v1alpha1.NodeVersionStatus, kept, left, onHold i
 		reason, text, ready, busy = reasonKept, "control planes are at the target; workers are not replaced, because keepWorkers is set", true, false
 	case len(x.w.Impostors) > 0:
 		reason, text, ready, busy = reasonRejected, x.w.Impostors[0].Why()+"; all other nodes are at the target", true, false
+	case x.addonsAre(s.Addons, addonsFailed), x.addonsAre(s.Addons, addonsUpgrading):
+		reason, text, ready, busy = reasonAddons, "all nodes are at the target; CoreDNS and kube-proxy are not yet: "+s.Addons.Message, true, false
 	default:
 		reason, text, ready, busy = ReasonUpToDate, "all nodes are at the target", true, false
 	}

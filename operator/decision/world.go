@@ -33,8 +33,10 @@ type World struct {
 	// while WantsEtcdTag.
 	KubeadmEtcdTag string
 	KubeadmRead    bool
+	Addons         Addons
 	LeaderNode     string // node of the operator's leader; empty: the operator runs outside of the cluster
 	Run            UpgradeRun
+	AddonRun       UpgradeRun            // last run of the leader's agent that upgrades add-ons
 	NodeRuns       map[string]UpgradeRun // latest run of each agent of an in-place upgrade, by machine ID; absent: the agent has not answered
 	Autoscaler     Autoscaler
 	// NodesLocked says that nothing may start, because another program holds the node lock, or may
@@ -172,6 +174,7 @@ type UpgradeRun struct {
 	Version, Components, Node string
 	Phase                     string // as in UpgradeProgress; empty: no run
 	InPlace                   bool   // of a node, and not of the cluster's Kubernetes
+	Addons                    bool   // of the add-ons
 	Etcd                      string // mark of the etcd that the target names, of a control plane's in-place upgrade
 	Line                      string
 	BootID                    string // boot of the machine in which the agent works; empty: it does not, or it is not known
@@ -192,7 +195,15 @@ func (r UpgradeRun) RetryMark() string {
 
 // OfCluster returns r if it upgraded the cluster's Kubernetes, else the zero value.
 func (r UpgradeRun) OfCluster() UpgradeRun {
-	if r.InPlace {
+	if r.InPlace || r.Addons {
+		return UpgradeRun{}
+	}
+	return r
+}
+
+// OfAddons returns r if it upgraded add-ons, else the zero value.
+func (r UpgradeRun) OfAddons() UpgradeRun {
+	if !r.Addons {
 		return UpgradeRun{}
 	}
 	return r

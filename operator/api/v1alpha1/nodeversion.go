@@ -176,6 +176,10 @@ type NodeVersionStatus struct {
 	// upgrade is the run of the agent that upgrades Kubernetes on a control plane.
 	// +optional
 	Upgrade *UpgradeProgress `json:"upgrade,omitempty"`
+	// addons is the upgrade of kubeadm's add-ons, CoreDNS and kube-proxy, after the last control
+	// plane.
+	// +optional
+	Addons *AddonsProgress `json:"addons,omitempty"`
 	// etcdMembers are the members of etcd and their versions, as they last answered.
 	// +optional
 	// +listType=atomic
@@ -291,6 +295,27 @@ type UpgradeProgress struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	BootID string `json:"bootID,omitempty"`
+}
+
+// AddonsProgress is the progress of the add-ons to a target.
+type AddonsProgress struct {
+	// components of the target that the add-ons follow.
+	// +kubebuilder:validation:MaxLength=253
+	Components string `json:"components"`
+	// phase: upgrading, done or failed. With done, nothing remains to do: kubeadm has upgraded
+	// the add-ons that exist and that it manages.
+	// +kubebuilder:validation:Enum=upgrading;done;failed
+	Phase string `json:"phase"`
+	// message is the last line of kubeadm, or why it failed, shortened.
+	// +optional
+	// +kubebuilder:validation:MaxLength=256
+	Message string `json:"message,omitempty"`
+	// since is when the first attempt became due.
+	// +optional
+	Since metav1.Time `json:"since,omitzero"`
+	// nextTry is when a failed attempt is retried, unless a retry is requested earlier.
+	// +optional
+	NextTry metav1.Time `json:"nextTry,omitzero"`
 }
 
 // Waiting is the reason why a rollout makes no progress.
