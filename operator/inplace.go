@@ -151,6 +151,13 @@ func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 			r.runs.set(a.Machine, last) // it has failed since; Decide chooses the time of the retry
 			return nil
 		}
+		attempt := last
+		if again := !a.Ended.IsZero() && last.Phase == "done"; again && last.Ended.Equal(a.Ended) {
+			attempt.Phase = "failed" // a finished run that is repeated needs a token of its own
+		} else if again {
+			r.runs.set(a.Machine, last) // it has been repeated
+			return nil
+		}
 		c, err := r.readComponents(ctx, a.Components)
 		if err != nil {
 			return err
@@ -160,7 +167,7 @@ func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 		if about != nil && !last.Active() { // else the operator that started it has reported it
 			r.event(about, corev1.EventTypeNormal, "UpgradeStarted", "Upgrade", "its agent upgrades it to Kubernetes "+a.Version)
 		}
-		failed := r.agents.Upgrade(ctx, a.Node, nodeToken(a.Version, a.Components, a.Etcd, last), a.Version, a.Components, c.Signed, func(run decision.UpgradeRun) {
+		failed := r.agents.Upgrade(ctx, a.Node, nodeToken(a.Version, a.Components, a.Etcd, attempt), a.Version, a.Components, c.Signed, func(run decision.UpgradeRun) {
 			r.runs.set(a.Machine, run)
 			r.wake()
 		})

@@ -465,3 +465,44 @@ func inPlaceKilled(t *testing.T, r *rolling) {
 		t.Errorf("%d machines existed in all, want %d", n, len(machines))
 	}
 }
+
+// tokenAgents are agents whose runs are done. They record the tokens of requests.
+type tokenAgents struct {
+	agents
+	run    decision.UpgradeRun
+	tokens []string
+}
+
+func (a *tokenAgents) Run(context.Context, string) (decision.UpgradeRun, error) { return a.run, nil }
+
+func (a *tokenAgents) Upgrade(_ context.Context, _, token, _, _ string, _ component.Signed, _ func(decision.UpgradeRun)) error {
+	a.tokens = append(a.tokens, token)
+	return nil
+}
+
+// A finished run is repeated with a token of its own: the agent answers a used token with the outcome of
+// its run. A run that has been repeated since is not repeated again.
+func TestFinishedRunIsRepeatedOnce(t *testing.T) {
+	c := newCluster(t)
+	c.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: refB}, Data: map[string]string{"cluster-version": newKubernetes, "components": "[]"}})
+	counters, err := newCounters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := time.Now().Add(-time.Hour)
+	a := &tokenAgents{run: decision.UpgradeRun{Version: newKubernetes, Components: refB, Etcd: "3.6.11-0", Node: "cp-1", InPlace: true, Phase: "done", Ended: ended}}
+	r := &nodeVersions{client: c.admin, live: c.admin, agents: a, counters: counters, log: slog.New(slog.DiscardHandler), spawn: func(do func(context.Context)) { do(t.Context()) }}
+	r.init()
+	r.runs.keep(map[string]bool{"id": true})
+	upgrade := func(retried time.Time) {
+		t.Helper()
+		r.retries.hurry(upgradeOn + "cp-1")
+		r.upgradeNode(&observed{}, decision.Action{Kind: decision.UpgradeNode, Node: "cp-1", Machine: "id", Version: newKubernetes, Components: refB, Etcd: "3.6.11-0", Ended: retried})
+	}
+	upgrade(time.Time{}) // attaches to the finished run
+	upgrade(ended)
+	upgrade(ended.Add(-time.Minute)) // decided from an earlier run
+	if len(a.tokens) != 2 || a.tokens[0] == a.tokens[1] {
+		t.Errorf("tokens %v, want two that differ", a.tokens)
+	}
+}

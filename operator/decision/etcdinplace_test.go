@@ -58,6 +58,20 @@ func TestEtcdComesInPlace(t *testing.T) {
 			run.Ended = modelNow.Add(-time.Second)
 			first(w, run)
 		}, 0, "", "NodeUpgrades"},
+		{"a requested retry names the run, although it is done", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			first(w, hopped)
+			w.Nodes[0].RetryRequest = "now"
+		}, MarkRetry, "control-plane-0", "EtcdMemberOutdated"},
+		{"then the agent runs again", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			first(w, hopped)
+			w.Nodes[0].RetryRequest = hopped.failed().RetryMark()
+		}, UpgradeNode, "control-plane-0", ""},
+		{"once: the request ends with the next run", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			run := hopped
+			run.Ended = run.Ended.Add(time.Minute)
+			first(w, run)
+			w.Nodes[0].RetryRequest = hopped.failed().RetryMark()
+		}, MarkRetry, "control-plane-0", "EtcdMemberOutdated"},
 		{"a node that is skipped meanwhile is given up", func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			first(w, hopped)
 			w.Nodes[0].OnHold = true
@@ -71,7 +85,7 @@ func TestEtcdComesInPlace(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			d, status := hop(tt.edit)
 			moves := slices.DeleteFunc(slices.Clone(d.Actions), func(a Action) bool {
-				return a.Kind != RecordIntent && a.Kind != UpgradeNode && a.Kind != ClearIntent
+				return a.Kind != RecordIntent && a.Kind != UpgradeNode && a.Kind != ClearIntent && a.Kind != MarkRetry
 			})
 			reason := ""
 			if status.Waiting != nil {
@@ -88,7 +102,7 @@ func TestEtcdComesInPlace(t *testing.T) {
 			}
 			a := moves[0]
 			node := a.Node
-			if a.Kind != UpgradeNode {
+			if a.Intent.Node != "" {
 				node = a.Intent.Node
 			}
 			if len(moves) != 1 || a.Kind != tt.want || node != tt.node || a.Kind == UpgradeNode && a.Etcd != tag {

@@ -97,7 +97,9 @@ func (d *Decision) waitForAgent(in *Intent, n *Node, overdue bool) {
 // Ready again, or for the retry.
 func (d *Decision) waitsAfterRun(n *Node, run UpgradeRun) bool {
 	switch {
-	case run.Phase == "done" && n.Ready && n.Kubelet == run.Version && !hasEtcd(d.spec, n):
+	case d.etcdStayed(n, run) && retryRequested(n, run.failed()):
+		return false
+	case d.etcdStayed(n, run):
 		reason := "EtcdMemberOutdated"
 		if d.w.Now.Before(run.Ended.Add(UpgradeRetry)) {
 			reason = "NodeUpgrades" // the member may still restart

@@ -461,7 +461,16 @@ func (x *observed) failedOn(n *Node) (run UpgradeRun, known bool) {
 	if !x.aimsAtNode(run, n) {
 		run = UpgradeRun{}
 	}
+	if x.etcdStayed(n, run) {
+		run = run.failed()
+	}
 	return run, known
+}
+
+// etcdStayed reports whether the agent of n has finished, and the member of etcd has still an older version
+// than the target's.
+func (x *observed) etcdStayed(n *Node, run UpgradeRun) bool {
+	return run.Phase == "done" && n.Ready && n.Kubelet == run.Version && !hasEtcd(x.spec, n)
 }
 
 // retryRequested reports whether a retry request names the failed run.

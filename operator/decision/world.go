@@ -193,6 +193,12 @@ func (r UpgradeRun) RetryMark() string {
 	return markPrefix + strconv.FormatInt(r.Ended.UnixMilli(), 10)
 }
 
+// failed returns r as a run that has failed: its outcome is not what was wanted.
+func (r UpgradeRun) failed() UpgradeRun {
+	r.Phase = "failed"
+	return r
+}
+
 // OfCluster returns r if it upgraded the cluster's Kubernetes, else the zero value.
 func (r UpgradeRun) OfCluster() UpgradeRun {
 	if r.InPlace || r.Addons {
