@@ -128,6 +128,16 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 			t.Errorf("step %+v, findings %+v", x, p.Findings)
 		}
 	})
+	t.Run("machines without images", func(t *testing.T) {
+		s := newStage(t)
+		for i := range s.cloud.machines {
+			s.cloud.machines[i].Image = ""
+		}
+		f := health(t, s)
+		if f == nil || strings.Contains(f.Detail+f.Remedy, "image") || !strings.Contains(f.Detail, "the cloud does not report the release of their agents") || !strings.HasSuffix(f.Remedy, "then an upgrade of Kubernetes") {
+			t.Errorf("status: %+v", f)
+		}
+	})
 	t.Run("the step is skipped", func(t *testing.T) {
 		s := newStage(t)
 		r := upgrade

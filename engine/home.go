@@ -157,7 +157,7 @@ func newerThan(c *workspace.Config) string {
 	}
 	r, k := compat.NewestOf(all)
 	var parts []string
-	if c.Services.Less(r) || c.Image.Less(r) {
+	if c.Services.Less(r) || !c.Image.IsZero() && c.Image.Less(r) {
 		parts = append(parts, "release "+r.String())
 	}
 	if c.Kubernetes.Less(k) {

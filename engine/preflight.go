@@ -90,6 +90,9 @@ func blockErr(title string, err error) *plan.Finding {
 	return block(title, err.Error(), plan.Remedy(err))
 }
 
+// ofImages are the checks that a cloud without images is spared.
+var ofImages = []string{"image-version", "image", "measurements"}
+
 // examine makes the checks of init, in order, and returns what it learned on the way.
 func (e *Engine) examine(ctx context.Context, emit func(plan.Event)) (*facts, []plan.Finding, error) {
 	f := &facts{}
@@ -98,6 +101,9 @@ func (e *Engine) examine(ctx context.Context, emit func(plan.Event)) (*facts, []
 	for _, c := range e.checks(f) {
 		if slices.ContainsFunc(strings.Fields(c.needs), func(id string) bool { return failed[id] }) {
 			failed[c.id] = true // the reason was reported
+			continue
+		}
+		if f.config != nil && f.config.Image.IsZero() && slices.Contains(ofImages, c.id) {
 			continue
 		}
 		emit(plan.Event{Kind: plan.KindCheck, Object: c.id, Source: c.source, State: plan.StateRunning, Text: c.title, Time: e.now().UTC()})
@@ -209,9 +215,6 @@ func (e *Engine) checks(f *facts) []initCheck {
 		}},
 		{"image-version", "release", "image and services are compatible", "release", func(context.Context) *plan.Finding {
 			i, s := f.config.Image, f.config.Services
-			if i.IsZero() {
-				return nil // the cloud selects no image
-			}
 			switch d := s.MinorDistance(i); {
 			case d > 0:
 				b := block(fmt.Sprintf("image %s is newer than the services %s", i, s), "services must be at least as new as the image that they run on",
@@ -276,9 +279,6 @@ func (e *Engine) checks(f *facts) []initCheck {
 		{"endpoints", "cloud", "the addresses in " + workspace.StateFile + " are the cloud's", "cloud", func(context.Context) *plan.Finding { return f.checkEndpoints(e) }},
 		{"machines", "cloud", "the cloud has the configured machines", "cloud", func(context.Context) *plan.Finding { return f.checkGroups() }},
 		{"image", "cloud", "the catalogue has the image, and the machines run it", "cloud", func(ctx context.Context) *plan.Finding {
-			if f.config.Image.IsZero() {
-				return nil // the cloud selects none
-			}
 			images, err := f.provider.Images(ctx)
 			if err != nil {
 				return blockErr("the cloud does not answer", check.CloudError("list images", f.config.Advice(), err))

@@ -96,6 +96,15 @@ func TestInitInARegisteredCloudWithoutImages(t *testing.T) {
 	if st.Provider != "moon" || st.Simulated || st.Target.Image != "" || len(st.Nodes) != 3 {
 		t.Errorf("status %+v", st)
 	}
+	h, err := s.engine().Home(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range h.Next {
+		if strings.Contains(n.Why, "release v1.1.0") {
+			t.Errorf("release v1.1.0 runs, and the suggestion is %+v", n)
+		}
+	}
 	for _, n := range st.Nodes {
 		if n.Current != (n.Components == target.Components) {
 			t.Errorf("node %s: %+v, and the target %+v", n.Name, n, target)

@@ -314,7 +314,7 @@ func (r *nodeVersions) logDone(a decision.Action, message logMessage) {
 
 func (r *nodeVersions) recordStart(o *observed, a decision.Action) {
 	if oldNode := o.nodes[a.Intent.OldNode]; oldNode != nil {
-		r.event(oldNode, corev1.EventTypeNormal, "ReplacementBegins", "Replace", "a machine with the target's image is requested, as "+a.Intent.Name)
+		r.event(oldNode, corev1.EventTypeNormal, "ReplacementBegins", "Replace", "a machine at the target is requested, as "+a.Intent.Name)
 	}
 	if n := o.nodes[a.Intent.Node]; n != nil && a.Intent.Goal == v1alpha1.UpgradeGoal {
 		r.event(n, corev1.EventTypeNormal, "UpgradeScheduled", "Upgrade", "this node is drained and then upgraded in place, as "+a.Intent.Name)

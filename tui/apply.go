@@ -291,7 +291,11 @@ func runRolloutChange(ctx context.Context, s *session, c cluster.RolloutChange, 
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(s.out, "the rollout to image %s and Kubernetes %s %s\n", term.Clean(a.Target.Image), term.Clean(a.Target.Kubernetes), done)
+	to := "Kubernetes " + term.Clean(a.Target.Kubernetes)
+	if a.Target.Image != "" {
+		to = "image " + term.Clean(a.Target.Image) + " and " + to
+	}
+	fmt.Fprintf(s.out, "the rollout to %s %s\n", to, done)
 	fmt.Fprintf(s.out, "next  %s\n", s.command("watch"))
 	return nil
 }

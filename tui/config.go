@@ -123,8 +123,12 @@ exit code is 2 if there are errors.`,
 			if list != nil {
 				return &plan.Error{Err: list, Exit: plan.ExitUsage}
 			}
-			fmt.Fprintf(s.out, "%s is valid: cluster %s, %s, %s, Kubernetes %s, image %s, release %s\n", view.ConfigFile, term.Clean(c.Name),
-				words.Count(c.ControlPlanes(), "control plane"), words.Count(c.Workers(), "worker"), c.Kubernetes, c.Image, c.Services)
+			image := ""
+			if !c.Image.IsZero() {
+				image = ", image " + c.Image.String()
+			}
+			fmt.Fprintf(s.out, "%s is valid: cluster %s, %s, %s, Kubernetes %s%s, release %s\n", view.ConfigFile, term.Clean(c.Name),
+				words.Count(c.ControlPlanes(), "control plane"), words.Count(c.Workers(), "worker"), c.Kubernetes, image, c.Services)
 			return nil
 		},
 	}

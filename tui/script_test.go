@@ -16,6 +16,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"constellation/engine"
+	"constellation/engine/cloud/providers"
+	"constellation/engine/cloud/section"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
 	"constellation/internal/golden"
@@ -35,9 +37,16 @@ func TestMain(m *testing.M) {
 //	FAKE_CHECK   file with the result of upgrade check
 //	FAKE_HANGS   set: that check blocks before its first finding until it is cancelled
 //	FAKE_STAGE   stage of the workspace that the fake engine reports
+//	FAKE_NO_IMAGES   set: the cloud is moon, which selects no image
 //	FAKE_NO_SANDBOX  set: constellation-sandbox is not installed
 //	FAKE_PANIC   set: reading the workspace panics
 func fakeApp() App {
+	if os.Getenv("FAKE_NO_IMAGES") != "" {
+		providers.Register(providers.Provider{
+			Name: "moon", NoImages: true, Config: section.Schema{{Name: "crater", Required: true}},
+			Example: func(cluster string) section.Values { return section.Values{"crater": cluster} },
+		})
+	}
 	return App{
 		Release: "v1.1.0", Kubernetes: []string{"v1.35.4", "v1.36.3"}, Releases: []string{"v1.1.0", "v1.0.0"},
 		Engine: func(ws *workspace.Workspace, log *slog.Logger) (Engine, error) {
@@ -52,6 +61,9 @@ func fakeApp() App {
 				f := &enginefake.Engine{HomeData: enginefake.UpgradeHome(), StatusData: enginefake.DemoStatus()}
 				if os.Getenv("FAKE_HANGS") != "" {
 					f.CheckPause = 1
+				}
+				if os.Getenv("FAKE_NO_IMAGES") != "" {
+					f.WithoutImages()
 				}
 				return f, json.Unmarshal(b, &f.CheckData)
 			}
@@ -96,6 +108,9 @@ func fakeRun(ws *workspace.Workspace) (*enginefake.Engine, error) {
 				f.RunErr = &plan.Error{Op: "init demo", Err: errors.New(ev.Text), Remedy: ev.Remedy, Exit: *ev.Exit}
 			}
 		}
+	}
+	if os.Getenv("FAKE_NO_IMAGES") != "" {
+		f.WithoutImages()
 	}
 	return f, nil
 }

@@ -50,7 +50,7 @@ func Unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled 
 			continue
 		}
 		found := *n
-		found.Group = cluster.GroupName(m.Group)
+		found.Group, found.Image = cluster.GroupName(m.Group), m.Image
 		out = append(out, found)
 	}
 	slices.SortFunc(out, func(a, b cluster.Node) int { return strings.Compare(a.Name, b.Name) })
@@ -102,14 +102,23 @@ func InGroups(nodes []cluster.Node) string {
 
 // AgentsFinding warns of agents that do not verify components.
 func AgentsFinding(nodes []cluster.Node, remedy string) plan.Finding {
+	why := "the machines have images of releases before " + release.FirstVerifying.String()
+	if imageless(nodes) {
+		why = "the cloud does not report the release of their agents"
+	}
 	f := plan.Finding{
 		ID: findingAgents, Severity: plan.Warn, Source: "release", Title: "the agents of " + words.Count(len(nodes), "node") + " install components without verifying a statement",
-		Detail: InGroups(nodes) + ": the machines have images of releases before " + release.FirstVerifying.String() + ", and their groups are upgraded in place", Remedy: remedy,
+		Detail: InGroups(nodes) + ": " + why + ", and their groups are upgraded in place", Remedy: remedy,
 	}
 	for i := range nodes {
 		f.Objects = append(f.Objects, nodes[i].Name)
 	}
 	return f
+}
+
+// imageless reports whether nodes have no images, as in a cloud that selects none.
+func imageless(nodes []cluster.Node) bool {
+	return !slices.ContainsFunc(nodes, func(n cluster.Node) bool { return n.Image != "" })
 }
 
 // AgentsUnchecked reports why the check of the agents failed.
@@ -128,8 +137,12 @@ func ReplaceOnce(nodes []cluster.Node) string {
 	for _, g := range slices.Compact(groups) {
 		patches = append(patches, "`kubectl patch scalinggroup "+g+" --type merge -p '{\"spec\":{\"strategy\":\"Replace\"}}'`")
 	}
+	what := "the image"
+	if imageless(nodes) {
+		what = "Kubernetes"
+	}
 	return "upgrade Kubernetes: the step `" + StepAgents + "` of the plan installs the release keys and the verifying agent in place; or have the machines replaced once: " +
-		words.And(patches) + ", then an upgrade of the image"
+		words.And(patches) + ", then an upgrade of " + what
 }
 
 // judgeAgents finds agents that do not verify components. The hop enrols agents of nodes whose

@@ -189,7 +189,7 @@ func (c *Run) bound(name string, v version.Version) string {
 }
 
 // releaseParts returns the rows of the services of a release. Services inside the OS image have
-// the version that the image contains.
+// the version that the image contains, so they have no row without images.
 func (c *Run) releaseParts(images compat.Span, reach, reachImages []version.Version, newest version.Version) (rows []plan.ComponentCheck) {
 	running := map[string]bool{}
 	for _, p := range c.Now.Parts {
@@ -212,7 +212,7 @@ func (c *Run) releaseParts(images compat.Span, reach, reachImages []version.Vers
 		return rows
 	}
 	for _, x := range s.Services {
-		if x.Kind != release.OfRelease || running[x.Name] {
+		if x.Kind != release.OfRelease || running[x.Name] || x.Image == "" && c.Now.NoImages {
 			continue
 		}
 		of := func(v version.Version) string { return c.serviceIn(x.Name, v) }
@@ -449,14 +449,23 @@ func (c *Run) judgeConfig() {
 		case c.Hop != nil:
 			remedy += "; `constellation upgrade check --write-config` writes what the next hop needs"
 		default:
-			remedy += fmt.Sprintf("; the cluster runs services %s, image %s, Kubernetes %s", c.Now.Services, c.Now.ControlPlaneImage, c.Now.Kubernetes)
+			remedy += "; the cluster runs " + versionsOf(c.Now.Services, c.Now.ControlPlaneImage, c.Now.Kubernetes)
 		}
 		c.Find(plan.Finding{
 			ID: CheckConfigTarget, Field: field, Severity: plan.Warn, Title: fmt.Sprintf("%s%s requests an impossible combination: %s", workspace.ConfigFile, f.At(field), r.Title),
-			Detail: fmt.Sprintf("rule %s: services %s, image %s, Kubernetes %s", r.Rule, f.Services, f.Image, f.Kubernetes), Source: "config", Reference: r.Reference,
+			Detail: "rule " + r.Rule + ": " + versionsOf(f.Services, f.Image, f.Kubernetes), Source: "config", Reference: r.Reference,
 			Remedy: remedy,
 		})
 	}
+}
+
+// versionsOf lists the versions of a combination; without an image for a cloud that selects none.
+func versionsOf(services, image, kubernetes fmt.Stringer) string {
+	s := "services " + services.String()
+	if i := image.String(); i != "" {
+		s += ", image " + i
+	}
+	return s + ", Kubernetes " + kubernetes.String()
 }
 
 // fieldOf returns the field of the configuration that a rule concerns.
@@ -500,6 +509,14 @@ func (c *Run) judgeFeed() {
 	}
 }
 
+// catalogue is what the cloud lists for upgrades.
+func (c *Run) catalogue() string {
+	if c.Now.NoImages {
+		return "versions"
+	}
+	return "images and versions"
+}
+
 // judgeCloud adds a finding if the cloud's offer could not be read.
 func (c *Run) judgeCloud() {
 	if c.silent == nil {
@@ -508,7 +525,7 @@ func (c *Run) judgeCloud() {
 	a := c.Config.Advice()
 	err := CloudError("ask "+a.Cloud, a, c.silent)
 	c.Find(plan.Finding{
-		ID: "cloud-offers", Severity: plan.NotChecked, Title: "not checked whether the cloud has the images and versions", Detail: err.Error(), Source: "cloud",
+		ID: "cloud-offers", Severity: plan.NotChecked, Title: "not checked whether the cloud has the " + c.catalogue(), Detail: err.Error(), Source: "cloud",
 		Remedy: plan.Remedy(err),
 	})
 }

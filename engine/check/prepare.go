@@ -161,7 +161,7 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 	if !c.Applies && !c.Now.Services.Is(to.Services) {
 		block("services-first", "release", fmt.Sprintf("services %s run, and the hop needs those of release %s", c.Now.Services, to.Services),
 			"the operator and the join service in the cluster do the work, and those of another release may not support the hop",
-			fmt.Sprintf("write microserviceVersion: %s into %s, with image and kubernetesVersion as they run, and bring the services with `constellation init`; then prepare again", to.Services, workspace.ConfigFile))
+			fmt.Sprintf("write microserviceVersion: %s into %s, with %s, and bring the services with `constellation init`; then prepare again", to.Services, workspace.ConfigFile, c.asItRuns()))
 	}
 	if c.Now.Target.Components == "" {
 		block("node-version", "versions", "the cluster has no NodeVersion constellation-version", "without it no target can be set", "`constellation init` makes it")
@@ -176,7 +176,7 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 		a := c.Config.Advice()
 		err := CloudError("ask "+a.Cloud, a, c.silent)
 		c.drop("cloud-offers")
-		block("cloud", "cloud", "the cloud does not list its images and versions", err.Error(), cmp.Or(plan.Remedy(err), "try again when it answers"))
+		block("cloud", "cloud", "the cloud does not list its "+c.catalogue(), err.Error(), cmp.Or(plan.Remedy(err), "try again when it answers"))
 		return cluster.Components{}
 	}
 	if !c.Now.NoImages {
@@ -265,6 +265,14 @@ func (c *Run) VouchInUse(ctx context.Context, next cluster.Components) {
 			})
 		}
 	}
+}
+
+// asItRuns names the fields of the configuration that a change of the services leaves alone.
+func (c *Run) asItRuns() string {
+	if c.Now.NoImages {
+		return "kubernetesVersion as it runs"
+	}
+	return "image and kubernetesVersion as they run"
 }
 
 // judgeRegisters ensures that machines of an image pass the attestation policy that will be

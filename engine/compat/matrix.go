@@ -658,14 +658,14 @@ func judgeOldestSupports(s *step) (plan.Severity, string, string) {
 	case (s.image.IsZero() || s.runsImage.IsZero()) && !s.now.NoImages:
 		return unknown("the image")
 	case up && s.release != nil && !s.release.supports(s.kubernetes):
-		return plan.Block, "services " + s.services.String() + " do not support Kubernetes " + s.kubernetes.MinorString() + " (supported: " + s.release.supported + ")", s.m.firstSupporting(s.kubernetes)
+		return plan.Block, "services " + s.services.String() + " do not support Kubernetes " + s.kubernetes.MinorString() + " (supported: " + s.release.supported + ")", s.firstSupporting()
 	case s.now.NoImages:
 		return plan.Info, "", ""
 	case up && s.oldestRelease == nil:
 		return plan.Block, "unknown whether image " + s.runsImage.Oldest.String() + " supports Kubernetes " + s.kubernetes.MinorString(), "upgrade to the image of a known release first: " + s.m.List()
 	case up && !s.oldestRelease.supports(s.kubernetes):
 		return plan.Block, "Kubernetes " + s.kubernetes.MinorString() + " needs an image that supports it on all control planes first, and image " + s.runsImage.Oldest.String() + " supports " + s.oldestRelease.supported,
-			s.m.firstSupporting(s.kubernetes)
+			s.firstSupporting()
 	case s.imageRelease != nil && !s.imageRelease.supports(s.kubernetes) && (up || s.release == nil || s.release.supports(s.kubernetes)):
 		// If the services do not support it either, services-support-kubernetes reports it.
 		return plan.Block, "image " + s.image.String() + " does not support Kubernetes " + s.kubernetes.MinorString() + " (supported: " + s.imageRelease.supported + ")", "choose an image that does"
@@ -673,11 +673,15 @@ func judgeOldestSupports(s *step) (plan.Severity, string, string) {
 	return plan.Info, "", ""
 }
 
-// firstSupporting names the oldest release that supports v's minor.
-func (m *Matrix) firstSupporting(v version.Version) string {
-	for i := range m.releases {
-		if k := &m.releases[i]; k.Faulty == "" && k.supports(v) {
-			return "upgrade to release and image " + k.Version.String() + " first, and to Kubernetes " + v.MinorString() + " in the hop after it"
+// firstSupporting names the oldest release that supports the minor of the hop's Kubernetes.
+func (s *step) firstSupporting() string {
+	v, what := s.kubernetes, "release and image "
+	if s.now.NoImages {
+		what = "release "
+	}
+	for i := range s.m.releases {
+		if k := &s.m.releases[i]; k.Faulty == "" && k.supports(v) {
+			return "upgrade to " + what + k.Version.String() + " first, and to Kubernetes " + v.MinorString() + " in the hop after it"
 		}
 	}
 	return "no known release supports Kubernetes " + v.MinorString() + ": wait for one"

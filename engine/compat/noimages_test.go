@@ -1,6 +1,9 @@
 package compat
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // noImages returns a cluster whose target names no image.
 func noImages(services, kubernetes string) Running {
@@ -37,6 +40,12 @@ func TestHopWithoutImage(t *testing.T) {
 		if r.Severity == "not-checked" && r.Rule != "etcd-never-down" {
 			t.Errorf("%v", r)
 		}
+	}
+	blocks := Blocks(m.Check(ver("v1.0.0"), now, to("v1.0.0", "", "v1.36.4"), Offer{}))
+	if want := "upgrade to release v1.1.0 first, and to Kubernetes v1.36 in the hop after it"; !slices.ContainsFunc(blocks, func(r *RuleResult) bool {
+		return r.Rule == "oldest-supports-kubernetes" && r.Remedy == want
+	}) {
+		t.Errorf("blocked by %v, want the remedy %q", blocks, want)
 	}
 	unread := now
 	unread.NoImages = false

@@ -88,12 +88,14 @@ func newConfigScreen(con *console, h *engine.Home, versions []string) *configScr
 		name, kubernetes = c.Name, c.Kubernetes.String()
 		f.rows = [][2]string{
 			{"provider", c.Provider.Name},
-			{"image", c.Image.String()},
 			{"release", c.Services.String()},
 			{"control planes", fmt.Sprint(c.ControlPlanes())},
 			{"workers", fmt.Sprint(c.Workers())},
 			{"pods", c.PodCIDR.String()},
 			{"services", c.ServiceCIDR.String()},
+		}
+		if !c.Image.IsZero() {
+			f.rows = slices.Insert(f.rows, 1, [2]string{"image", c.Image.String()})
 		}
 	}
 	if h.Stage == engine.StagePartial || h.Stage == engine.StageCluster {

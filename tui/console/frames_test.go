@@ -239,7 +239,7 @@ func untilCharts(t *testing.T) (events []plan.Event, last int) {
 }
 
 func TestFrames(t *testing.T) {
-	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
+	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes, imagelessScenes) {
 		for _, v := range []struct {
 			name    string
 			display term.Display
@@ -301,7 +301,7 @@ func TestThemes(t *testing.T) {
 // Frames of all scenes fit every terminal size.
 func TestFramesFitEverySize(t *testing.T) {
 	testneeds.Time(t, "10 s")
-	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
+	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes, imagelessScenes) {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := sc.show(t, func(e *enginefake.Engine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
@@ -350,7 +350,7 @@ func TestSmallestWindow(t *testing.T) {
 
 // The key line always has the help key.
 func TestKeyLineAlwaysHasHelp(t *testing.T) {
-	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
+	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes, imagelessScenes) {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := sc.show(t, func(e *enginefake.Engine) *stage { return newStage(t, e, term.Display{}, 80, 24) })

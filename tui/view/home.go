@@ -164,12 +164,20 @@ func ClusterSummary(pg Page, w int, st *engine.Status, k *check.Check) []string 
 		}
 		return r.Pad(1).To(half).Col(term.Faint, d, 14).Add(term.Plain, Dash(e)).String()
 	}
-	return []string{
-		rowOf("Kubernetes", kubernetes, "control plane", pair("control-plane")),
-		rowOf("OS image", term.Clean(st.Target.Image), "workers", pair("worker")),
-		rowOf("Services", term.Clean(st.Target.Release), "health", health),
-		rowOf("Last backup", age, "etcd snapshot", etcd),
+	left := [][2]string{{"Kubernetes", kubernetes}, {"OS image", term.Clean(st.Target.Image)}, {"Services", term.Clean(st.Target.Release)}, {"Last backup", age}}
+	if st.Target.Image == "" && st.Target.Kubernetes != "" {
+		left = slices.Delete(left, 1, 2) // the target names no image
 	}
+	right := [][2]string{{"control plane", pair("control-plane")}, {"workers", pair("worker")}, {"health", health}, {"etcd snapshot", etcd}}
+	var lines []string
+	for i, x := range right {
+		if i == len(left) {
+			lines = append(lines, pg.Row(w).To(half).Col(term.Faint, x[0], 14).Add(term.Plain, Dash(x[1])).String())
+			continue
+		}
+		lines = append(lines, rowOf(left[i][0], left[i][1], x[0], x[1]))
+	}
+	return lines
 }
 
 // Dash is s, or "-" if s is empty.
@@ -228,6 +236,7 @@ func NodeRows(pg Page, w, h int, st *engine.Status, first int) []string {
 	if more > 0 {
 		spare--
 	}
+	images := slices.ContainsFunc(rows, func(e entry) bool { return e.image != "" })
 	for _, e := range rows[from:to] {
 		sign, sty := NodeSign(pg, e.state)
 		r := pg.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, e.name, names).Col(sty, e.state, 9)
@@ -235,7 +244,9 @@ func NodeRows(pg Page, w, h int, st *engine.Status, first int) []string {
 		if w >= 100 {
 			r.Col(term.Faint, e.group, 14).Col(term.Faint, e.ip, 15)
 		}
-		r.Col(term.Faint, imageVersion(e.image), 8)
+		if images {
+			r.Col(term.Faint, imageVersion(e.image), 8)
+		}
 		var below []string // the text, if it is too long for the row and there is room
 		if !r.Fits(e.text) {
 			below = pg.Below(w, 4, 3, term.Faint, e.text)

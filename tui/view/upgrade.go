@@ -109,7 +109,11 @@ func RollbackRows(pg Page, w int, p *plan.Plan) []string {
 		add("irreversible", "disks of replaced nodes are deleted; Kubernetes cannot be downgraded")
 		add("certificates", "kubelets on new machines get new ones; the certificate authority stays")
 	}
-	add("rollback", "services: helm rollback; nodes: fix forward, or upgrade to the previous image")
+	back := "services: helm rollback; nodes: fix forward"
+	if p.To.Image != "" {
+		back += ", or upgrade to the previous image"
+	}
+	add("rollback", back)
 	return lines
 }
 

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"constellation/engine/cloud/section"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/version"
 	"constellation/engine/workspace"
 	"constellation/internal/golden"
 )
@@ -150,9 +153,10 @@ func DemoStatus() engine.Status {
 	}
 }
 
-// Checks are the checks with goldens; their values are from real checks.
+// Checks are the checks with goldens. Their values are from real checks; imageless is patch without
+// an image.
 var Checks = []string{
-	"two-hops", "newest", "patch", "blocked", "blocked-goal", "old-kubelet", "trouble", "api-down", "stale-feed", "mixed", "hostile", "many", "written",
+	"two-hops", "newest", "patch", "blocked", "blocked-goal", "old-kubelet", "trouble", "api-down", "stale-feed", "mixed", "hostile", "many", "written", "imageless",
 }
 
 // CheckIn reads a check from testdata.
@@ -297,4 +301,74 @@ func BackupEvents() []plan.Event {
 // CountsOf formats the counts of a timeline, to compare two of them.
 func CountsOf(t *view.Timeline) string {
 	return fmt.Sprint(t.Groups(), t.Finished(), t.Why.Text)
+}
+
+// WithoutImages changes what the engine returns to that of a cluster in a cloud that selects no image.
+func (f *Engine) WithoutImages() *Engine {
+	if c := f.HomeData.Config; c != nil {
+		x := *c
+		x.Image, x.Provider = version.Version{}, workspace.ProviderConfig{Name: "moon", Section: section.Values{"crater": "tycho"}}
+		f.HomeData.Config = &x
+	}
+	st := &f.StatusData
+	st.Provider, st.Target.Image = "moon", ""
+	for i := range st.Nodes {
+		st.Nodes[i].Image = ""
+	}
+	for i := range st.Machines {
+		st.Machines[i].Image = ""
+	}
+	f.Rollout.Target = cluster.NodeTarget{Kubernetes: st.Target.Kubernetes}
+	if f.Plan != nil {
+		f.Plan = planWithoutImage(f.Plan)
+	}
+	f.Events, f.Watched = eventsWithoutImage(f.Events), eventsWithoutImage(f.Watched)
+	return f
+}
+
+// planWithoutImage returns a plan that changes no image. The sentences of its steps are those of the
+// engine.
+func planWithoutImage(p *plan.Plan) *plan.Plan {
+	x := *p
+	x.From.Image, x.To.Image = "", ""
+	x.Components = slices.DeleteFunc(slices.Clone(p.Components), func(c plan.ComponentCheck) bool { return c.Kind == "image" })
+	x.Findings = slices.DeleteFunc(slices.Clone(p.Findings), func(f plan.Finding) bool { return f.ID == "oldest-supports-kubernetes" })
+	x.Notes = nil
+	if p.Changes != nil {
+		c := *p.Changes
+		c.Measurements, c.ConfigMaps = nil, nil
+		x.Changes = &c
+	}
+	x.Steps = slices.Clone(p.Steps)
+	for i := range x.Steps {
+		s := &x.Steps[i]
+		switch {
+		case s.ID == engine.StepJoinConfig && p.Verb == plan.VerbApply:
+			s.Title, s.Effect, s.Details, s.Finished = "Publish attestation requirements", "ConfigMap join-config keeps its requirements for machines", nil, true
+		default:
+			for _, from := range []string{"image " + p.To.Image + " and ", " of image " + p.To.Image} {
+				s.Effect = strings.ReplaceAll(s.Effect, from, "")
+			}
+		}
+	}
+	return &x
+}
+
+// eventsWithoutImage returns the events of a run whose plan changes no image.
+func eventsWithoutImage(events []plan.Event) []plan.Event {
+	out := slices.Clone(events)
+	for i := range out {
+		e := &out[i]
+		if e.Kind != plan.KindPlan {
+			continue
+		}
+		var p plan.Plan
+		if json.Unmarshal(e.Data, &p) != nil {
+			continue
+		}
+		x := planWithoutImage(&p)
+		e.From, e.To = x.From.String(), x.To.String()
+		e.Data, _ = json.Marshal(x) // it was JSON
+	}
+	return out
 }
