@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string) int {
 	var m bootstrapper.Machine
 	var level slog.LevelVar
 	f.StringVar(&m.Listen, "listen", bootstrapper.DefaultListen, "`address` for a console that initializes a cluster")
-	f.StringVar(&m.Root, "root", "/", "root `directory` of the machine's file system; differs for simulated machines")
+	f.StringVar(&m.Root, "root", "/", "root `directory` of the machine's file system")
 	f.StringVar(&m.StateDir, "state", bootstrapper.DefaultStateDir, "state `folder`, below the root, which survives a reboot")
 	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
 	f.Usage = func() {
