@@ -119,6 +119,9 @@ func TestOddCloudInTheConsole(t *testing.T) {
 			if strings.Contains(strings.ToLower(f.Title+f.Detail+f.Remedy), "sandbox") {
 				t.Errorf("%s names the sandbox: %+v", f.ID, f)
 			}
+			if strings.Contains(f.Title, "image") {
+				t.Errorf("%s is about an image, and the cloud has none: %+v", f.ID, f)
+			}
 		}
 	}
 	st, err := e.Status(t.Context())
@@ -178,7 +181,7 @@ func TestMachinesOfTheOddCloudLag(t *testing.T) {
 	if is := list(); is != "worker-0" {
 		t.Errorf("after five minutes the list has %q", is)
 	}
-	c.SetStuck(true)
+	c.StickNext(1)
 	if err := c.DeleteInstances(ctx, []string{made[0].Key()}); err != nil {
 		t.Fatal(err)
 	}
@@ -186,9 +189,18 @@ func TestMachinesOfTheOddCloudLag(t *testing.T) {
 	if i, err := c.Instance(ctx, made[0].Key()); err != nil || i.State != cloud.Terminating {
 		t.Errorf("after an hour the machine is %+v, %v", i, err)
 	}
+	if is := list(); is != "worker-0" {
+		t.Errorf("after an hour the list has %q", is)
+	}
 	again, err := c.CreateInstances(ctx, oddcloud.Group("workers"), []string{"2"})
 	if err != nil || again[0].Name == made[0].Name {
 		t.Errorf("the name of a machine whose deletion has not ended is reused: %+v, %v", again, err)
+	}
+	c.EndStuck()
+	for _, err := c.Instance(ctx, made[0].Key()); !errors.Is(err, cloud.ErrNotFound); _, err = c.Instance(ctx, made[0].Key()) {
+		if ctx.Err() != nil {
+			t.Fatal(ctx.Err())
+		}
 	}
 }
 

@@ -15,6 +15,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -50,7 +52,7 @@ type Cloud struct {
 	components    component.Signed
 
 	mu     sync.Mutex
-	stuck  bool            // deletions do not end
+	stuck  int             // so many of the next deletions do not end
 	going  map[string]bool // keys of machines whose deletion does not end
 	serial int             // of the last incarnation
 	calls  int
@@ -112,11 +114,25 @@ func (c *Cloud) enter(ctx context.Context) error {
 	return nil
 }
 
-// SetStuck sets whether deletions that start from now on end. The others stay in the state Terminating.
-func (c *Cloud) SetStuck(stuck bool) {
+// StickNext makes the next n deletions endless: their machines stay in the state Terminating until
+// EndStuck.
+func (c *Cloud) StickNext(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.stuck = stuck
+	c.stuck = n
+}
+
+// EndStuck ends the deletions that do not end.
+func (c *Cloud) EndStuck() {
+	c.mu.Lock()
+	ends := slices.Collect(maps.Keys(c.going))
+	clear(c.going)
+	c.mu.Unlock()
+	for _, key := range ends {
+		if i, ok := c.find(key); ok {
+			_ = c.Machines.Remove(i.Name) // never fails
+		}
+	}
 }
 
 // odd describes a machine as this cloud does.
@@ -207,7 +223,8 @@ func (c *Cloud) CreateInstances(ctx context.Context, groupID string, tokens []st
 func (c *Cloud) stick(key string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.stuck {
+	if c.stuck > 0 && !c.going[key] {
+		c.stuck--
 		c.going[key] = true
 	}
 	return c.going[key]

@@ -37,6 +37,14 @@ func TestOddCloudConforms(t *testing.T) {
 	cloudtest.Run(t, cloudtest.Options{Cloud: c, Group: oddcloud.Group(sandboxapi.WorkerGroup), Unknown: oddcloud.ID("worker-999")})
 }
 
+// Its lists lag five minutes, by a clock on which ten minutes pass in a second.
+func TestOddCloudWithListsOfMinutesAgoConforms(t *testing.T) {
+	begin := time.Now()
+	fast := func() time.Time { return begin.Add(600 * time.Since(begin)) }
+	c := start(t, oddcloud.Options{Lag: 5 * time.Minute, Throttle: 20 * time.Second, Now: fast})
+	cloudtest.Run(t, cloudtest.Options{Cloud: c, Group: oddcloud.Group(sandboxapi.WorkerGroup), Unknown: oddcloud.ID("worker-999")})
+}
+
 func TestNamesAndIDsAreReused(t *testing.T) {
 	c, ctx := start(t, oddcloud.Options{}), t.Context()
 	create := func(token string) cloud.Instance {
