@@ -185,6 +185,10 @@ func TestRolloutToTheNextKubernetes(t *testing.T) {
 	c.wantVIP("control-plane-0", "control-plane-1", "control-plane-2", "worker-0", "worker-1")
 	c.run(2*time.Minute, "upgrade", "prepare", "--non-interactive", "--yes",
 		"--to", "v1.1.0", "--kubernetes", next, "--acknowledge", "oldest-supports-kubernetes").want(plan.ExitDone)
+	image := func(addon string) string {
+		return c.kubectl("-n", "kube-system", "get", addon, "-o", "jsonpath={.spec.template.spec.containers[0].image}")
+	}
+	oldDNS := image("deployment/coredns")
 	c.rollout(40*time.Minute, []func(recorder.Entry) bool{
 		func(e recorder.Entry) bool {
 			return recorder.As[*recorder.Target](e.Fact) != nil && recorder.As[*recorder.Target](e.Fact).Phase == "apply"
@@ -195,10 +199,13 @@ func TestRolloutToTheNextKubernetes(t *testing.T) {
 		t.Errorf("kubelets are %s, want five of %s", out, next)
 	}
 	// All control planes were replaced, and a join changes no add-on.
-	for addon, tag := range map[string]string{"daemonset/kube-proxy": "v1.36.3", "deployment/coredns": "v1.14.2"} {
-		if image := c.kubectl("-n", "kube-system", "get", addon, "-o", "jsonpath={.spec.template.spec.containers[0].image}"); !strings.HasSuffix(image, ":"+tag) {
-			t.Errorf("%s has the image %s, want tag %s", addon, image, tag)
-		}
+	if image := image("daemonset/kube-proxy"); !strings.HasSuffix(image, ":"+next) {
+		t.Errorf("kube-proxy has the image %s, want tag %s", image, next)
+	}
+	if image := image("deployment/coredns"); image == oldDNS {
+		t.Errorf("CoreDNS still has the image %s", image)
+	}
+	for _, addon := range []string{"daemonset/kube-proxy", "deployment/coredns"} {
 		c.kubectl("-n", "kube-system", "rollout", "status", addon, "--timeout=3m")
 	}
 	if done := c.kubectl("get", "nodeversion", "constellation-version", "-o", "jsonpath={.status.addons.phase}"); done != "done" {
