@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -118,7 +119,7 @@ func (r *nodeVersions) upgradeAddons(a decision.Action) {
 			r.recordVersion(ctx, corev1.EventTypeNormal, "AddonsUpgraded", fmt.Sprintf("%s are those of Kubernetes %s", a.Addons, a.Version))
 			return nil
 		}
-		if ctx.Err() != nil && context.Cause(ctx) == ctx.Err() { // the operator ends
+		if ctx.Err() != nil && errors.Is(context.Cause(ctx), ctx.Err()) { // the operator ends
 			return ctx.Err()
 		}
 		if run.RetryMark() == "" {
