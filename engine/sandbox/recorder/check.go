@@ -30,6 +30,10 @@ type Limits struct {
 	Repair time.Duration
 	// Gap is the maximum time without an answer of a service to a machine. Zero means 15 seconds.
 	Gap time.Duration
+	// FirstAnswer is the same for a machine that no service has answered yet. Its kube-proxy is a pod
+	// that controller manager and scheduler must place, and both may just have lost their leader: a
+	// Lease ends after 15 seconds and is taken within 2. Zero means 45 seconds.
+	FirstAnswer time.Duration
 	// NoMembers is for machines without etcd: the journal need not contain its members.
 	NoMembers bool
 }
@@ -45,6 +49,7 @@ func (l Limits) filled() Limits {
 	or(&l.Blink, time.Minute)
 	or(&l.Repair, time.Minute)
 	or(&l.Gap, 15*time.Second)
+	or(&l.FirstAnswer, 45*time.Second)
 	l.Surge = max(l.Surge, 1)
 	return l
 }
@@ -590,11 +595,14 @@ func (c *checker) probe(p *Probe) {
 	if !there || !n.Ready || c.v.leaves(n.ProviderID) || c.bound(n.ProviderID) {
 		return
 	}
-	last := c.answered[p.From]
+	last, limit := c.answered[p.From], c.limits.Gap
+	if last.IsZero() {
+		limit = c.limits.FirstAnswer
+	}
 	if last.Before(c.readyAt[p.From]) {
 		last = c.readyAt[p.From]
 	}
-	if silent := c.v.now.Sub(last); silent > c.limits.Gap {
+	if silent := c.v.now.Sub(last); silent > limit {
 		c.tell(ServiceAnswers, p.From+last.String(), "a service has not answered %s for %s: %s", p.From, silent.Round(time.Second), p.Err)
 	}
 }

@@ -347,6 +347,15 @@ func TestCheck(t *testing.T) {
 			s.tell(207, Entry{Fact: &Probe{From: "control-plane-1", Err: "timeout"}})
 			s.tell(208, Entry{Fact: &Probe{From: "control-plane-1"}})
 		}, []Rule{ServiceAnswers}},
+		{"the first answer takes twenty seconds", func(s *story) {
+			s.drop(func(e Entry) bool { return As[*Probe](e.Fact) != nil && between(e, 185, 186) })
+			s.tell(205, Entry{Fact: &Probe{From: "control-plane-1", Err: "refused"}})
+			s.tell(206, Entry{Fact: &Probe{From: "control-plane-1"}})
+		}, nil},
+		{"the first answer takes fifty seconds", func(s *story) {
+			s.drop(func(e Entry) bool { return As[*Probe](e.Fact) != nil && between(e, 185, 186) })
+			s.tell(231, Entry{Fact: &Probe{From: "control-plane-1", Err: "refused"}})
+		}, []Rule{ServiceAnswers}},
 		{"a service is silent for ten seconds", func(s *story) {
 			s.tell(190, Entry{Fact: &Probe{From: "control-plane-1", Err: "timeout"}})
 			s.tell(195, Entry{Fact: &Probe{From: "control-plane-1"}})
