@@ -35,7 +35,8 @@ type BackupCluster interface {
 
 // Backups reads what a backup holds.
 type Backups interface {
-	// Version returns the version of the API server. It sends one request and does not retry.
+	// Version returns the version of the API server. It sends one request and does not retry, unless a
+	// credential plugin took the time of the first one.
 	Version(ctx context.Context) (string, error)
 	// Dump writes every kind, every custom resource and all other objects that an upgrade changes
 	// to w, with their origin. Permanently unreadable types are recorded as holes of w; the error
@@ -261,7 +262,7 @@ func (b *backupRun) abort() {
 
 func (b *backupRun) fail(err error) error {
 	var have *plan.Error
-	if errors.As(err, &have) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	if errors.As(err, &have) || errors.Is(err, context.Canceled) {
 		return err
 	}
 	e := &plan.Error{Op: "back up to " + filepath.Join(b.dir, b.id), Err: err}
@@ -287,9 +288,6 @@ func (b *backupRun) fail(err error) error {
 // server does not answer; later in a run, resources waits for it.
 func (b *backupRun) begin(ctx context.Context, r *plan.Reporter) error {
 	_, err := b.cluster.Version(ctx)
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		_, err = b.cluster.Version(ctx) // a credential plugin took the first request's time
-	}
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)

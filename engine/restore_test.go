@@ -79,10 +79,14 @@ func TestSelectors(t *testing.T) {
 type failingTwin struct {
 	engine.BackupCluster
 	silent error // that of Version
+	asked  int   // calls of Version
 	end    func(ctx context.Context, w *backup.Writer) error
 }
 
-func (f *failingTwin) Version(context.Context) (string, error) { return "v1.35.4", f.silent }
+func (f *failingTwin) Version(context.Context) (string, error) {
+	f.asked++
+	return "v1.35.4", f.silent
+}
 
 func (f *failingTwin) Dump(ctx context.Context, w *backup.Writer, _ engine.DumpOptions, report func(engine.BackupProgress)) error {
 	t, err := w.Type(backup.Type{Group: "example.com", Version: "v1", Resource: "widgets", Kind: "Widget", Namespaced: true}, "")
@@ -114,6 +118,7 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 		remedy string
 	}{
 		{name: "the API server does not answer the first request", silent: fmt.Errorf("read version: %w", cluster.ErrUnreachable), end: errors.New("not reached"), exit: plan.ExitFailed, says: "read the cluster: read version", remedy: "bring its API server up"},
+		{name: "the first request runs into its limit", silent: fmt.Errorf("read version: %w: %w", cluster.ErrUnreachable, context.DeadlineExceeded), end: errors.New("not reached"), exit: plan.ExitFailed, says: "read the cluster: read version", remedy: "bring its API server up"},
 		{name: "there is no room", end: fmt.Errorf("write x: %w", syscall.ENOSPC), exit: plan.ExitFailed, says: "no space left", remedy: "free some space"},
 		{name: "a quota is used up", end: fmt.Errorf("write x: %w", syscall.EDQUOT), exit: plan.ExitFailed, says: "quota", remedy: "free some space"},
 		{name: "the disk is broken", end: fmt.Errorf("write x: %w", syscall.EIO), exit: plan.ExitFailed, says: "input/output error"},
@@ -167,6 +172,9 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 			err = e.Run(ctx, p, func(plan.Event) {})
 			if plan.ExitCode(err) != tt.exit || !strings.Contains(fmt.Sprint(err), tt.says) || !strings.Contains(plan.Remedy(err), tt.remedy) {
 				t.Errorf("exit %d: %v\nfix %s", plan.ExitCode(err), err, plan.Remedy(err))
+			}
+			if cluster.asked > 1 {
+				t.Errorf("the API server was queried %d times before the dump, want once", cluster.asked)
 			}
 			dir, err := e.BackupDir(r.Dir)
 			if err != nil {

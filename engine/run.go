@@ -399,7 +399,7 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 	case err == nil:
 	case plan.ExitCode(err) == plan.ExitNothing:
 		res.Status, text = plan.StateNothing, err.Error()
-	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.Canceled) || left(ctx, err):
 		text, err = r.stopped(ctx, &res)
 	default:
 		res.Status, res.Resume, text = plan.StateFailed, r.resume, err.Error()

@@ -295,10 +295,6 @@ func (f *Foreign) Version(ctx context.Context) (string, error) {
 	got := make(chan answer, 1)
 	go func() {
 		v, err := f.client.Version(ctx)
-		plugin := f.config.ExecProvider != nil || f.config.AuthProvider != nil
-		if plugin && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-			v, err = f.client.Version(ctx) // the plugin took the first request's time
-		}
 		got <- answer{v, err}
 	}()
 	late := time.NewTimer(credentialLimit)

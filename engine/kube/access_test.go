@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -146,6 +147,40 @@ func TestSilentServerIsAskedOnce(t *testing.T) {
 	}
 	if err := (Clusters{}).Reach(t.Context(), sel); err == nil || asked.Load() != 1 {
 		t.Errorf("%d requests: %v", asked.Load(), err)
+	}
+}
+
+// TestVersionIsReadTwiceAfterASlowPlugin queries a server that never answers: a second time only if
+// a credential plugin may have taken the time of the first request.
+func TestVersionIsReadTwiceAfterASlowPlugin(t *testing.T) {
+	var asked atomic.Int32
+	s := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		<-r.Context().Done()
+	}))
+	defer s.Close()
+	login := filepath.Join(t.TempDir(), "login")
+	const credential = `{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"abc"}}`
+	if err := os.WriteFile(login, []byte("#!/bin/sh\ncat <<E\n"+credential+"\nE\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for user, want := range map[string]int32{
+		"token: abc": 1,
+		fmt.Sprintf("exec: {apiVersion: client.authentication.k8s.io/v1, command: %s, interactiveMode: Never}", login): 2,
+	} {
+		text, err := os.ReadFile(kubeconfigOf(t, "x", s.URL, user))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = bytes.Replace(text, []byte("{server:"), []byte("{insecure-skip-tls-verify: true, server:"), 1)
+		asked.Store(0)
+		c, err := ConnectIn(cluster.WithRequestTimeout(t.Context(), 300*time.Millisecond), text, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Version(t.Context()); !errors.Is(err, cluster.ErrUnreachable) || asked.Load() != want {
+			t.Errorf("%s: %d requests, want %d: %v", user, asked.Load(), want, err)
+		}
 	}
 }
 

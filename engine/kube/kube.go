@@ -212,8 +212,18 @@ var quiet = sync.OnceFunc(func() { klog.SetLogger(logr.Discard()) })
 // requestLimit bounds one request. Each retry gets the full limit.
 const requestLimit = 15 * time.Second
 
-// Version implements [engine.Cluster]. It does not retry, so that it can probe reachability.
+// Version implements [engine.Cluster]. It does not retry, so that it can probe reachability. Only if
+// a credential plugin took the time of the request, it sends a second one.
 func (c *Client) Version(ctx context.Context) (string, error) {
+	v, err := c.version(ctx)
+	plugin := c.config.ExecProvider != nil || c.config.AuthProvider != nil
+	if plugin && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return c.version(ctx)
+	}
+	return v, err
+}
+
+func (c *Client) version(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	var v struct {
