@@ -18,7 +18,7 @@ import (
 func TestMinorThatIsNewerThanTheData(t *testing.T) {
 	newest := lifecycle.Newest()
 	unknown := v(fmt.Sprintf("v1.%d.0", newest.Minor()+2))
-	title := fmt.Sprintf("Kubernetes v1.%d and %s is newer than the data of this program, which ends at %s", newest.Minor()+1, unknown.MinorString(), newest.MinorString())
+	title := fmt.Sprintf("Kubernetes v1.%d and %s are newer than the data of this program, which ends at %s", newest.Minor()+1, unknown.MinorString(), newest.MinorString())
 
 	t.Run("check reports the minor first and runs the preflight checks", func(t *testing.T) {
 		s := newCheckStage(t)

@@ -38,16 +38,16 @@ func beyondData(running, hop, end version.Version, changes bool) *plan.Finding {
 	if running.IsZero() || first > last {
 		return nil
 	}
-	unknown := end.MinorString()
+	unknown, are := end.MinorString(), "is"
 	switch {
 	case first == last-1:
-		unknown = words.And([]string{fmt.Sprintf("v1.%d", first), unknown})
+		unknown, are = words.And([]string{fmt.Sprintf("v1.%d", first), unknown}), "are"
 	case first < last:
-		unknown = fmt.Sprintf("v1.%d to %s", first, unknown)
+		unknown, are = fmt.Sprintf("v1.%d to %s", first, unknown), "are"
 	}
 	f := &plan.Finding{
 		ID: FindingData, Severity: plan.NotChecked, Source: "versions", Reference: "docs/compatibility.md",
-		Title:  "Kubernetes " + unknown + " is newer than the data of this program, which ends at " + newest.MinorString(),
+		Title:  "Kubernetes " + unknown + " " + are + " newer than the data of this program, which ends at " + newest.MinorString(),
 		Detail: "removed APIs are found by the types in this program and by the metrics of the API servers; flags, feature gates, settings and demands on nodes are not checked",
 		Remedy: "install a release of constellation with this data, or read the changelog of " + unknown,
 	}
