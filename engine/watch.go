@@ -46,6 +46,9 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(plan.Event
 	now := e.now()
 	p := &plan.Plan{ID: newRunID(plan.VerbWatch, now), Verb: plan.VerbWatch, Cluster: i.state.Infrastructure.Name, Simulated: e.simulated(), Created: now.UTC()}
 	p.End.Command = e.command(string(plan.VerbWatch))
+	if s := r.Cluster; s != nil {
+		p.End.Command += accessFlags(s.Access, s.Context)
+	}
 	p.Steps = []plan.Step{{ID: plan.StepRollout, Title: "Watch the nodes", Effect: "nothing changes", Run: func(ctx context.Context, to *plan.Reporter) error {
 		return i.watch(ctx, to, r, p)
 	}}}

@@ -205,7 +205,10 @@ func TestWatchThatBeginsInAnOutage(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			logs, found := 0, false
-			err = e.Watch(ctx, engine.WatchRequest{Cluster: &cluster.Selected{Context: "prod", Kubeconfig: []byte(s.read(workspace.KubeconfigFile))}}, func(ev plan.Event) {
+			err = e.Watch(ctx, engine.WatchRequest{Cluster: &cluster.Selected{Context: "prod", Kubeconfig: []byte(s.read(workspace.KubeconfigFile)), Access: cluster.Access{Kubeconfig: "/some/config"}}}, func(ev plan.Event) {
+				if again := " --kubeconfig /some/config --context prod\""; ev.Kind == plan.KindResult && !tt.managed && !strings.Contains(string(ev.Data), again) {
+					t.Errorf("no command to watch again in %s", ev.Data)
+				}
 				if strings.Contains(ev.Text, "no NodeVersion") {
 					logs++
 				}

@@ -159,8 +159,9 @@ func (p *plainPrinter) print(ev plan.Event) bool {
 		return p.printWait(ev.Time)
 	case view.Logged:
 		x := p.t.Log.At(i)
-		// Machines log many harmless warnings; the record of the run keeps them.
-		if x.Level != "error" && (x.Level != "warn" || x.Node != "") {
+		// Machines log many harmless warnings; the record of the run keeps them. A watch itself
+		// logs what the output lacks in this cluster.
+		if x.Level != "error" && (x.Level != "warn" || x.Node != "") && view.Source(x) != string(plan.VerbWatch) {
 			return false
 		}
 		p.line(ev.Time, view.Source(x), x.Level, x.Text)

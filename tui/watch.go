@@ -104,7 +104,7 @@ func runWatch(ctx context.Context, s *session, o watchOptions) error {
 	err = eng.Watch(ctx, o.WatchRequest, func(ev plan.Event) {
 		began = true
 		if page {
-			if ev.Kind == plan.KindLog && ev.Source == "watch" {
+			if ofWatch(ev) {
 				s.remark("%s", term.Clean(ev.Text))
 			}
 			b.Apply(ev)
@@ -119,6 +119,12 @@ func runWatch(ctx context.Context, s *session, o watchOptions) error {
 		s.print(boardText(s.page(), s.answerWidth(), b, o, false, s.Now(), eng.APIHealth()))
 	}
 	return err
+}
+
+// ofWatch reports whether a watch itself logged ev: which file the context is from, or what the
+// output lacks in a cluster of others.
+func ofWatch(ev plan.Event) bool {
+	return ev.Kind == plan.KindLog && ev.Source == string(plan.VerbWatch)
 }
 
 // runReplay plays a record: in the console on a terminal, else as lines.
@@ -201,7 +207,8 @@ func filtered(s *session, o watchOptions) sink {
 	return &sieve{sink: out, f: f}
 }
 
-// sieve passes on the nodes and log lines that match a filter, and all other events.
+// sieve passes on the nodes and log lines that match a filter, and all other events. It also passes
+// on what a watch itself logs.
 type sieve struct {
 	sink
 	f view.Filter
@@ -223,6 +230,9 @@ func (s *sieve) event(ev plan.Event) {
 			return
 		}
 	case plan.KindLog:
+		if ofWatch(ev) {
+			break
+		}
 		if x := (rollout.BoardLine{Time: ev.Time, Source: ev.Source, Node: ev.Node, Level: ev.Level, Text: ev.Text}); !s.f.Line(&x) {
 			return
 		}

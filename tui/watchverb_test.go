@@ -64,6 +64,8 @@ func TestWatchVerb(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
+	const lacks = "The cluster has no NodeVersion: target, replacements and services are shown for clusters of constellation alone."
+	others := slices.Insert(slices.Clone(events), 2, plan.Event{Time: enginefake.Start, Kind: plan.KindLog, Source: "watch", Level: "info", Text: lacks})
 	denied := &plan.Error{Op: "look at the rollout of demo", Err: errors.New("denied by the API server"), Remedy: "ask for the right"}
 	for _, tt := range []struct {
 		name string
@@ -77,6 +79,9 @@ func TestWatchVerb(t *testing.T) {
 		{name: "once, as events", args: []string{"watch", "--once", "-o", "json"}, eng: enginefake.Engine{Watched: events}, out: []string{strings.SplitN(lines.String(), "\n", 2)[0], `"kind":"result"`}},
 		{name: "live, until the end", args: []string{"watch"}, eng: enginefake.Engine{Watched: events}, out: []string{"07:05:22Z node               ready     control-plane-3", "done               ok "}},
 		{name: "live, some of it", args: []string{"watch", "--filter", "node:worker-0004"}, eng: enginefake.Engine{Watched: events}, out: []string{"worker-0004", "done               ok "}},
+		{name: "live, a cluster of others", args: []string{"watch"}, eng: enginefake.Engine{Watched: others}, out: []string{"07:05:01Z watch              info      " + lacks}},
+		{name: "live, a cluster of others, some of it", args: []string{"watch", "--filter", "node:worker-0004"}, eng: enginefake.Engine{Watched: others}, out: []string{lacks}},
+		{name: "once, a cluster of others", args: []string{"watch", "--once"}, eng: enginefake.Engine{Watched: others}, stderr: []string{lacks}},
 		{name: "not allowed", args: []string{"watch", "--once"}, eng: enginefake.Engine{WatchErr: denied}, exit: 1, stderr: []string{"look at the rollout of demo", "ask for the right"}},
 		{name: "invalid filter", args: []string{"watch", "--filter", "age:5"}, eng: enginefake.Engine{}, exit: 2, stderr: []string{"age>…"}},
 		{name: "a record", args: []string{"watch", "--replay", path}, eng: enginefake.Engine{}, out: []string{"control-plane-3 (control-plane)", "done               ok "}, stderr: []string{"line " + fmt.Sprint(len(events)+1) + ": it is not JSON"}},
