@@ -318,6 +318,49 @@ func TestResultIsDeterministic(t *testing.T) {
 	}
 }
 
+// A directory with 100,000 files is read completely. All but a few are hard links to one file, which
+// are created faster. Each is a file of its own for the check.
+func TestDirectoryWithManyFiles(t *testing.T) {
+	const number, sub = 100_000, 100
+	dir := tree(t, map[string]string{
+		"first.yaml": "apiVersion: batch/v1beta1\nkind: CronJob\n", "zz/last.yaml": budgetOf("maxUnavailable: 0"),
+		"zz/template.yaml": "apiVersion: v1\nkind: Service\nspec: {{ .Values.spec }}\n",
+	})
+	const text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
+	source := ""
+	for i := range sub {
+		if err := os.MkdirAll(filepath.Join(dir, fmt.Sprint(i)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range number - 3 {
+		// A file system may limit the links to a file: ext4 allows 65,000.
+		if i%50_000 == 0 {
+			source = filepath.Join(dir, "0", fmt.Sprintf("f%d.yaml", i))
+			if err := os.WriteFile(source, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if err := os.Link(source, filepath.Join(dir, fmt.Sprint(i%sub), fmt.Sprintf("f%d.yaml", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := Check(t.Context(), dir, Request{To: version.MustParse("v1.37.0")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Files != number || r.Objects != number-1 {
+		t.Errorf("%d files and %d objects, want %d and %d", r.Files, r.Objects, number, number-1)
+	}
+	if got, want := lines(r), []string{"block removed-apis-written first.yaml:1", "block pdb-room zz/last.yaml:6"}; !slices.Equal(got, want) {
+		t.Errorf("findings %q, want %q", got, want)
+	}
+	if got := skipped(r); len(got) != 1 || !strings.HasPrefix(got[0], "zz/template.yaml:1: it is a template") {
+		t.Errorf("skipped %q, want the template alone", got)
+	}
+}
+
 // Files that are not manifests are named or ignored, and never stop the check.
 func TestHostileFiles(t *testing.T) {
 	outside := tree(t, map[string]string{"secret.yaml": "apiVersion: batch/v1beta1\nkind: CronJob\n"})
