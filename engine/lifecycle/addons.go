@@ -24,6 +24,9 @@ type AddOn struct {
 	Images []string `yaml:"images"`
 	// Charts are names of Helm charts. Their appVersion is the version of the add-on.
 	Charts []string `yaml:"charts"`
+	// ChartSource shows that the charts have the version of the add-on, too; empty if they have
+	// versions of their own, or if that is unknown.
+	ChartSource string `yaml:"chartSource"`
 	// PartOf is a value of the label app.kubernetes.io/part-of. The label
 	// app.kubernetes.io/version has the version of the add-on then.
 	PartOf string `yaml:"partOf"`
@@ -64,6 +67,10 @@ func (f *addOnsFile) check() error {
 			a.Source = f.Sources[a.Source]
 		} else if !complete {
 			c.errs = append(c.errs, fmt.Errorf("row %d of %s: fields are missing", i+1, list))
+		}
+		if a.ChartSource != "" {
+			c.row("chart sources of "+a.Name, 0, a.ChartSource, len(a.Charts) > 0, nil)
+			a.ChartSource = f.Sources[a.ChartSource]
 		}
 		var versions []string
 		for j := range a.Versions {

@@ -21,6 +21,8 @@ func TestDefectsOfAddOnsAreErrors(t *testing.T) {
 		{"no minor", strings.Replace(sound, "v1.30", "1.30.1", 1), fields, "row 1 of versions of a: fields are missing"},
 		{"unrecognisable", strings.Replace(sound, "images: [x/a], ", "", 1), fields, "row 1 of addOns: fields are missing"},
 		{"what it does to nodes without a source", strings.Replace(sound, "name: a", "name: a, nodes: drains", 1), fields, "row 1 of addOns: fields are missing"},
+		{"a chart's version without a chart", strings.Replace(sound, "name: a", "name: a, chartSource: s", 1), fields, "row 1 of chart sources of a: fields are missing"},
+		{"a chart's version without a source", strings.Replace(sound, "name: a", "name: a, charts: [a], chartSource: x", 1), fields, `row 1 of chart sources of a: source "x" is not listed`},
 		{"twice", sound + "- {name: a, charts: [a]}\n", fields, "a name is listed twice"},
 		{"a version twice", strings.Replace(sound, "versions: [", `versions: [{version: "1.2", from: v1.29, source: s}, `, 1), fields, "a version is listed twice"},
 		{"unknown place", sound, strings.Replace(fields, "volume", "moon", 1), "row 1 of fields: fields are missing"},

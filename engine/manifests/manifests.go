@@ -7,7 +7,7 @@
 //
 // The files are untrusted. Symbolic links are not followed, other files than regular ones are not opened,
 // and files, documents and values are limited. Unreadable files are in [Result.Skipped] with
-// the reason. Content of a file that is not an object's name, label or image never gets into a
+// the reason. Content of a file that is not an object's name, label, image or chart never gets into a
 // result: Secrets are not even parsed.
 package manifests
 
@@ -128,6 +128,7 @@ func (f *facts) result(r *rules) *Result {
 	f.budgetFindings()
 	f.singleReplicas()
 	f.addOnFindings(r)
+	f.chartFindings(r)
 	f.webhookFindings()
 	if len(f.kustomizations) > 0 {
 		slices.SortFunc(f.kustomizations, byLocation)

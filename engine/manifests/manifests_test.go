@@ -97,6 +97,40 @@ webhooks:
 ` + fields
 }
 
+// helmRelease is one of Flux.
+func helmRelease(chart string) string {
+	return "apiVersion: helm.toolkit.fluxcd.io/v2\nkind: HelmRelease\nmetadata: {name: r, namespace: flux}\nspec:\n  chart: {\n    spec: {" + chart + "}}\n  values: {token: sekret}\n"
+}
+
+// The details of findings about HelmReleases give the reason why a chart is not checked. Values are not shown.
+func TestChartsOfHelmReleases(t *testing.T) {
+	r := check(t, map[string]string{
+		"a.yaml": helmRelease("chart: cert-manager, version: \">=1.19\""),
+		"b.yaml": helmRelease("chart: cert-manager"),
+		"c.yaml": helmRelease("chart: kyverno, version: 3.5.2"),
+		"d.yaml": helmRelease("chart: podinfo, version: 6.5.0"),
+		"e.yaml": helmRelease("chart: \"evil\\e[2J\", version: 6.x"),
+		"f.yaml": strings.Replace(helmRelease(""), "chart: {", "chartRef: {kind: OCIRepository, name: web}\n  values: {", 1),
+		"g.yaml": helmRelease("chart: keda, version: \"2.21.1\""),
+	}, Request{To: version.MustParse("v1.37.0")})
+	var got []string
+	for _, f := range r.Findings {
+		if f.ID == idAddOnVersions {
+			got = append(got, fmt.Sprintf("%s: %s: %s", f.Severity, f.Title, f.Detail))
+		}
+	}
+	want := []string{
+		"warn: KEDA 2.21.1 does not list Kubernetes v1.37: version 2.21 lists v1.34 to v1.36; first found in HelmRelease flux/r",
+		`not-checked: not checked whether cert-manager supports Kubernetes v1.37: its version is unknown: ">=1.19" is not one version of the chart; first found in HelmRelease flux/r`,
+		"not-checked: not checked whether cert-manager supports Kubernetes v1.37: its version is unknown: the HelmRelease does not name the version of the chart; first found in HelmRelease flux/r",
+		"not-checked: not checked whether Kyverno supports Kubernetes v1.37: its version is unknown: the data of this program does not have the version that chart kyverno 3.5.2 installs; first found in HelmRelease flux/r",
+		`not-checked: not checked whether the charts of 3 HelmReleases support Kubernetes v1.37: this program has no data about them: podinfo 6.5.0, evil\x1b[2J 6.x, of OCIRepository web`,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("findings\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
 func TestFindings(t *testing.T) {
 	v137 := version.MustParse("v1.37.0")
 	for _, tt := range []struct {
@@ -194,6 +228,21 @@ func TestFindings(t *testing.T) {
 			"add-on that drains nodes", strings.Replace(web, "registry.example/web:1", "ghcr.io/kubereboot/kured:1.20.0", 1),
 			Request{To: version.MustParse("v1.34.0")},
 			[]string{"warn node-actors m.yaml:10"},
+		},
+		{"HelmRelease with a version that lists the target", helmRelease("chart: cert-manager, version: v1.19.2"), Request{To: version.MustParse("v1.35.2")}, nil},
+		{"HelmRelease with a version that does not list the target", helmRelease("chart: cert-manager, version: 1.19.2"), Request{To: v137}, []string{"warn add-on-versions m.yaml:6"}},
+		{"HelmRelease with a range", helmRelease("chart: cert-manager, version: 1.19.x"), Request{To: v137}, []string{"not-checked add-on-versions m.yaml:6"}},
+		{"HelmRelease without a version", helmRelease("chart: cert-manager"), Request{To: v137}, []string{"not-checked add-on-versions m.yaml:6"}},
+		{"HelmRelease of a chart with versions of its own", helmRelease("chart: kyverno, version: 3.5.2"), Request{To: v137}, []string{"not-checked add-on-versions m.yaml:6"}},
+		{"HelmRelease of a chart in a Git repository", helmRelease("chart: ./charts/cert-manager, version: 1.19.2"), Request{To: v137}, []string{"warn add-on-versions m.yaml:6"}},
+		{"HelmRelease of an unknown chart", helmRelease("chart: podinfo, version: 6.5.0"), Request{To: v137}, []string{"not-checked add-on-versions m.yaml:6"}},
+		{"HelmRelease of another object's chart", strings.Replace(helmRelease(""), "chart: {", "chartRef: {kind: OCIRepository, name: podinfo}\n  values: {", 1), Request{To: v137}, []string{"not-checked add-on-versions m.yaml:5"}},
+		{"patch of a HelmRelease", helmRelease("version: 1.19.2"), Request{To: v137}, nil},
+		{"HelmRelease of another group", strings.Replace(helmRelease("chart: cert-manager, version: 1.19.2"), "helm.toolkit.fluxcd.io", "example.com", 1), Request{To: v137}, nil},
+		{
+			"HelmRelease of what drains nodes", helmRelease("chart: kured, version: 5.6.1"),
+			Request{To: v137},
+			[]string{"warn node-actors m.yaml:6", "not-checked add-on-versions m.yaml:6"},
 		},
 		{"Plan", "apiVersion: upgrade.cattle.io/v1\nkind: Plan\nmetadata: {name: os}\n", Request{}, []string{"warn node-actors m.yaml:1"}},
 		{"kustomization", "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n", Request{}, []string{"not-checked kustomize m.yaml:0"}},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -78,7 +79,7 @@ var kinds = map[string]bool{
 	"PodDisruptionBudget": true, "HorizontalPodAutoscaler": true, "Service": true, "Ingress": true,
 	"PersistentVolume": true, "PersistentVolumeClaim": true,
 	"ValidatingWebhookConfiguration": true, "MutatingWebhookConfiguration": true,
-	"Kustomization": true, "Plan": true, "NodePool": true,
+	"Kustomization": true, "HelmRelease": true, "Plan": true, "NodePool": true,
 }
 
 // wants reports whether an object must be parsed. Secrets never are.
@@ -146,9 +147,16 @@ type autoscaler struct {
 type addOnUse struct {
 	addOn   *lifecycle.AddOn
 	version string
+	unknown string // why the version is unknown; see preflight.AddOnUse
 	object  string
 	title   string
 	at      plan.Location
+}
+
+// chartUse is a HelmRelease with a chart about which there is no data.
+type chartUse struct {
+	chart, object string
+	at            plan.Location
 }
 
 // facts are what one worker found.
@@ -161,6 +169,7 @@ type facts struct {
 	budgets        []budget
 	autoscalers    []autoscaler
 	addOns         []addOnUse
+	charts         []chartUse
 	kustomizations []plan.Location
 	// webhooks are findings that a patch of a kustomization can resolve; patched are the webhooks
 	// with such a patch.
@@ -189,6 +198,7 @@ func (f *facts) add(g *facts) {
 	f.budgets = append(f.budgets, g.budgets...)
 	f.autoscalers = append(f.autoscalers, g.autoscalers...)
 	f.addOns = append(f.addOns, g.addOns...)
+	f.charts = append(f.charts, g.charts...)
 	f.kustomizations = append(f.kustomizations, g.kustomizations...)
 	f.webhooks = append(f.webhooks, g.webhooks...)
 	f.patched = append(f.patched, g.patched...)
@@ -248,6 +258,10 @@ func (p *parser) object(file string, offset int, n *yaml.Node, depth int) {
 		if strings.HasPrefix(group, "kustomize.config") {
 			p.facts.kustomizations = append(p.facts.kustomizations, plan.Location{File: o.file})
 			p.patches(&o)
+		}
+	case "HelmRelease":
+		if group == "helm.toolkit.fluxcd.io" {
+			p.helmRelease(&o)
 		}
 	case "Plan", "NodePool":
 		p.nodeObject(&o, group)
@@ -433,6 +447,68 @@ func (p *parser) images(o *object, spec *yaml.Node) {
 			}
 		}
 	}
+}
+
+// pinned is one version of a chart; all else is a range, or a placeholder.
+var pinned = regexp.MustCompile(`^v?\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
+
+// helmRelease notes the add-on that a HelmRelease of Flux installs. A chart in a Git repository or a
+// bucket is a path.
+func (p *parser) helmRelease(o *object) {
+	spec := get(o.node, "spec", "chart", "spec")
+	chart, n := str(get(spec, "chart")), get(spec, "version")
+	if chart == "" {
+		if ref := get(o.node, "spec", "chartRef"); ref != nil {
+			name := "of " + strings.TrimSpace(str(get(ref, "kind"))+" "+str(get(ref, "name")))
+			p.facts.charts = append(p.facts.charts, chartUse{chart: preflight.Printable(name), object: o.objects()[0], at: o.at(ref)[0]})
+		}
+		return // else it is a patch
+	}
+	at, v := o.at(cmp.Or(n, get(spec, "chart")))[0], str(n)
+	a := lifecycle.ByChart(path.Base(chart))
+	if a == nil {
+		p.facts.charts = append(p.facts.charts, chartUse{chart: preflight.Printable(strings.TrimSpace(path.Base(chart) + " " + v)), object: o.objects()[0], at: at})
+		return
+	}
+	use := addOnUse{addOn: a, object: o.objects()[0], title: o.String(), at: at}
+	switch {
+	case v == "":
+		use.unknown = "the HelmRelease does not name the version of the chart"
+	case !pinned.MatchString(v):
+		use.unknown = fmt.Sprintf("%q is not one version of the chart", preflight.Printable(v))
+	case a.ChartSource == "":
+		use.unknown = fmt.Sprintf("the data of this program does not have the version that chart %s %s installs", preflight.Printable(path.Base(chart)), preflight.Printable(v))
+	default:
+		use.version = v
+	}
+	p.facts.addOns = append(p.facts.addOns, use)
+}
+
+// chartFindings names the charts about which there is no data.
+func (f *facts) chartFindings(r *rules) {
+	if len(f.charts) == 0 {
+		return
+	}
+	slices.SortFunc(f.charts, func(a, b chartUse) int { return cmp.Or(byLocation(a.at, b.at), strings.Compare(a.object, b.object)) })
+	found := plan.Finding{
+		ID: idAddOnVersions, Severity: plan.NotChecked, Source: "versions",
+		Title:  fmt.Sprintf("not checked whether the charts of %s support Kubernetes %s: this program has no data about them", countOf(len(f.charts), "HelmRelease", "HelmReleases"), r.to.MinorString()),
+		Remedy: "look for the supported versions in the documentation of each chart",
+	}
+	var names []string
+	for _, c := range f.charts {
+		if !slices.Contains(names, c.chart) {
+			names = append(names, c.chart)
+		}
+		found.Locations, found.Objects = append(found.Locations, c.at), append(found.Objects, c.object)
+	}
+	const shown = 10
+	found.Detail = strings.Join(names[:min(len(names), shown)], ", ")
+	if more := len(names) - shown; more > 0 {
+		found.Detail += fmt.Sprintf(" and %d more", more)
+	}
+	found.Locations, found.Objects = limited(found.Locations), found.Objects[:min(len(found.Objects), 100)]
+	f.findings = append(f.findings, found)
 }
 
 func (p *parser) service(o *object) {
@@ -789,7 +865,7 @@ func (f *facts) addOnFindings(r *rules) {
 	slices.SortFunc(f.addOns, func(a, b addOnUse) int { return cmp.Or(byLocation(a.at, b.at), strings.Compare(a.object, b.object)) })
 	var uses []preflight.AddOnUse
 	for _, u := range f.addOns {
-		uses = append(uses, preflight.AddOnUse{AddOn: u.addOn, Version: u.version, Object: u.object, Title: u.title, Location: u.at})
+		uses = append(uses, preflight.AddOnUse{AddOn: u.addOn, Version: u.version, Unknown: u.unknown, Object: u.object, Title: u.title, Location: u.at})
 	}
 	f.findings = append(f.findings, preflight.AddOnVersions(uses, r.to)...)
 	f.findings = append(f.findings, preflight.NodeActors(uses)...)

@@ -184,8 +184,9 @@ const addOnsPage = "https://kubernetes.io/docs/concepts/cluster-administration/a
 // AddOnUse is an object that runs an add-on.
 type AddOnUse struct {
 	AddOn *lifecycle.AddOn
-	// Version is the version of the add-on; empty if unknown.
-	Version string
+	// Version is the version of the add-on; empty if unknown. Unknown is the reason then; empty if
+	// the image has no tag.
+	Version, Unknown string
 	// Object is "kind/namespace/name", Title "Deployment shop/web".
 	Object, Title string
 	// Owner is who can change it; empty if unknown.
@@ -198,7 +199,7 @@ type AddOnUse struct {
 // finding for each version of an add-on that does not list the minor, or of which it is
 // unknown.
 func AddOnVersions(uses []AddOnUse, to version.Version) (out []plan.Finding) {
-	type key struct{ name, version string }
+	type key struct{ name, version, unknown string }
 	seen := map[key]int{} // in out
 	for _, u := range uses {
 		if len(u.AddOn.Versions) == 0 && !u.AddOn.Follows && u.AddOn.Nodes != "" {
@@ -208,7 +209,7 @@ func AddOnVersions(uses []AddOnUse, to version.Version) (out []plan.Finding) {
 		if support == lifecycle.Supported {
 			continue
 		}
-		k := key{u.AddOn.Name, u.Version}
+		k := key{u.AddOn.Name, u.Version, u.Unknown}
 		i, ok := seen[k]
 		if !ok {
 			i = len(out)
@@ -246,7 +247,7 @@ func addOnFinding(u AddOnUse, support lifecycle.Support, row lifecycle.AddOnVers
 		f.Title = fmt.Sprintf("not checked whether %s supports Kubernetes %s", name, to.MinorString())
 		f.Detail = "the data of this program has no row for this version; first found in " + u.Title
 		if u.Version == "" {
-			f.Detail = "its version is unknown: the image has no tag; first found in " + u.Title
+			f.Detail = fmt.Sprintf("its version is unknown: %s; first found in %s", cmp.Or(u.Unknown, "the image has no tag"), u.Title)
 		}
 	}
 	return f
