@@ -821,7 +821,7 @@ func (r *rolling) finished(image string) {
 			is += fmt.Sprintf(" %s %s %s donor=%s", p.Name, p.Spec.Goal, p.Spec.NodeName, p.Spec.Donor)
 		}
 		ok := len(pending.Items) == 0 && alive == r.cloud.shall && len(nodes.Items) == r.cloud.shall && as.Spec.Enabled && as.Annotations[v1alpha1.AnnotationPaused] == "" &&
-			conditionText(nv.Status, v1alpha1.ConditionReady) == "True UpToDate"
+			conditionText(nv.Status, v1alpha1.ConditionReady) == "True UpToDate" && nv.Status.ObservedGeneration == nv.Generation
 		cps := 0
 		for _, n := range nodes.Items {
 			ok = ok && n.Annotations[v1alpha1.AnnotationImage] == image && !n.Spec.Unschedulable && n.Annotations[v1alpha1.AnnotationHeir] == ""
