@@ -121,6 +121,8 @@ func (o *order) parseWhat(req *upgradeproto.UpgradeRequest) error {
 		return fmt.Errorf("addons: want %s, %s or both, each once", kubeadm.CoreDNS, kubeadm.KubeProxy)
 	case some != (w == upgradeproto.What_ADDONS):
 		return errors.New("addons: want some for ADDONS, and none for APPLY and NODE")
+	case req.GetKeepKubelet() && w != upgradeproto.What_APPLY:
+		return errors.New("keep_kubelet: want it for APPLY only")
 	}
 	return nil
 }
@@ -135,12 +137,13 @@ func (h Host) vouched(o *order) error {
 	return trust.Verify(o.proto.GetComponentsStatement(), o.version, runtime.GOARCH, o.list)
 }
 
-// same reports whether two requests are equal apart from their tokens and statements, and the order
-// of their components.
+// same reports whether two requests are equal apart from their tokens and statements, the order of
+// their components, and whether the kubelet is kept.
 func same(a, b *upgradeproto.UpgradeRequest) bool {
 	a, b = proto.CloneOf(a), proto.CloneOf(b)
 	a.Token, b.Token = "", ""
 	a.ComponentsStatement, b.ComponentsStatement = "", ""
+	a.KeepKubelet, b.KeepKubelet = false, false
 	for _, r := range []*upgradeproto.UpgradeRequest{a, b} {
 		slices.SortFunc(r.Components, func(x, y *componentproto.Component) int { return strings.Compare(x.GetName(), y.GetName()) })
 	}

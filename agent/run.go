@@ -52,7 +52,7 @@ const (
 const (
 	// kubeletTimeout is how long a kubelet may take to be healthy after its start.
 	kubeletTimeout = 2 * time.Minute
-	// apiTimeout is how long the API server may take to become stable after that.
+	// apiTimeout is how long the API server may take to become stable at the end of a run.
 	apiTimeout = 5 * time.Minute
 	// kubeadm is retried with backoff while it has no API server.
 	pauseMin = time.Second
@@ -170,6 +170,8 @@ func (u *upgrader) take(ctx context.Context, o *order) (started time.Time, begun
 		return time.Time{}, false, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	if latest != nil && !final && same(latest, o.proto) {
+		// A caller that only attaches does not ask for that, and the host may take pods.
+		o.proto.KeepKubelet = o.proto.GetKeepKubelet() || latest.GetKeepKubelet()
 		err = u.journal.resume(o.proto, u.boot)
 	} else {
 		begun = true
@@ -243,7 +245,7 @@ func (u *upgrader) run(ctx context.Context, o *order, found *kubeadm.Process) er
 			return err
 		}
 	}
-	for _, s := range u.stages(o.proto.GetWhat()) {
+	for _, s := range u.stages(o.proto) {
 		// Each stage is recorded on disk before it starts.
 		if err := u.journal.stageIs(s.name, running, ""); err != nil {
 			return fmt.Errorf("begin stage %s: %w", s.name, err)
@@ -265,9 +267,9 @@ type stage struct {
 }
 
 // stages returns those of an upgrade, in order.
-func (u *upgrader) stages(what upgradeproto.What) []stage {
+func (u *upgrader) stages(req *upgradeproto.UpgradeRequest) []stage {
 	all := []stage{{stageVerify, u.verify}, {stageInstallKubeadm, u.installKubeadm}}
-	switch what {
+	switch req.GetWhat() {
 	case upgradeproto.What_ADDONS:
 		return append(all, stage{stageAddons, u.upgradeAddons})
 	case upgradeproto.What_APPLY:
@@ -275,7 +277,10 @@ func (u *upgrader) stages(what upgradeproto.What) []stage {
 	case upgradeproto.What_NODE, upgradeproto.What_WHAT_UNSPECIFIED:
 		all = append(all, stage{stageNode, u.kubeadmStage(stageNode)})
 	}
-	return append(all, stage{stageInstallKubelet, u.installKubelet}, stage{stageRestartKubelet, u.restartKubelet}, stage{stageWaitForAPI, u.waitForAPI})
+	if !req.GetKeepKubelet() {
+		all = append(all, stage{stageInstallKubelet, u.installKubelet}, stage{stageRestartKubelet, u.restartKubelet})
+	}
+	return append(all, stage{stageWaitForAPI, u.waitForAPI})
 }
 
 func (u *upgrader) say(level, text string) { u.journal.line("agent", level, text, 0) }
@@ -501,7 +506,7 @@ func (u *upgrader) waitForAPI(ctx context.Context, _ *order) error {
 	if calm == 0 {
 		calm = 10 * time.Second
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, apiTimeout, fmt.Errorf("the API server was not stable within %s after the kubelet's restart", apiTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, apiTimeout, fmt.Errorf("the API server was not stable within %s", apiTimeout))
 	defer cancel()
 	for since := time.Now(); time.Since(since) < calm; {
 		if !delay.For(ctx, min(calm/10, 500*time.Millisecond)) {

@@ -539,6 +539,52 @@ func TestUpgradeOfAControlPlane(t *testing.T) {
 	}
 }
 
+// The kubelet of a host that takes pods is kept, and replaced by a later request for the node.
+func TestKubeletIsKept(t *testing.T) {
+	const kept = "verify:running install-kubeadm:running plan:running apply:running wait-for-api:running success"
+	r := newRig(t, true)
+	c := r.inside()
+	keep := r.request("t1")
+	keep.KeepKubelet = true
+	all, err := collect(c.Upgrade(t.Context(), keep))
+	if err != nil || outline(all) != kept || r.deeds() != "plan apply" {
+		t.Fatalf("%v\n%s\ndeeds: %s", err, outline(all), r.deeds())
+	}
+	s, err := c.Status(t.Context(), &upgradeproto.StatusRequest{})
+	if err != nil || s.KubeadmVersion != to || s.KubeletVersion != from || tag(s.StaticPods["kube-apiserver"]) != to {
+		t.Errorf("%v; runs %v, want the kubelet of %s", err, s, from)
+	}
+	node := r.request("t2")
+	node.What = upgradeproto.What_NODE
+	if all, err := collect(c.Upgrade(t.Context(), node)); err != nil || !strings.HasSuffix(outline(all), "success") || r.deeds() != "plan apply node restart-kubelet" {
+		t.Fatalf("%v\n%s\ndeeds: %s", err, outline(all), r.deeds())
+	}
+	if s, err = c.Status(t.Context(), &upgradeproto.StatusRequest{}); err != nil || s.KubeletVersion != to {
+		t.Errorf("%v; the kubelet is %s, want %s", err, s.GetKubeletVersion(), to)
+	}
+}
+
+// A run that keeps the kubelet still does so when a caller that only attaches resumes it.
+func TestResumedRunKeepsTheKubelet(t *testing.T) {
+	r := newRig(t, true)
+	ctx, stop := context.WithCancel(t.Context())
+	u, err := openUpgrader(ctx, r.settings.host(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	keep := r.request("t1")
+	keep.KeepKubelet = true
+	if err := u.journal.begin(keep, u.boot); err != nil { // the agent ends before it has done anything
+		t.Fatal(err)
+	}
+	stop()
+	u.close()
+	all, err := collect(r.inside().Upgrade(t.Context(), r.request("t1")))
+	if err != nil || !strings.HasSuffix(outline(all), "success") || r.deeds() != "plan apply" {
+		t.Errorf("%v\n%s\ndeeds: %s", err, outline(all), r.deeds())
+	}
+}
+
 func TestUpgradeOfAWorker(t *testing.T) {
 	r := newRig(t, false)
 	c := r.inside()
@@ -684,6 +730,7 @@ func TestRequestsAreRefused(t *testing.T) {
 		{"nothing to upgrade", codes.InvalidArgument, "what", func(r *upgradeproto.UpgradeRequest) { r.What = 0 }},
 		{"add-ons without names", codes.InvalidArgument, "addons: want some", func(r *upgradeproto.UpgradeRequest) { r.What = upgradeproto.What_ADDONS }},
 		{"add-ons of a node", codes.InvalidArgument, "addons: want some", func(r *upgradeproto.UpgradeRequest) { r.Addons = []string{"coredns"} }},
+		{"a kept kubelet of a node's upgrade", codes.InvalidArgument, "keep_kubelet", func(r *upgradeproto.UpgradeRequest) { r.What, r.KeepKubelet = upgradeproto.What_NODE, true }},
 		{"an unknown add-on", codes.InvalidArgument, "addons: want", func(r *upgradeproto.UpgradeRequest) {
 			r.What, r.Addons = upgradeproto.What_ADDONS, []string{"coredns", "--help"}
 		}},

@@ -440,7 +440,11 @@ type UpgradeRequest struct {
 	// request.
 	ComponentsStatement string `protobuf:"bytes,7,opt,name=components_statement,json=componentsStatement,proto3" json:"components_statement,omitempty"`
 	// Of ADDONS: coredns, kube-proxy or both. Others have none.
-	Addons        []string `protobuf:"bytes,8,rep,name=addons,proto3" json:"addons,omitempty"`
+	Addons []string `protobuf:"bytes,8,rep,name=addons,proto3" json:"addons,omitempty"`
+	// Of APPLY: install only kubeadm and keep the kubelet that runs, because the host takes pods.
+	// NODE replaces it later. A request that differs in this alone is the same request. Agents
+	// of old images replace the kubelet.
+	KeepKubelet   bool `protobuf:"varint,9,opt,name=keep_kubelet,json=keepKubelet,proto3" json:"keep_kubelet,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -529,6 +533,13 @@ func (x *UpgradeRequest) GetAddons() []string {
 		return x.Addons
 	}
 	return nil
+}
+
+func (x *UpgradeRequest) GetKeepKubelet() bool {
+	if x != nil {
+		return x.KeepKubelet
+	}
+	return false
 }
 
 // Configuration is what kubeadm is told beside the version.
@@ -1744,7 +1755,7 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\vINTERRUPTED\x10\x02\x12\r\n" +
 	"\tSUCCEEDED\x10\x03\x12\n" +
 	"\n" +
-	"\x06FAILED\x10\x04\"\xd6\x02\n" +
+	"\x06FAILED\x10\x04\"\xf9\x02\n" +
 	"\x0eUpgradeRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12-\n" +
 	"\x12kubernetes_version\x18\x02 \x01(\tR\x11kubernetesVersion\x12$\n" +
@@ -1755,7 +1766,8 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\rconfiguration\x18\x05 \x01(\v2\x19.upgrade.v1.ConfigurationR\rconfiguration\x12\x14\n" +
 	"\x05after\x18\x06 \x01(\x04R\x05after\x121\n" +
 	"\x14components_statement\x18\a \x01(\tR\x13componentsStatement\x12\x16\n" +
-	"\x06addons\x18\b \x03(\tR\x06addons\"s\n" +
+	"\x06addons\x18\b \x03(\tR\x06addons\x12!\n" +
+	"\fkeep_kubelet\x18\t \x01(\bR\vkeepKubelet\"s\n" +
 	"\rConfiguration\x126\n" +
 	"\x17ignore_preflight_errors\x18\x01 \x03(\tR\x15ignorePreflightErrors\x12*\n" +
 	"\x11image_pull_policy\x18\x02 \x01(\tR\x0fimagePullPolicy\"\x96\x02\n" +

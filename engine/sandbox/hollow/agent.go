@@ -45,6 +45,7 @@ type member struct {
 // run is an upgrade. The agent's lock guards its mutable fields.
 type run struct {
 	upgradeproto.Run
+	keeps   bool // the kubelet
 	lines   []*upgradeproto.UpgradeResponse
 	changed chan struct{} // closed with the next line
 }
@@ -197,7 +198,7 @@ func (a *agent) Upgrade(req *upgradeproto.UpgradeRequest, stream grpc.ServerStre
 		a.mu.Unlock()
 		return status.Errorf(codes.FailedPrecondition, "an upgrade to %s is under way", r.KubernetesVersion)
 	case r == nil || !running && r.Token != req.GetToken():
-		r = &run{changed: make(chan struct{})}
+		r = &run{changed: make(chan struct{}), keeps: req.GetKeepKubelet()}
 		r.Token, r.KubernetesVersion, r.What = req.GetToken(), req.GetKubernetesVersion(), req.GetWhat()
 		r.State, r.Started, r.Updated = upgradeproto.Run_RUNNING, timestamppb.Now(), timestamppb.Now()
 		a.run = r
@@ -228,9 +229,12 @@ func (a *agent) Upgrade(req *upgradeproto.UpgradeRequest, stream grpc.ServerStre
 }
 
 // upgrade simulates a run: it takes the configured time, and finally sets the new version of
-// its node's kubelet.
+// its node's kubelet, unless that is kept.
 func (a *agent) upgrade(r *run, node string) {
 	for _, stage := range []string{"verify", "plan", "apply", "install-kubelet", "wait-for-api"} {
+		if r.keeps && stage == "install-kubelet" {
+			continue
+		}
 		a.tell(r, stage, &upgradeproto.UpgradeResponse{Kind: &upgradeproto.UpgradeResponse_Progress{Progress: &upgradeproto.Progress{Stage: stage, State: "running"}}})
 		line := fmt.Sprintf("[hollow] %s of Kubernetes %s on %s is simulated: nothing is installed", stage, r.KubernetesVersion, node)
 		a.tell(r, stage, &upgradeproto.UpgradeResponse{Kind: &upgradeproto.UpgradeResponse_Log{Log: &upgradeproto.Log{Source: "agent", Level: "info", Line: line}}})
@@ -239,9 +243,11 @@ func (a *agent) upgrade(r *run, node string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := a.cloud.kubelet.setVersion(ctx, node, r.KubernetesVersion); err != nil {
-		a.tell(r, r.Stage, &upgradeproto.UpgradeResponse{Kind: &upgradeproto.UpgradeResponse_Failure{Failure: &upgradeproto.Failure{Stage: r.Stage, Message: err.Error()}}})
-		return
+	if !r.keeps {
+		if err := a.cloud.kubelet.setVersion(ctx, node, r.KubernetesVersion); err != nil {
+			a.tell(r, r.Stage, &upgradeproto.UpgradeResponse{Kind: &upgradeproto.UpgradeResponse_Failure{Failure: &upgradeproto.Failure{Stage: r.Stage, Message: err.Error()}}})
+			return
+		}
 	}
 	a.tell(r, r.Stage, &upgradeproto.UpgradeResponse{Kind: &upgradeproto.UpgradeResponse_Success{Success: &upgradeproto.Success{KubernetesVersion: r.KubernetesVersion}}})
 }
