@@ -44,7 +44,8 @@ func (r *nodeVersions) act(o *observed, actions []decision.Action) *v1alpha1.Joi
 	r.drain(o, b.draining)
 	r.ask(o)
 	if run, known := r.hostView.run(); known && r.host != nil && run.Active() && run.Components != "" {
-		r.follow(decision.Action{Kind: decision.StartUpgrade, Version: run.Version, Components: run.Components}) // started by an earlier leader
+		here := o.find().Nodes[r.nodeName] // an earlier leader started the run
+		r.follow(decision.Action{Kind: decision.StartUpgrade, Version: run.Version, Components: run.Components, KeepKubelet: here != nil && o.KeepsKubelet(here)})
 	}
 	return b.publish
 }
@@ -357,7 +358,7 @@ func (r *nodeVersions) follow(a decision.Action) {
 		if !last.Active() { // else the leader that started it has recorded it
 			r.recordVersion(ctx, corev1.EventTypeNormal, "UpgradeStarted", fmt.Sprintf("the agent of %[2]s upgrades the control plane's Kubernetes to %[1]s", version, r.nodeName))
 		}
-		failed := r.host.Upgrade(ctx, upgradeToken(version, reference, last), version, reference, c.Signed, func(run decision.UpgradeRun) {
+		failed := r.host.Upgrade(ctx, upgradeToken(version, reference, last), version, reference, c.Signed, a.KeepKubelet, func(run decision.UpgradeRun) {
 			r.hostView.setRun(run)
 			r.wake()
 		})

@@ -236,7 +236,7 @@ func TestAgentsOfOldImagesAreEnrolled(t *testing.T) {
 		t.Fatalf("the old agent verifies: %t, %v", verifies, err)
 	}
 	var progress progressLog
-	if err := h.Upgrade(t.Context(), "v1.36.3/0/c", newKubernetes, "c", r.components, progress.record); err != nil {
+	if err := h.Upgrade(t.Context(), "v1.36.3/0/c", newKubernetes, "c", r.components, false, progress.record); err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Contains(progress.phases(), "done") {
@@ -261,10 +261,10 @@ func TestAgentsOfOldImagesAreEnrolled(t *testing.T) {
 	// From here on the agent requires a statement.
 	unsigned := r.components
 	unsigned.Statement = ""
-	if err := h.Upgrade(t.Context(), "v1.36.3/1/c", newKubernetes, "c", unsigned, progress.record); err == nil || !strings.Contains(err.Error(), "no statement of a release builder") {
+	if err := h.Upgrade(t.Context(), "v1.36.3/1/c", newKubernetes, "c", unsigned, false, progress.record); err == nil || !strings.Contains(err.Error(), "no statement of a release builder") {
 		t.Errorf("components without a statement: %v", err)
 	}
-	if err := h.Upgrade(t.Context(), "v1.36.3/2/c", newKubernetes, "c", r.components, progress.record); err != nil || r.downloads.Load() != 1 {
+	if err := h.Upgrade(t.Context(), "v1.36.3/2/c", newKubernetes, "c", r.components, false, progress.record); err != nil || r.downloads.Load() != 1 {
 		t.Errorf("second request: %v, the enrolment program was fetched %d times", err, r.downloads.Load())
 	}
 }
@@ -280,14 +280,14 @@ func TestEnrolmentThatFails(t *testing.T) {
 	wrong.Digest = "sha256:" + strings.Repeat("ab", 32)
 	bad.Agent = &wrong
 	var progress progressLog
-	err := h.Upgrade(t.Context(), "v1.36.3/0/c", newKubernetes, "c", bad, progress.record)
+	err := h.Upgrade(t.Context(), "v1.36.3/0/c", newKubernetes, "c", bad, false, progress.record)
 	if err == nil || !strings.Contains(err.Error(), "install the release keys and the verifying agent on worker-1") || !strings.Contains(err.Error(), "digest mismatch") {
 		t.Errorf("got %v", err)
 	}
 	if r.at("node") {
 		t.Error("the upgrade started in spite of the failure")
 	}
-	if err := h.Upgrade(t.Context(), "v1.36.3/1/c", newKubernetes, "c", r.components, progress.record); err != nil {
+	if err := h.Upgrade(t.Context(), "v1.36.3/1/c", newKubernetes, "c", r.components, false, progress.record); err != nil {
 		t.Error(err)
 	}
 }
@@ -306,7 +306,7 @@ func TestEnrolmentWaitsForTheAgent(t *testing.T) {
 	c.Agent = &component.Component{Name: "kubeadm", URL: r.mirror.URL + "/agent", Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/kubeadm"}
 	done := make(chan error, 1)
 	go func() {
-		done <- h.Upgrade(t.Context(), upgradeToken(newKubernetes, "c", decision.UpgradeRun{}), newKubernetes, "c", c, func(decision.UpgradeRun) {})
+		done <- h.Upgrade(t.Context(), upgradeToken(newKubernetes, "c", decision.UpgradeRun{}), newKubernetes, "c", c, false, func(decision.UpgradeRun) {})
 	}()
 	r.until("the operator waits for the agent", func() bool {
 		select {

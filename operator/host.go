@@ -307,15 +307,16 @@ func phaseOf(stage string) string {
 	return "apply"
 }
 
-// Upgrade requests a run, or attaches to it, and follows it to its end. It calls tell with every
-// change of phase and every line, from one goroutine. It also logs all lines. Upgrade returns nil
-// when the host runs the version.
+// Upgrade requests a run, or attaches to it, and follows it to its end. With keepKubelet, a run that
+// upgrades the cluster's Kubernetes does not replace the host's kubelet. Upgrade calls tell with every
+// change of phase and every line, from one goroutine. It also logs all lines. It returns nil when the
+// host runs the version.
 //
 // If the connection breaks, for example because the agent restarts, Upgrade reconnects until ctx
 // ends, and continues with the next line. It returns the agent's message if the agent refuses, for
 // example because another run is in progress.
-func (h *agentHost) Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error {
-	return h.upgrade(ctx, &upgradeproto.UpgradeRequest{What: h.what}, token, version, reference, components, tell)
+func (h *agentHost) Upgrade(ctx context.Context, token, version, reference string, components component.Signed, keepKubelet bool, tell func(decision.UpgradeRun)) error {
+	return h.upgrade(ctx, &upgradeproto.UpgradeRequest{What: h.what, KeepKubelet: keepKubelet}, token, version, reference, components, tell)
 }
 
 // UpgradeAddons requests the upgrade of add-ons, by their names, as Upgrade does for Kubernetes.
@@ -334,7 +335,7 @@ func (h *agentHost) addonsError(err error) error {
 // upgrade is Upgrade of what req names.
 func (h *agentHost) upgrade(ctx context.Context, req *upgradeproto.UpgradeRequest, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error {
 	req = &upgradeproto.UpgradeRequest{
-		Token: token, KubernetesVersion: version, What: req.GetWhat(), Addons: req.GetAddons(), Components: component.ToProto(components.List), ComponentsStatement: components.Statement,
+		Token: token, KubernetesVersion: version, What: req.GetWhat(), Addons: req.GetAddons(), KeepKubelet: req.GetKeepKubelet(), Components: component.ToProto(components.List), ComponentsStatement: components.Statement,
 		Configuration: &upgradeproto.Configuration{IgnorePreflightErrors: kubeadm.IgnoredChecks()}, // same as for the join of the machine
 	}
 	f := &following{host: h, tell: tell, run: decision.UpgradeRun{Version: version, Components: reference, Node: h.node, Phase: "download", InPlace: req.GetWhat() == upgradeproto.What_NODE, Addons: req.GetWhat() == upgradeproto.What_ADDONS, Etcd: etcdOf(token)}}

@@ -223,7 +223,7 @@ func TestHostUpgrades(t *testing.T) {
 	var progress progressLog
 	done := make(chan error, 1)
 	go func() {
-		done <- h.Upgrade(t.Context(), token, newKubernetes, reference, r.components(newKubernetes), progress.record)
+		done <- h.Upgrade(t.Context(), token, newKubernetes, reference, r.components(newKubernetes), false, progress.record)
 	}()
 	r.until("kubeadm applies", func() bool { return r.at("apply") && slices.Contains(progress.phases(), "apply") })
 	run, err := h.Run(t.Context())
@@ -233,7 +233,7 @@ func TestHostUpgrades(t *testing.T) {
 	if got := upgradeToken(newKubernetes, reference, run); got != token {
 		t.Errorf("the token is %s, and after its loss %s", token, got)
 	}
-	err = r.client().Upgrade(t.Context(), "another/0/one", "v1.35.5", "one", r.components("v1.35.5"), func(decision.UpgradeRun) {})
+	err = r.client().Upgrade(t.Context(), "another/0/one", "v1.35.5", "one", r.components("v1.35.5"), false, func(decision.UpgradeRun) {})
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "upgrade of the control plane to "+newKubernetes+" ("+token+") is in progress") {
 		t.Errorf("another upgrade returns: %v", err)
 	}
@@ -270,7 +270,7 @@ func TestHostUpgrades(t *testing.T) {
 
 	// A repeated request reports the same and changes nothing.
 	deeds := log.String()
-	if err := r.client().Upgrade(t.Context(), token, newKubernetes, reference, r.components(newKubernetes), func(decision.UpgradeRun) {}); err != nil {
+	if err := r.client().Upgrade(t.Context(), token, newKubernetes, reference, r.components(newKubernetes), false, func(decision.UpgradeRun) {}); err != nil {
 		t.Errorf("the repeated request: %v", err)
 	}
 	if log.String() != deeds {
@@ -286,7 +286,7 @@ func TestHostUpgradeFails(t *testing.T) {
 	r.write("ctl/fail-apply", "", 0o600)
 	var progress progressLog
 	first := upgradeToken(newKubernetes, "ref", decision.UpgradeRun{})
-	err := h.Upgrade(t.Context(), first, newKubernetes, "ref", r.components(newKubernetes), progress.record)
+	err := h.Upgrade(t.Context(), first, newKubernetes, "ref", r.components(newKubernetes), false, progress.record)
 	if err == nil || !strings.Contains(err.Error(), "apply: ") || !strings.Contains(err.Error(), "cheese") {
 		t.Fatalf("failed with %v", err)
 	}
@@ -298,7 +298,7 @@ func TestHostUpgradeFails(t *testing.T) {
 	if second == first {
 		t.Fatal("a retry would return the same failure")
 	}
-	if err := h.Upgrade(t.Context(), second, newKubernetes, "ref", r.components(newKubernetes), progress.record); err != nil {
+	if err := h.Upgrade(t.Context(), second, newKubernetes, "ref", r.components(newKubernetes), false, progress.record); err != nil {
 		t.Errorf("the second try: %v", err)
 	}
 	if run, err := h.Run(t.Context()); err != nil || run.Phase != "done" {
@@ -308,7 +308,7 @@ func TestHostUpgradeFails(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	r.down()
 	cancel(errors.New("the target changed"))
-	if err := h.Upgrade(ctx, second, newKubernetes, "ref", r.components(newKubernetes), progress.record); err == nil || !strings.Contains(err.Error(), "the target changed") {
+	if err := h.Upgrade(ctx, second, newKubernetes, "ref", r.components(newKubernetes), false, progress.record); err == nil || !strings.Contains(err.Error(), "the target changed") {
 		t.Errorf("cancelled with %v", err)
 	}
 }

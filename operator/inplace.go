@@ -94,9 +94,12 @@ func (r *nodeRuns) while(ctx context.Context, machine string) (context.Context, 
 }
 
 // inPlaceRuns returns the reported runs of machines that are upgraded in place, and closes the
-// connections to all other agents.
-func (r *nodeVersions) inPlaceRuns(intents []decision.Intent) map[string]decision.UpgradeRun {
+// connections to all other agents, except that of the upgrade of Kubernetes.
+func (r *nodeVersions) inPlaceRuns(intents []decision.Intent, upgrade *v1alpha1.UpgradeProgress) map[string]decision.UpgradeRun {
 	machines, nodes := map[string]bool{}, map[string]bool{}
+	if upgrade != nil {
+		nodes[upgrade.Node] = true
+	}
 	for i := range intents {
 		if in := &intents[i]; in.Goal == v1alpha1.UpgradeGoal {
 			machines[in.Machine], nodes[in.Node] = true, true
@@ -111,6 +114,7 @@ func (r *nodeVersions) inPlaceRuns(intents []decision.Intent) map[string]decisio
 
 // ask requests the runs of agents that have not reported, and follows the runs in progress.
 func (r *nodeVersions) ask(o *observed) {
+	r.askOther(o)
 	for i := range o.Intents {
 		in := &o.Intents[i]
 		if in.Goal != v1alpha1.UpgradeGoal || r.agents == nil {
@@ -134,6 +138,46 @@ func (r *nodeVersions) ask(o *observed) {
 	}
 }
 
+// askOther requests the outcome of the upgrade of Kubernetes that an earlier leader started on another
+// control plane, if a relay to its agent runs there.
+func (r *nodeVersions) askOther(o *observed) {
+	run := o.Run
+	if r.agents == nil || !run.Active() || run.Node == r.nodeName {
+		return
+	}
+	upgrade, n := o.version.Status.Upgrade, o.find().Nodes[run.Node]
+	if upgrade == nil || upgrade.Node != run.Node || n == nil || !n.InPlaceLabel {
+		return
+	}
+	of := runKey(upgrade)
+	r.try("read the upgrade of Kubernetes by the agent of "+run.Node, func(ctx context.Context) error {
+		answer, err := r.agents.Run(ctx, run.Node)
+		if err == nil {
+			r.hostView.setAnswer(of, answer)
+		}
+		return err
+	})
+}
+
+// runKey names a reported run.
+func runKey(u *v1alpha1.UpgradeProgress) string { return u.Node + " " + u.Started.String() }
+
+// answerTo returns what the agent of another host last answered about a reported run; zero: nothing.
+func (h *hostView) answerTo(u *v1alpha1.UpgradeProgress) decision.UpgradeRun {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if u == nil || h.answered != runKey(u) {
+		return decision.UpgradeRun{}
+	}
+	return h.answer
+}
+
+func (h *hostView) setAnswer(of string, answer decision.UpgradeRun) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.answered, h.answer = of, answer
+}
+
 // upgradeNode starts an upgrade by a node's agent or attaches to its run, and follows it to its end.
 func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 	if r.agents == nil {
@@ -147,7 +191,7 @@ func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 		if err != nil {
 			return err
 		}
-		if last.RetryMark() != "" && last.Version == a.Version && last.Components == a.Components && last.Etcd == a.Etcd && !last.Ended.Equal(a.Ended) {
+		if last.InPlace && last.RetryMark() != "" && last.Version == a.Version && last.Components == a.Components && last.Etcd == a.Etcd && !last.Ended.Equal(a.Ended) {
 			r.runs.set(a.Machine, last) // it has failed since; Decide chooses the time of the retry
 			return nil
 		}

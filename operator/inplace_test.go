@@ -152,7 +152,7 @@ func TestRelayForwardsTwoVerbs(t *testing.T) {
 		}
 	}
 	var progress progressLog
-	if err := h.Upgrade(ctx, "v1.36.3/0/c", newKubernetes, "c", rig.components(newKubernetes), progress.record); err != nil {
+	if err := h.Upgrade(ctx, "v1.36.3/0/c", newKubernetes, "c", rig.components(newKubernetes), false, progress.record); err != nil {
 		t.Errorf("upgrade of the node: %v", err)
 	}
 	if d := slices.Index(progress.phases(), "done"); d < 0 {
@@ -327,6 +327,11 @@ func (a *agentsInTest) keep(map[string]bool) {}
 func (a *agentsInTest) Run(_ context.Context, node string) (decision.UpgradeRun, error) {
 	a.lock.Lock()
 	defer a.lock.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, upgraded := a.runs[node]; !upgraded && a.run.Node == node {
+		return a.run, nil
+	}
 	return a.runs[node], nil
 }
 
@@ -466,6 +471,59 @@ func inPlaceKilled(t *testing.T, r *rolling) {
 	}
 }
 
+// nextLeaderAsks ends the operator while the agent of its host upgrades Kubernetes. That keeps the
+// kubelet, so the next operator, on another host, cannot see the end of the run at the Node.
+func nextLeaderAsks(t *testing.T, r *rolling) {
+	a := &agentsInTest{cloudInTest: r.cloud, runs: map[string]decision.UpgradeRun{}, fails: map[string]int{}, active: map[string]int{}}
+	r.agents, r.cloud.applying = a, make(chan struct{})
+	var nodes corev1.NodeList
+	if err := r.admin.List(t.Context(), &nodes); err != nil {
+		t.Fatal(err)
+	}
+	var hosts []string
+	for i, n := range nodes.Items {
+		r.pod(fmt.Sprintf("pod-%d", i), n.Name)
+		if roleOf(&n) == v1alpha1.ControlPlaneRole {
+			hosts = append(hosts, n.Name)
+		}
+	}
+	r.onHost(hosts[0])
+	stop := r.operate()
+	r.inPlace(rolloutGroupCP, rolloutGroupW)
+	r.edit(toNew)
+	reported := func(phase string) {
+		t.Helper()
+		r.eventually("the status has the run of "+hosts[0]+" as "+phase, func() (string, bool) {
+			var nv v1alpha1.NodeVersion
+			r.get(v1alpha1.NodeVersionName, &nv)
+			u := nv.Status.Upgrade
+			return fmt.Sprintf("%+v", u), u != nil && u.Phase == phase && u.Node == hosts[0]
+		})
+	}
+	reported("apply")
+	close(r.cloud.applying)
+	stop()
+	r.cloud.mu.Lock()
+	r.cloud.run.Phase, r.cloud.run.Ended = "done", time.Now()
+	r.cloud.mu.Unlock()
+	r.onHost(hosts[1])
+	r.operate()
+	reported("done")
+	r.onHost("") // each host is drained, and the operator leaves it
+	r.finished(image1)
+	if err := r.admin.List(t.Context(), &nodes); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes.Items {
+		if n.Status.NodeInfo.KubeletVersion != "v1.36.3" || a.runs[n.Name].Phase != "done" {
+			t.Errorf("%s has kubelet %s after the run %+v, want its own run", n.Name, n.Status.NodeInfo.KubeletVersion, a.runs[n.Name])
+		}
+	}
+	if n := r.cloud.calls["upgrade"]; n != 1 {
+		t.Errorf("Kubernetes was upgraded %d times, want once", n)
+	}
+}
+
 // tokenAgents are agents whose runs are done. They record the tokens of requests.
 type tokenAgents struct {
 	agents
@@ -504,5 +562,10 @@ func TestFinishedRunIsRepeatedOnce(t *testing.T) {
 	upgrade(ended.Add(-time.Minute)) // decided from an earlier run
 	if len(a.tokens) != 2 || a.tokens[0] == a.tokens[1] {
 		t.Errorf("tokens %v, want two that differ", a.tokens)
+	}
+	// A failed upgrade of the cluster's Kubernetes by the same agent is not a failed upgrade of the node.
+	a.run.InPlace, a.run.Phase = false, "failed"
+	if upgrade(time.Time{}); len(a.tokens) != 3 {
+		t.Errorf("tokens %v, want a third after a failed upgrade of Kubernetes", a.tokens)
 	}
 }

@@ -225,7 +225,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		w.Intents = append(w.Intents, in)
 	}
 	sortIntents(w.Intents)
-	w.NodeRuns = r.inPlaceRuns(w.Intents)
+	w.NodeRuns = r.inPlaceRuns(w.Intents, o.version.Status.Upgrade)
 	x := o.find()
 	r.gateReplacements(o, x)
 	for i := range w.Intents {
@@ -267,7 +267,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	if u := o.version.Status.Upgrade; u != nil {
 		known = w.Now.Sub(r.clocks.Since("run "+u.Node+u.Started.String(), w.Now))
 	}
-	w.Run = decision.LastRun(journal, o.version.Status.Upgrade, known, o.version.Spec, *x, w.LeaderNode)
+	w.Run = decision.LastRun(journal, o.version.Status.Upgrade, r.hostView.answerTo(o.version.Status.Upgrade), known, o.version.Spec, *x, w.LeaderNode)
 	return o, nil
 }
 
@@ -479,7 +479,9 @@ type hostView struct {
 	images   decision.Addons
 	imagesAt time.Time           // when they were read
 	addonRun decision.UpgradeRun // latest, of add-ons
-	tag      string              // etcd.local.imageTag of ConfigMap kubeadm-config
+	answer   decision.UpgradeRun // of another host's agent, about the run that answered names
+	answered string
+	tag      string // etcd.local.imageTag of ConfigMap kubeadm-config
 	tagRead  time.Time
 }
 

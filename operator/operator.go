@@ -87,8 +87,8 @@ type host interface {
 	Run(context.Context) (decision.UpgradeRun, error)
 	// Upgrade requests an upgrade of Kubernetes or attaches to it, and follows it to its end, over cut
 	// connections and restarts of the agent. It reports progress to tell, and returns nil when the
-	// machine runs the version.
-	Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(decision.UpgradeRun)) error
+	// machine's control plane runs the version, and its kubelet unless keepKubelet is set.
+	Upgrade(ctx context.Context, token, version, reference string, components component.Signed, keepKubelet bool, tell func(decision.UpgradeRun)) error
 	// UpgradeAddons requests an upgrade of add-ons or attaches to it, as Upgrade does. It returns nil
 	// when kubeadm has upgraded those that it manages.
 	UpgradeAddons(ctx context.Context, token, version, reference string, components component.Signed, addons []string, tell func(decision.UpgradeRun)) error

@@ -198,7 +198,7 @@ func (r *relays) Upgrade(ctx context.Context, node, token, version, reference st
 	if err != nil {
 		return err
 	}
-	return h.Upgrade(ctx, token, version, reference, components, tell)
+	return h.Upgrade(ctx, token, version, reference, components, false, tell)
 }
 
 // keep implements agents.

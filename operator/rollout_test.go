@@ -61,6 +61,8 @@ type cloudInTest struct {
 	breaches  []string
 	stopped   bool // the scenario has ended
 
+	applying chan struct{} // if not nil, upgrades of Kubernetes stay in progress until it is closed
+
 	// faults
 	fail        func(verb string) error // before anything happens; nil: works
 	createLies  int                     // number of creates that succeed but return a timeout
@@ -469,12 +471,19 @@ func (h hostInTest) UpgradeAddons(context.Context, string, string, string, compo
 	return errors.New("refused")
 }
 
-func (h hostInTest) Upgrade(ctx context.Context, _, version, reference string, list component.Signed, tell func(decision.UpgradeRun)) error {
+func (h hostInTest) Upgrade(ctx context.Context, _, version, reference string, list component.Signed, keepKubelet bool, tell func(decision.UpgradeRun)) error {
 	if len(list.List) == 0 {
 		return errors.New("no components")
 	}
+	var n corev1.Node
+	if err := h.admin.Get(ctx, client.ObjectKey{Name: h.node}, &n); err != nil {
+		return err
+	}
 	h.mu.Lock()
 	h.calls["upgrade"]++
+	if takesPods := n.Labels[v1alpha1.LabelInPlace] == "true" && len(h.members) > 1; takesPods && !keepKubelet {
+		h.breach("the kubelet of %s is replaced while it takes pods", h.node)
+	}
 	if h.run.Active() && h.run.Node != h.node {
 		h.breach("two control planes upgraded at a time")
 	}
@@ -495,6 +504,10 @@ func (h hostInTest) Upgrade(ctx context.Context, _, version, reference string, l
 		h.mu.Unlock()
 		tell(run)
 		time.Sleep(20 * time.Millisecond)
+	}
+	if h.applying != nil {
+		<-h.applying
+		return nil // the operator that follows the run has ended
 	}
 	var err error
 	h.mu.Lock()
@@ -519,10 +532,18 @@ type rolling struct {
 	agents  agents // used instead; nil: unreachable
 	elects  bool   // operators have to be elected, as they are in a cluster
 	mu      sync.Mutex
+	host    string          // see onHost
 	crashed map[string]bool // points that were reached
 	crashes bool
 	ahead   time.Duration   // of our clock
 	skews   []time.Duration // of the clock of the next operators, in turn
+}
+
+// onHost sets where the next operators run; empty: on the first control plane that is not cordoned.
+func (r *rolling) onHost(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.host = name
 }
 
 // now returns the time for the operator and the cloud.
@@ -741,8 +762,11 @@ func (r *rolling) life(ctx context.Context) {
 		time.Sleep(50 * time.Millisecond)
 		return
 	}
+	r.mu.Lock()
+	host := r.host
+	r.mu.Unlock()
 	for _, n := range nodes.Items {
-		if roleOf(&n) == v1alpha1.ControlPlaneRole && !n.Spec.Unschedulable && readiness.Node(&n) {
+		if roleOf(&n) == v1alpha1.ControlPlaneRole && !n.Spec.Unschedulable && readiness.Node(&n) && (host == "" || host == n.Name) {
 			node = n.Name
 			break
 		}
@@ -867,6 +891,7 @@ func TestRollout(t *testing.T) {
 		{"two operators at once", 3, 4, 2, twoOperators},
 		{"few writes and calls per node", 1, 24, 8, fewWrites},
 		{"in place, with an operator that is killed at each point", 3, 4, 2, inPlaceKilled},
+		{"in place, the next leader learns the end of the upgrade of Kubernetes from the agent", 3, 1, 1, nextLeaderAsks},
 	})
 }
 

@@ -63,8 +63,12 @@ func (h *hostOfCalls) RemoveMember(_ context.Context, node, _ string, voters int
 
 func (h *hostOfCalls) Run(context.Context) (decision.UpgradeRun, error) { return h.run, nil }
 
-func (h *hostOfCalls) Upgrade(_ context.Context, _, version, reference string, _ component.Signed, _ func(decision.UpgradeRun)) error {
-	h.calls = append(h.calls, "upgrade to "+version+" with "+reference)
+func (h *hostOfCalls) Upgrade(_ context.Context, _, version, reference string, _ component.Signed, keepKubelet bool, _ func(decision.UpgradeRun)) error {
+	call := "upgrade to " + version + " with " + reference
+	if keepKubelet {
+		call += " without the kubelet"
+	}
+	h.calls = append(h.calls, call)
 	return nil
 }
 
@@ -223,5 +227,16 @@ func TestWeakPointR7NewProcessFollowsTheRun(t *testing.T) {
 	r.act(&observed{}, nil)
 	if d := cmp.Diff([]string{"upgrade to v1.36.3 with " + refB}, h.calls); d != "" {
 		t.Errorf("calls, want and got:\n%s", d)
+	}
+	// The agent may have ended the run since, so that this request starts another one.
+	h.calls = nil
+	r.retries.hurry(upgradeHere)
+	r.act(&observed{World: decision.World{
+		Nodes:  []decision.Node{{Name: "control-plane-0", Group: "cp", Role: v1alpha1.ControlPlaneRole}},
+		Groups: []decision.Group{{ID: "cp", Role: v1alpha1.ControlPlaneRole, Strategy: v1alpha1.InPlaceStrategy}},
+		Etcd:   []decision.Member{{Node: "control-plane-0"}, {Node: "control-plane-1"}},
+	}}, nil)
+	if d := cmp.Diff([]string{"upgrade to v1.36.3 with " + refB + " without the kubelet"}, h.calls); d != "" {
+		t.Errorf("calls of a node that is upgraded in place, want and got:\n%s", d)
 	}
 }

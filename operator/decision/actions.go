@@ -29,6 +29,7 @@ type Action struct {
 	Ended               time.Time // of the failed run that is retried; zero: no retry
 	RetryMark           string    // of MarkRetry: mark of that run; empty: the request is removed
 	Uncordon            bool      // of MarkInPlace: the label is removed
+	KeepKubelet         bool      // of StartUpgrade: the node's kubelet is replaced later, when the node is drained
 }
 
 // ActionKind is what an action does, and its condition.
@@ -77,6 +78,7 @@ const (
 	// DeleteNode deletes the Node if it is still the Node of the machine.
 	DeleteNode
 	// StartUpgrade requests an upgrade of Kubernetes from the node's agent, or attaches to that run.
+	// With KeepKubelet, a new run keeps the kubelet.
 	StartUpgrade
 	// UpgradeNode requests an upgrade from the node's own agent, or attaches to that run. It retries
 	// only the run that ended at Ended.
@@ -119,6 +121,9 @@ func (a Action) String() string {
 	}
 	add("", a.Version)
 	add("", a.Addons)
+	if a.KeepKubelet {
+		add("kubelet=", "kept")
+	}
 	add("", a.RetryMark)
 	if a.JoinComponents != (v1alpha1.JoinComponents{}) {
 		s += fmt.Sprintf(" control-plane=%s worker=%s", a.JoinComponents.ControlPlane, a.JoinComponents.Worker)

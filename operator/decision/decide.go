@@ -319,6 +319,7 @@ func (d *Decision) upgrade() {
 		// The status is written in this round.
 	default:
 		a := Action{Kind: StartUpgrade, Node: host.Name, Version: d.spec.KubernetesClusterVersion, Components: d.spec.KubernetesComponentsReference}
+		a.KeepKubelet = !d.must(ruleInPlaceKubelet, !d.w.KeepsKubelet(host))
 		if same {
 			a.Ended = r.Ended
 		}

@@ -504,7 +504,7 @@ func (s *modelState) unnamed(i int) bool {
 
 // latest returns the last run of m's agent. The agent must have had one.
 func (m *modelMachine) latest(name string) UpgradeRun {
-	r := UpgradeRun{Version: modelKube[m.runComps], Components: modelComps[m.runComps], Node: name, Phase: [...]string{"", "apply", "done", "failed"}[m.run], Ended: modelNow.Add(-time.Hour)}
+	r := UpgradeRun{Version: modelKube[m.runComps], Components: modelComps[m.runComps], Node: name, InPlace: true, Phase: [...]string{"", "apply", "done", "failed"}[m.run], Ended: modelNow.Add(-time.Hour)}
 	if m.recent {
 		r.Ended = modelNow.Add(-time.Second)
 	}
@@ -577,7 +577,7 @@ func (s *modelState) effect(a *modelAction) effect {
 		e.place = int(a.place)
 	}
 	if a.kind == StartUpgrade {
-		e.comps = int(modelTargets[a.target].comps)
+		e.comps, e.keeps, e.uncordon, e.leave = int(modelTargets[a.target].comps), a.flag, false, false
 	}
 	if a.kind == UpgradeNode || a.kind == NoteComponents || a.kind == UpgradeAddons {
 		e.comps = int(a.extra)
@@ -627,7 +627,7 @@ func (s *modelState) encode(c *scenario, a *Action) modelAction {
 	if a.Kind == UpgradeNode || a.Kind == NoteComponents || a.Kind == UpgradeAddons {
 		out.extra = uint8(index(modelComps[:], a.Components))
 	}
-	out.flag = out.flag || a.RetryMark != ""
+	out.flag = out.flag || a.RetryMark != "" || a.KeepKubelet
 	if a.Kind == PublishComponents {
 		out.pubCP, out.pubW = uint8(index(modelComps[:], a.JoinComponents.ControlPlane)), uint8(index(modelComps[:], a.JoinComponents.Worker))
 	}
@@ -988,6 +988,8 @@ func (a modelAction) String() string {
 		fmt.Fprintf(&b, " leave=%v upgrade=%v", a.flag, a.up)
 	case UpgradeNode, NoteComponents, UpgradeAddons:
 		fmt.Fprintf(&b, " components=%d", a.extra)
+	case StartUpgrade:
+		fmt.Fprintf(&b, " keep kubelet=%v", a.flag)
 	case ReleaseNode:
 		fmt.Fprintf(&b, " uncordon=%v", a.flag)
 	case MarkRetry:

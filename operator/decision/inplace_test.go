@@ -72,12 +72,47 @@ func TestDecideInPlace(t *testing.T) {
 		}
 		w.Nodes[1].Components, w.Nodes[1].Kubelet = refA, "v1.35.4"
 	}
+	// The agent of control-plane-1 has upgraded the cluster's Kubernetes, and now it is the turn of the node.
+	turn := func(phase string, edit ...change) change {
+		return func(s *v1alpha1.NodeVersionSpec, w *World) {
+			controlPlane(s, w)
+			n := &w.Nodes[1]
+			w.Intents = append(w.Intents, Intent{Name: "replace-0", Goal: v1alpha1.UpgradeGoal, Machine: n.ProviderID, Node: n.Name, Group: n.Group, Deadline: modelNow.Add(time.Minute)})
+			w.NodeRuns = map[string]UpgradeRun{n.ProviderID: {Version: "v1.36.3", Components: refB, Node: n.Name, Phase: phase, Ended: modelNow.Add(-time.Second)}}
+			for _, e := range edit {
+				e(s, w)
+			}
+		}
+	}
+	target := func(s *v1alpha1.NodeVersionSpec, w *World) { // Kubernetes is not upgraded yet
+		controlPlane(s, w)
+		w.LeaderNode, w.Before.JoinComponents.ControlPlane = "control-plane-1", refA
+		for i := range w.Nodes {
+			w.Nodes[i].Components, w.Nodes[i].Kubelet = refA, "v1.35.4"
+		}
+	}
 	for _, tt := range []struct {
 		name    string
 		edit    change
 		want    []string
 		waiting string
 	}{
+		{"the upgrade of Kubernetes keeps the kubelet of a node that takes pods", target, []string{"start upgrade control-plane-1 v1.36.3 kubelet=kept"}, ""},
+		{"it replaces the kubelet of the only control plane, which is not drained", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			target(s, w)
+			w.Etcd = []Member{{Node: "control-plane-1", Voter: true, Healthy: true, Leader: true}}
+		}, []string{"start upgrade control-plane-1 v1.36.3"}, ""},
+		{"it replaces the kubelet of a node that is replaced", func(s *v1alpha1.NodeVersionSpec, w *World) {
+			target(s, w)
+			w.Groups[0].Strategy = v1alpha1.ReplaceStrategy
+			for i := range 3 {
+				w.Nodes[i].InPlaceLabel = false
+			}
+		}, []string{"start upgrade control-plane-1 v1.36.3"}, ""},
+		{"a node whose kubelet was kept is cordoned in its own turn", turn("done"), []string{"cordon control-plane-1"}, ""},
+		{"a failed upgrade of Kubernetes does not delay the node's own turn", turn("failed"), []string{"cordon control-plane-1"}, ""},
+		{"a node whose kubelet was replaced is recorded", turn("done", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[1].Kubelet = "v1.36.3" }), []string{"note components control-plane-1 sandbox://t/control-plane-1"}, ""},
+		{"a node whose kubelet was replaced becomes Ready first", turn("done", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[1].Kubelet, w.Nodes[1].Ready = "v1.36.3", false }), nil, "NodeNotReady"},
 		{"the first action is an intent", func(*v1alpha1.NodeVersionSpec, *World) {}, []string{"record intent replace-0 Upgrade machine=sandbox://t/worker-0"}, ""},
 		{"as many upgrades at a time as maxSurge", func(s *v1alpha1.NodeVersionSpec, _ *World) {
 			surge := intstr.FromInt32(2)

@@ -87,7 +87,8 @@ type effect struct {
 	leave            bool // the intent is bound
 	upgrade          bool // the intent is an in-place upgrade
 	uncordon         bool
-	comps            int // that the agent must install
+	comps            int  // that the agent must install
+	keeps            bool // the agent must keep the kubelet
 	pubCP, pubW      int
 	host             int // machine that the operator runs on
 }
@@ -391,6 +392,9 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 			if o := &f.machines[i]; whole && f.control(o) && o.run == 1 && o.life == running {
 				return "invariant 3: two control planes are upgraded at a time"
 			}
+		}
+		if whole && !e.keeps && m != nil && m.isNode && f.groups[m.group].inPlace && f.countMembers() > 1 {
+			return "the kubelet of a node that is upgraded in place is replaced while the node takes pods"
 		}
 		if f.run == 2 && f.runComps == e.comps {
 			return "a finished upgrade of Kubernetes is repeated"

@@ -10,12 +10,15 @@ import (
 // LastRun returns the latest known run of an agent: that of this host's journal or, if the leader has
 // moved since, the run in the last status.
 //
-// A run on another host cannot be followed. It is over when its Node has the version, because the
-// kubelet is upgraded last, or when its Node is Ready after another boot, because no agent continues
-// a run by itself then. Otherwise we wait as long as a run takes, so that no second control plane
-// restarts meanwhile, and then retry from here. known is the time since its first-seen time; its
-// start was measured by another clock.
-func LastRun(journal UpgradeRun, reported *v1alpha1.UpgradeProgress, known time.Duration, spec v1alpha1.NodeVersionSpec, x Lookup, here string) UpgradeRun {
+// A run on another host cannot be followed. It is over when that host's agent has answered so. Only
+// hosts that are upgraded in place can be asked, and only their kubelets may be kept. On others the
+// kubelet is upgraded last, so the run is over when the Node has the version. It is also over when the
+// Node is Ready after another boot, because no agent continues a run by itself then. Otherwise we wait
+// as long as a run takes, so that no second control plane restarts meanwhile, and then retry from here.
+//
+// answer is the latest run of that host's agent; zero: not known. known is the time since the run's
+// first-seen time; its start was measured by another clock.
+func LastRun(journal UpgradeRun, reported *v1alpha1.UpgradeProgress, answer UpgradeRun, known time.Duration, spec v1alpha1.NodeVersionSpec, x Lookup, here string) UpgradeRun {
 	if prevails(journal, reported, spec, here) {
 		// The next leader compares the boot with that of the Node, which must not be that of an earlier
 		// boot.
@@ -31,6 +34,8 @@ func LastRun(journal UpgradeRun, reported *v1alpha1.UpgradeProgress, known time.
 	n := x.Nodes[reported.Node]
 	switch {
 	case !r.Active():
+	case answer.ends(reported):
+		r.Phase, r.Line, r.Components = answer.Phase, answer.Line, answer.Components
 	case n != nil && n.Ready && n.Kubelet == reported.Version:
 		r.Phase = "done"
 	case n != nil && n.Ready && rebooted(r.BootID, n.BootID) && known > bootSeen:
@@ -39,6 +44,12 @@ func LastRun(journal UpgradeRun, reported *v1alpha1.UpgradeProgress, known time.
 		r.Phase, r.Line = "failed", fmt.Sprintf("the state of the upgrade on %s is unknown since the operator moved to another node", reported.Node)
 	}
 	return r // a failed run here has no end time, so its retry needs no pause
+}
+
+// ends reports whether r, as an agent answered it, is the end of the reported run. An interrupted run
+// has no end: its agent may continue it.
+func (r UpgradeRun) ends(reported *v1alpha1.UpgradeProgress) bool {
+	return r.Node == reported.Node && r.Version == reported.Version && !r.InPlace && !r.Addons && !r.Active() && !r.Ended.IsZero()
 }
 
 // prevails reports whether the run in this host's journal is later than the one in the status. Their

@@ -71,11 +71,11 @@ func (m *bootModel) infers(mutant bootMutant) UpgradeRun {
 		}
 	}
 	n := machine(there, func(n *Node) { n.Kubelet, n.BootID = "v1.36.4", bootName(m.seen[m.leader]) })
-	r := LastRun(journal, reported, known, v1alpha1.NodeVersionSpec{KubernetesClusterVersion: "v1.37.2"}, Lookup{Nodes: map[string]*Node{there: &n}}, here)
+	r := LastRun(journal, reported, UpgradeRun{}, known, v1alpha1.NodeVersionSpec{KubernetesClusterVersion: "v1.37.2"}, Lookup{Nodes: map[string]*Node{there: &n}}, here)
 	switch {
 	case m.leader == 1 && mutant == bootIgnored:
 		reported.BootID = ""
-		r = LastRun(journal, reported, known, v1alpha1.NodeVersionSpec{}, Lookup{Nodes: map[string]*Node{there: &n}}, here)
+		r = LastRun(journal, reported, UpgradeRun{}, known, v1alpha1.NodeVersionSpec{}, Lookup{Nodes: map[string]*Node{there: &n}}, here)
 	case m.leader == 0 && mutant == bootAnyRun:
 		r.BootID = journal.BootID
 	case m.leader == 0 && mutant == bootOfNode && m.run == 1:

@@ -24,6 +24,9 @@ func TestLastRun(t *testing.T) {
 		return u
 	}
 	theirs := UpgradeRun{Version: "v1.36.3", Components: refB, Node: there, Phase: "apply", Line: "theirs", Started: begun}
+	ended := func(phase string) UpgradeRun { // as the agent answers
+		return UpgradeRun{Version: "v1.36.3", Components: refB, Node: there, Phase: phase, Line: "theirs", Started: begun, Ended: modelNow}
+	}
 	with := func(r UpgradeRun, edit func(*UpgradeRun)) UpgradeRun { edit(&r); return r }
 	other := func(edit func(*Node)) Lookup { // control plane
 		n := machine(there, edit)
@@ -36,6 +39,7 @@ func TestLastRun(t *testing.T) {
 		name     string
 		journal  UpgradeRun
 		reported *v1alpha1.UpgradeProgress
+		answer   UpgradeRun
 		known    time.Duration
 		x        Lookup
 		want     UpgradeRun
@@ -48,6 +52,16 @@ func TestLastRun(t *testing.T) {
 		{name: "a later run on another host prevails", journal: with(ours, func(r *UpgradeRun) { r.Started = begun.Add(-time.Hour); r.Phase = "failed" }), reported: reported(nil), x: old, want: theirs},
 		{name: "a run on another host is done when the Node has the version", journal: UpgradeRun{}, reported: reported(nil), x: other(func(n *Node) { n.Kubelet = "v1.36.3" }), want: with(theirs, func(r *UpgradeRun) { r.Phase = "done" })},
 		{name: "a run on another host is not done before the Node is Ready", journal: UpgradeRun{}, reported: reported(nil), x: other(func(n *Node) { n.Kubelet, n.Ready = "v1.36.3", false }), want: theirs},
+		{name: "a run on another host that keeps the kubelet is done when its agent has answered so", answer: ended("done"), reported: reported(nil), x: old, want: with(theirs, func(r *UpgradeRun) { r.Phase = "done" })},
+		{name: "a run on another host has failed when its agent has answered so, and is retried without a pause", answer: ended("failed"), reported: reported(nil), x: old, want: with(theirs, func(r *UpgradeRun) { r.Phase = "failed" })},
+		{name: "the components of a finished run on another host are those of the answer", answer: with(ended("done"), func(r *UpgradeRun) { r.Components = refA }), reported: reported(nil), x: old, want: with(theirs, func(r *UpgradeRun) { r.Phase, r.Components = "done", refA })},
+		{name: "a run on another host continues while its agent has not answered", reported: reported(nil), known: lostRun, x: old, want: theirs},
+		{name: "a run on another host continues while its agent works", answer: with(ended("apply"), func(r *UpgradeRun) { r.Ended = time.Time{} }), reported: reported(nil), x: old, want: theirs},
+		{name: "an interrupted run on another host may continue", answer: with(ended("failed"), func(r *UpgradeRun) { r.Ended = time.Time{} }), reported: reported(nil), x: old, want: theirs},
+		{name: "an in-place upgrade of another host does not end the upgrade of Kubernetes", answer: with(ended("done"), func(r *UpgradeRun) { r.InPlace = true }), reported: reported(nil), x: old, want: theirs},
+		{name: "an upgrade of add-ons does not end the upgrade of Kubernetes", answer: with(ended("done"), func(r *UpgradeRun) { r.Addons = true }), reported: reported(nil), x: old, want: theirs},
+		{name: "a run of another version does not end the upgrade of Kubernetes", answer: with(ended("done"), func(r *UpgradeRun) { r.Version = "v1.35.9" }), reported: reported(nil), x: old, want: theirs},
+		{name: "an answer about a lost run prevails over its time", answer: ended("done"), reported: reported(nil), known: lostRun + time.Second, x: old, want: with(theirs, func(r *UpgradeRun) { r.Phase = "done" })},
 		{name: "a finished run on another host stays finished", journal: UpgradeRun{}, reported: reported(func(u *v1alpha1.UpgradeProgress) { u.Phase = "done" }), x: old, want: with(theirs, func(r *UpgradeRun) { r.Phase = "done" })},
 		{name: "a failed run on another host is retried without a pause", journal: UpgradeRun{}, reported: reported(func(u *v1alpha1.UpgradeProgress) { u.Phase = "failed" }), x: old, want: with(theirs, func(r *UpgradeRun) { r.Phase = "failed" })},
 		{name: "a run on a deleted host has failed", journal: UpgradeRun{}, reported: reported(nil), x: Lookup{}, want: with(theirs, func(r *UpgradeRun) {
@@ -79,7 +93,7 @@ func TestLastRun(t *testing.T) {
 		{name: "a run of another target does not have this target's components", journal: UpgradeRun{}, reported: reported(func(u *v1alpha1.UpgradeProgress) { u.Version, u.Phase = "v1.35.9", "done" }), x: old, want: UpgradeRun{Version: "v1.35.9", Node: there, Phase: "done", Line: "theirs", Started: begun}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := LastRun(tt.journal, tt.reported, tt.known, s, tt.x, here)
+			got := LastRun(tt.journal, tt.reported, tt.answer, tt.known, s, tt.x, here)
 			if d := cmp.Diff(tt.want, got, cmp.AllowUnexported(UpgradeRun{})); d != "" {
 				t.Errorf("run, want and got:\n%s", d)
 			}

@@ -436,10 +436,11 @@ func (x *observed) aimsAt(run UpgradeRun) bool {
 	return run.Version == x.spec.KubernetesClusterVersion && run.Components == x.spec.KubernetesComponentsReference
 }
 
-// aimsAtNode reports whether run is an in-place upgrade of n to the target. A control plane that
-// reached the target's components before the target named an etcd is upgraded once more.
+// aimsAtNode reports whether run is an in-place upgrade of n to the target. So is an upgrade of the
+// cluster's Kubernetes that has replaced the kubelet of n. A control plane that reached the target's
+// components before the target named an etcd is upgraded once more.
 func (x *observed) aimsAtNode(run UpgradeRun, n *Node) bool {
-	return x.aimsAt(run) && run.Etcd == x.etcdMark(n)
+	return x.aimsAt(run) && run.Etcd == x.etcdMark(n) && (run.InPlace || n.Kubelet == run.Version)
 }
 
 // failedOn returns the latest failed run on n of an upgrade to the target; zero: none. known is

@@ -40,6 +40,7 @@ const (
 	ruleHeld                // nodes on hold are not changed
 	ruleInPlace             // nodes of groups that are upgraded in place are not replaced
 	ruleInPlaceDrained      // a node's agent starts only when the node is drained
+	ruleInPlaceKubelet      // the upgrade of the cluster's Kubernetes keeps the kubelet of such a node, which takes pods
 	ruleInPlaceMembers      // and on a control plane only while every member of etcd is healthy
 	ruleInPlaceEnds         // an agent's run is never interrupted
 	ruleInPlaceNoted        // a Node gets the components that its agent has installed, and no others

@@ -633,7 +633,7 @@ func (s *simulation) elect() {
 // upgradeNode starts an upgrade by the agent of a machine.
 func (s *simulation) upgradeNode(i, comps int, a *Action) {
 	s.machines[i].run = 1
-	s.m[i].run = UpgradeRun{Version: a.Version, Components: a.Components, Node: a.Node, Phase: "apply", Started: s.clock()}
+	s.m[i].run = UpgradeRun{Version: a.Version, Components: a.Components, Node: a.Node, InPlace: true, Phase: "apply", Started: s.clock()}
 	done := !s.occurs(upgradeFails, 40)
 	s.after(s.between(10*time.Second, 3*time.Minute), func() {
 		m, f := s.m[i], &s.machines[i]

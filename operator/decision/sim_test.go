@@ -393,7 +393,7 @@ func (o *simOperator) intent(name string) *simIntent {
 // effect converts a for the invariants.
 func (o *simOperator) effect(a *Action) effect {
 	s := o.s
-	e := effect{kind: a.Kind, machine: s.find(a.Node), oldNode: s.find(a.OldNode), newNode: s.find(a.Replacement), made: noMachine, place: -1, group: s.groupNo(a.Group), uncordon: a.Uncordon, host: o.host}
+	e := effect{kind: a.Kind, machine: s.find(a.Node), oldNode: s.find(a.OldNode), newNode: s.find(a.Replacement), made: noMachine, place: -1, group: s.groupNo(a.Group), uncordon: a.Uncordon, keeps: a.KeepKubelet, host: o.host}
 	if i, ok := s.byID[a.Machine]; ok && a.Kind != DeleteNode { // a Node is deleted by its name; its claims do not matter
 		e.machine = i
 	}

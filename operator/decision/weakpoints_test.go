@@ -183,12 +183,12 @@ func TestWeakPointR7UpgradeIsNotLockedByAField(t *testing.T) {
 	wantActions(t, "the status has an active run, and no run is active", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *World) {
 		target(s, w)
 		w.Before.Upgrade = &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: "control-plane-0", Phase: "apply", Started: metav1.NewTime(modelNow)}
-		w.Run = LastRun(UpgradeRun{}, w.Before.Upgrade, 0, *s, *NewLookup(w), w.LeaderNode)
+		w.Run = LastRun(UpgradeRun{}, w.Before.Upgrade, UpgradeRun{}, 0, *s, *NewLookup(w), w.LeaderNode)
 	}), begin)
 	wantActions(t, "a run of another host takes longer than any run", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *World) {
 		target(s, w)
 		reported := &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: "control-plane-1", Phase: "apply", Started: metav1.NewTime(modelNow)}
-		w.Run = LastRun(UpgradeRun{}, reported, lostRun+time.Minute, *s, *NewLookup(w), w.LeaderNode)
+		w.Run = LastRun(UpgradeRun{}, reported, UpgradeRun{}, lostRun+time.Minute, *s, *NewLookup(w), w.LeaderNode)
 	}), begin)
 }
 

@@ -3,6 +3,7 @@ package decision
 import (
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"constellation/engine/revocation"
@@ -225,6 +226,16 @@ type Autoscaler struct {
 	Enabled    bool // the AutoscalingStrategy enables it
 	Running    bool // it runs, or may run
 	PausedByUs bool // the operator paused it
+}
+
+// KeepsKubelet reports whether the upgrade of the cluster's Kubernetes by the agent of n keeps the kubelet:
+// n takes pods at that time, and its own in-place upgrade drains it. The only control plane is
+// not drained, so its kubelet is replaced at once.
+func (w *World) KeepsKubelet(n *Node) bool {
+	alone := len(w.Etcd) == 1 && w.Etcd[0].Node == n.Name
+	return !alone && slices.ContainsFunc(w.Groups, func(g Group) bool {
+		return strings.EqualFold(g.ID, n.Group) && g.Strategy == v1alpha1.InPlaceStrategy
+	})
 }
 
 // LostMember reports whether etcd has a member that is not healthy, or has no Node.
