@@ -93,6 +93,7 @@ func (s *applyStage) engine() *engine.Engine {
 		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
 			return s.cloud, nil
 		},
+		Releases: openOlder,
 	})
 	e.SetLimits(2*time.Second, 5*time.Second, time.Second, 500*time.Millisecond, time.Second, 1500*time.Millisecond)
 	return e

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -147,7 +146,7 @@ type checkStage struct {
 	cloud   *pretendedCloud
 	inside  *pretendedCluster
 	cluster *kubetest.Cluster
-	// feed opens releases; nil means those of the program.
+	// feed opens releases; nil means openOlder.
 	feed func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
 }
 
@@ -234,6 +233,9 @@ func (s *checkStage) edit(old, with string) {
 
 func (s *checkStage) engine() *engine.Engine {
 	s.Helper()
+	if s.feed == nil {
+		s.feed = openOlder
+	}
 	w, err := workspace.OpenWorkspace(s.dir)
 	if err != nil {
 		s.Fatal(err)
@@ -425,7 +427,7 @@ func (awayCluster) Rollout(context.Context) (cluster.Rollout, error) {
 func TestCheckWithInjectedErrors(t *testing.T) {
 	feed := func(err error, state release.State) func(context.Context, string, []release.Key) (release.Source, error) {
 		return func(ctx context.Context, location string, keys []release.Key) (release.Source, error) {
-			own, _ := engine.OpenReleases(ctx, "", nil)
+			own, _ := openOlder(ctx, "", nil)
 			switch {
 			case location == "":
 				return own, nil
@@ -903,10 +905,7 @@ func publish(t *testing.T) (feed, key string) {
 		}
 	}
 	for _, name := range []string{"v1.0.0.yaml", "v1.1.0.yaml"} {
-		b, err := fs.ReadFile(assets.Releases(), "releases/"+name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := olderRelease(t, name)
 		put(name, b)
 		if name == "v1.1.0.yaml" {
 			put("v1.2.0.yaml", []byte(strings.NewReplacer("v1.1.0", "v1.2.0", "upgradeFrom: v1.0.0", "upgradeFrom: v1.1.0").Replace(string(b))))
@@ -1043,7 +1042,7 @@ func (f faultySource) State() release.State { return release.State{Source: "http
 // faulty makes the stage's feed say what was found faulty.
 func (s *checkStage) faulty(why map[string]string) {
 	s.feed = func(ctx context.Context, location string, _ []release.Key) (release.Source, error) {
-		own, err := engine.OpenReleases(ctx, "", nil)
+		own, err := openOlder(ctx, "", nil)
 		if location == "" {
 			return own, err
 		}

@@ -30,6 +30,9 @@ func PlanFor(e *Engine, steps ...plan.Step) *plan.Plan {
 }
 
 // ParseLine is what takes lines of the join service apart.
+// OpenReleasesOf is OpenReleases with other releases of the program.
+var OpenReleasesOf = openReleases
+
 var ParseLine = rollout.ParseLine
 
 // BenchLook merges and tells n machines, one of which changes each time.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,12 +24,17 @@ import (
 // releases are merged with a feed: a release in both must have the same content, and the feed
 // lists faulty versions. Copies of feeds are kept below the user's cache directory.
 func OpenReleases(ctx context.Context, location string, keys []release.Key) (release.Source, error) {
+	return openReleases(ctx, assets.Releases(), location, keys)
+}
+
+// openReleases is OpenReleases with the program's own releases.
+func openReleases(ctx context.Context, program fs.FS, location string, keys []release.Key) (release.Source, error) {
 	if location == "" {
-		return release.Embedded(assets.Releases())
+		return release.Embedded(program)
 	}
 	if len(keys) == 0 {
 		var err error
-		if keys, err = release.EmbeddedKeys(assets.Releases()); err != nil {
+		if keys, err = release.EmbeddedKeys(program); err != nil {
 			return nil, err
 		}
 	}
@@ -36,7 +42,7 @@ func OpenReleases(ctx context.Context, location string, keys []release.Key) (rel
 	if err != nil {
 		return nil, err
 	}
-	own, err := release.Embedded(assets.Releases())
+	own, err := release.Embedded(program)
 	if err != nil {
 		return nil, err
 	}

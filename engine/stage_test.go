@@ -163,7 +163,8 @@ func (s *stage) engine() *engine.Engine {
 		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
 			return s.cloud, nil
 		},
-		Log: slog.New(slog.NewTextHandler(lockedWriter{s}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log:      slog.New(slog.NewTextHandler(lockedWriter{s}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Releases: openOlder,
 	}
 	if s.registered {
 		d.Provider = nil

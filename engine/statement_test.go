@@ -3,7 +3,6 @@ package engine_test
 import (
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"constellation/assets"
 	"constellation/engine"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
@@ -120,11 +118,7 @@ func newOwnFeed(t *testing.T) *ownFeed {
 	keys := t.TempDir()
 	f := &ownFeed{T: t, from: t.TempDir(), dir: filepath.Join(keys, "feed")}
 	for _, name := range []string{"v1.0.0.yaml", "v1.1.0.yaml"} {
-		b, err := fs.ReadFile(assets.Releases(), "releases/"+name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f.put(name, b)
+		f.put(name, olderRelease(t, name))
 	}
 	var err error
 	if f.machines, err = engine.NewFeedKey(filepath.Join(keys, "machines.key")); err == nil {

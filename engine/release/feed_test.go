@@ -56,7 +56,7 @@ func sources(t testing.TB) string {
 		write(t, dir, v+".yaml", string(b))
 	}
 	write(t, dir, "v1.1.0/measurements/cloudy.json", measured("v1.1.0", "cloudy"))
-	write(t, dir, "v1.1.0/images.yaml", "os:\n- provider: cloudy\n  reference: image-0815\ncontainers:\n  registry.k8s.io/pause:3.10.2: sha256:"+strings.Repeat("ab", 32)+"\n")
+	write(t, dir, "v1.1.0/images.yaml", "os:\n- provider: cloudy\n  reference: image-0815\ncontainers:\n  registry.k8s.io/coredns/coredns:v1.14.6: sha256:"+strings.Repeat("ab", 32)+"\n")
 	write(t, dir, "v1.1.0/downloads.yaml", "- {os: linux, arch: amd64, url: 'https://releases.example/v1.1.0/linux-amd64', digest: 'sha256:"+strings.Repeat("cd", 32)+"'}\n")
 	return dir
 }
@@ -239,7 +239,7 @@ func TestTheSameLayoutWorksEmbeddedFromADirectoryAndOverHTTP(t *testing.T) {
 		if w := []OSImage{{Provider: "cloudy", Reference: "image-0815"}}; !slices.Equal(i.OS, w) {
 			t.Errorf("%s: OS images %v", location, i.OS)
 		}
-		if !slices.Contains(i.Containers, ContainerImage{"registry.k8s.io/pause:3.10.2", "sha256:" + strings.Repeat("ab", 32)}) || !slices.Contains(i.Containers, ContainerImage{Reference: "registry.constellation.example/operator:v1.1.0"}) {
+		if !slices.Contains(i.Containers, ContainerImage{"registry.k8s.io/coredns/coredns:v1.14.6", "sha256:" + strings.Repeat("ab", 32)}) || !slices.Contains(i.Containers, ContainerImage{Reference: "registry.constellation.example/operator:v1.1.0"}) {
 			t.Errorf("%s: containers %v", location, i.Containers)
 		}
 		if _, err := f.Release(t.Context(), version.MustParse("v1.2.0")); !errors.Is(err, ErrNotOffered) || !strings.Contains(err.Error(), "v1.0.0, v1.1.0") {

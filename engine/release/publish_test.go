@@ -69,7 +69,7 @@ func TestPublicationContinuesThePreviousOne(t *testing.T) {
 	if !reflect.DeepEqual(r, want) {
 		t.Errorf("first: %+v, want %+v", r, want)
 	}
-	if !slices.Contains(noDigest, "OS image of v1.1.0 for cloudy: image-0815") || !slices.Contains(noDigest, "registry.k8s.io/kube-proxy:v1.36.4") || slices.Contains(noDigest, "registry.k8s.io/pause:3.10.2") {
+	if !slices.Contains(noDigest, "OS image of v1.1.0 for cloudy: image-0815") || !slices.Contains(noDigest, "registry.k8s.io/kube-proxy:v1.36.4") || slices.Contains(noDigest, "registry.k8s.io/coredns/coredns:v1.14.6") {
 		t.Errorf("without a digest: %v", noDigest)
 	}
 	write(t, from, "v1.2.0.yaml", strings.NewReplacer("v1.1.0", "v1.2.0", "upgradeFrom: v1.0.0", "upgradeFrom: v1.1.0").Replace(string(read(t, from, "v1.1.0.yaml"))))
@@ -122,16 +122,16 @@ func TestPublishedReleasesAreImmutable(t *testing.T) {
 			remove(t, from, "v1.1.0/measurements/cloudy.json")
 		}, "drop releases/v1.1.0/measurements/cloudy.json: it was published"},
 		{"an OS image is replaced", func(t *testing.T, from string) {
-			write(t, from, "v1.1.0/images.yaml", "os: [{provider: cloudy, reference: image-0816}]\ncontainers: {registry.k8s.io/pause:3.10.2: 'sha256:"+strings.Repeat("ab", 32)+"'}\n")
+			write(t, from, "v1.1.0/images.yaml", "os: [{provider: cloudy, reference: image-0816}]\ncontainers: {registry.k8s.io/coredns/coredns:v1.14.6: 'sha256:"+strings.Repeat("ab", 32)+"'}\n")
 		}, "change the OS image of v1.1.0 for cloudy: it was published"},
 		{"an OS image is dropped", func(t *testing.T, from string) {
 			remove(t, from, "v1.1.0/images.yaml")
 		}, "change the OS image of v1.1.0 for cloudy"},
 		{"the digest of a container is replaced", func(t *testing.T, from string) {
-			write(t, from, "v1.1.0/images.yaml", "os: [{provider: cloudy, reference: image-0815}]\ncontainers: {registry.k8s.io/pause:3.10.2: 'sha256:"+strings.Repeat("00", 32)+"'}\n")
-		}, "change the digest of registry.k8s.io/pause:3.10.2: it was published"},
+			write(t, from, "v1.1.0/images.yaml", "os: [{provider: cloudy, reference: image-0815}]\ncontainers: {registry.k8s.io/coredns/coredns:v1.14.6: 'sha256:"+strings.Repeat("00", 32)+"'}\n")
+		}, "change the digest of registry.k8s.io/coredns/coredns:v1.14.6: it was published"},
 		{"digests become known", func(t *testing.T, from string) {
-			write(t, from, "v1.1.0/images.yaml", "os: [{provider: cloudy, reference: image-0815, digest: 'sha256:"+strings.Repeat("12", 32)+"'}]\ncontainers: {registry.k8s.io/pause:3.10.2: 'sha256:"+strings.Repeat("ab", 32)+"', registry.k8s.io/etcd:3.6.8-0: 'sha256:"+strings.Repeat("34", 32)+"'}\n")
+			write(t, from, "v1.1.0/images.yaml", "os: [{provider: cloudy, reference: image-0815, digest: 'sha256:"+strings.Repeat("12", 32)+"'}]\ncontainers: {registry.k8s.io/coredns/coredns:v1.14.6: 'sha256:"+strings.Repeat("ab", 32)+"', registry.k8s.io/etcd:3.7.0-0: 'sha256:"+strings.Repeat("34", 32)+"'}\n")
 		}, ""},
 		{"a download moves", func(t *testing.T, from string) {
 			write(t, from, "v1.1.0/downloads.yaml", "- {os: linux, arch: amd64, url: 'https://elsewhere.example/cli'}\n")
@@ -173,7 +173,7 @@ func TestBuildRejectsInvalidSources(t *testing.T) {
 		{"measurements of no register", "v1.1.0/measurements/cloudy.json", strings.ReplaceAll(measured("v1.1.0", "cloudy"), `"4"`, `"24"`), "invalid PCR 24"},
 		{"a provider that is a path", "v1.1.0/measurements/Cloudy.json", measured("v1.1.0", "Cloudy"), "is not images.yaml"},
 		{"images that nobody runs", "v1.1.0/images.yaml", "containers: {registry.k8s.io/pause:9: 'sha256:" + strings.Repeat("ab", 32) + "'}\n", `release v1.1.0 has no image "registry.k8s.io/pause:9"`},
-		{"an invalid digest", "v1.1.0/images.yaml", "containers: {registry.k8s.io/pause:3.10.2: abc}\n", "invalid digest of registry.k8s.io/pause:3.10.2"},
+		{"an invalid digest", "v1.1.0/images.yaml", "containers: {registry.k8s.io/coredns/coredns:v1.14.6: abc}\n", "invalid digest of registry.k8s.io/coredns/coredns:v1.14.6"},
 		{"an OS image twice", "v1.1.0/images.yaml", "os: [{provider: a, reference: b}, {provider: a, reference: c}]\n", "a occurs twice"},
 		{"an OS image with control characters", "v1.1.0/images.yaml", "os: [{provider: a, reference: \"\\e[2J\"}]\n", "has no printable reference"},
 		{"an unknown key", "v1.1.0/images.yaml", "oss: []\n", "field oss not found"},

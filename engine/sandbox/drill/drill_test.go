@@ -133,14 +133,14 @@ func TestRecordedSeedsMeanTheSame(t *testing.T) {
 		if err := d.Decode(&r); err != nil {
 			t.Fatal(err)
 		}
-		spec := engine.DrillSpec{Kubernetes: kubernetesTo}
+		var spec engine.DrillSpec // without versions, those of the programs before that recorded drills
 		flags := pflag.NewFlagSet("drill", pflag.ContinueOnError)
 		kind := flags.String("machines", "", "")
-		flags.StringVar(&spec.KubernetesFrom, "kubernetes-from", "", "")
+		flags.StringVar(&spec.KubernetesFrom, "kubernetes-from", "v1.35.4", "")
 		flags.Uint64Var(&spec.Seed, "seed", 0, "")
 		flags.IntVar(&spec.ControlPlanes, "control-planes", 0, "")
 		flags.IntVar(&spec.Count, "count", 0, "")
-		flags.StringVar(&spec.Kubernetes, "kubernetes", kubernetesTo, "")
+		flags.StringVar(&spec.Kubernetes, "kubernetes", "v1.36.3", "")
 		flags.StringSliceVar(&spec.Faults, "faults", nil, "")
 		if err := flags.Parse(r.Repeat[2:]); err != nil {
 			t.Fatal(err)
