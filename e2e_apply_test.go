@@ -321,6 +321,11 @@ func TestApplyOnSimulatedMachines(t *testing.T) {
 	}
 	c.kubectl("patch", "scalinggroup", "workers", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
 	stayed := workers()
+	// Release v1.0.0 offers no newer minor, so the cluster started with the etcd of its Kubernetes.
+	c.applies(current, 1, "--kubernetes", next)
+	if tag := c.etcdTag(); tag != etcdBefore {
+		t.Errorf("after the hop of etcd the tag is %q, want %s", tag, etcdBefore)
+	}
 	// Without a goal, the path leads to the newest minor that this computer has compiled.
 	c.run(time.Minute, "upgrade", "check", "--write-config", "--kubernetes", next).want(plan.ExitDone)
 	guarded := c.guarded()

@@ -145,21 +145,25 @@ func (c *cloud) eventually(limit time.Duration, what string, wanted func(out str
 }
 
 // isClean runs upgrade check on a clean cluster of an older release: the only finding is the
-// missing backup, and after a backup there is none.
-func (c *cloud) isClean() {
+// missing backup, and after a backup there is none. Real machines have containerd 1.x, which is
+// reported one minor before kubelets refuse it.
+func (c *cloud) isClean(kind machineKind) {
 	t := c.t
 	t.Helper()
 	// Without a goal, the path leads to the newest minor that this computer has compiled.
 	flags := []string{"--exit-code", "--kubernetes", next}
-	if got := severe(c.check(plan.ExitUpgradeAvailable, flags...)); !slices.Equal(got, []string{"warn backup-age"}) {
+	var always []string
+	if kind == realMachines {
+		always = []string{"warn container-runtime"}
+	}
+	got := severe(c.check(plan.ExitUpgradeAvailable, flags...))
+	if slices.Sort(got); !slices.Equal(got, append([]string{"warn backup-age"}, always...)) {
 		t.Errorf("a cluster that was never backed up: %q", got)
 	}
 	c.run(2*time.Minute, "backup", "create").want(plan.ExitDone)
 	k := c.check(plan.ExitUpgradeAvailable, flags...)
-	for _, f := range k.Findings {
-		if f.Severity != plan.Info {
-			t.Errorf("a clean cluster: %s %s: %s: %s", f.Severity, f.ID, f.Title, f.Detail)
-		}
+	if got := severe(k); !slices.Equal(got, always) {
+		t.Errorf("a clean cluster: %q: %+v", got, k.Findings)
 	}
 	if len(k.Path) == 0 || k.Path[0].To.Release != "v1.1.0" || k.Path[0].To.Image != "v1.1.0" || k.Path[0].To.Kubernetes != current || k.Path[0].Get != "" {
 		t.Errorf("path %+v, want release v1.1.0 with this program first", k.Path)

@@ -405,7 +405,7 @@ func lives(t *testing.T, kind machineKind) (c *cloud, machines []string) {
 	if out := c.run(time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitNothing).stderr; out == "" {
 		t.Error("a second init printed nothing")
 	}
-	c.isClean()
+	c.isClean(kind)
 	c.restores()
 	return c, machines
 }

@@ -20,6 +20,7 @@ fuzz() { # fuzz each target of each package
   return "$rc"
 }
 optin() {
+  bin/constellation sandbox fetch v1.35.4 || return # clusters of older programs, and two minors in one sitting
   CONSTELLATION_E2E_ROLLOUT=1 CONSTELLATION_E2E_UPGRADE=1 CONSTELLATION_E2E_BACKUP=1 CONSTELLATION_E2E_STRANGER=1 CONSTELLATION_TEST_NETWORK=1 .ci/test.sh -timeout 6h
 }
 

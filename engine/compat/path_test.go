@@ -829,7 +829,7 @@ func TestPartialGoals(t *testing.T) {
 		{"nothing", Planned{}, to("v1.1.0", "v1.1.0", "v1.36.4")},
 		{"the newest release", to("v1.1.0", "", ""), to("v1.1.0", "v1.1.0", "v1.36.4")},
 		{"a Kubernetes of the newest release", to("", "", "v1.36.3"), to("v1.1.0", "v1.1.0", "v1.36.3")},
-		{"the running release", to("v1.0.0", "", ""), to("v1.0.0", "v1.0.0", "v1.35.4")},
+		{"the running release", to("v1.0.0", "", ""), to("v1.0.0", "v1.0.0", "v1.36.4")},
 		{"the running Kubernetes", to("", "", "v1.35.4"), to("v1.1.0", "v1.1.0", "v1.35.4")},
 		{"an unknown release", to("v1.7.0", "", ""), to("v1.7.0", "", "")},
 		{"a Kubernetes of no release", to("", "", "v1.36.99"), to("", "", "v1.36.99")},

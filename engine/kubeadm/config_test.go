@@ -37,7 +37,7 @@ func exampleJoin(controlPlane bool) Join {
 func configs(t *testing.T) map[string]Config {
 	t.Helper()
 	m := map[string]Config{}
-	for _, v := range []string{"v1.34.4", "v1.35.4", "v1.36.3", "v1.37.2"} {
+	for _, v := range []string{"v1.34.4", "v1.35.4", "v1.36.4", "v1.37.2"} {
 		c, err := NewInit(exampleCluster(v), exampleNode())
 		if err != nil {
 			t.Fatal(err)
@@ -52,12 +52,12 @@ func configs(t *testing.T) map[string]Config {
 		m[name] = c
 		m[name+"-patched"] = c.WithPatches(PatchesDir)
 	}
-	c, err := NewUpgrade(Upgrade{Version: version.MustParse("v1.36.3"), IgnorePreflightErrors: []string{"SystemVerification", "Swap"}})
+	c, err := NewUpgrade(Upgrade{Version: version.MustParse("v1.36.4"), IgnorePreflightErrors: []string{"SystemVerification", "Swap"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	m["upgrade"] = c
-	if c, err = NewUpgrade(Upgrade{Version: version.MustParse("v1.36.3"), ImagePullPolicy: "Never"}); err != nil {
+	if c, err = NewUpgrade(Upgrade{Version: version.MustParse("v1.36.4"), ImagePullPolicy: "Never"}); err != nil {
 		t.Fatal(err)
 	}
 	m["upgrade-customised"] = c.WithPatches(PatchesDir)
@@ -65,16 +65,16 @@ func configs(t *testing.T) map[string]Config {
 		t.Fatal(err)
 	}
 	m["upgrade-of-host"] = c
-	if c, err = NewInit(exampleCluster("v1.36.3"), exampleNode()); err != nil {
+	if c, err = NewInit(exampleCluster("v1.36.4"), exampleNode()); err != nil {
 		t.Fatal(err)
 	}
-	m["init-v1.36.3-patched"] = c.WithPatches(PatchesDir)
-	newer := exampleCluster("v1.36.3")
+	m["init-v1.36.4-patched"] = c.WithPatches(PatchesDir)
+	newer := exampleCluster("v1.36.4")
 	newer.EtcdTag = "3.6.11-0"
 	if c, err = NewInit(newer, exampleNode()); err != nil {
 		t.Fatal(err)
 	}
-	m["init-v1.36.3-etcd"] = c
+	m["init-v1.36.4-etcd"] = c
 	return m
 }
 
@@ -94,7 +94,7 @@ node:
 // An option that cannot be kept stops the upgrade with its name.
 func TestUpgradeOptionsOfAHostAreChecked(t *testing.T) {
 	const head = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: UpgradeConfiguration\n"
-	u, err := NewUpgrade(Upgrade{Version: version.MustParse("v1.36.3")})
+	u, err := NewUpgrade(Upgrade{Version: version.MustParse("v1.36.4")})
 	if err != nil {
 		t.Fatal(err)
 	}

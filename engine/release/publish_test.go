@@ -264,7 +264,7 @@ func TestVerifyReportsEachInvalidFile(t *testing.T) {
 		},
 		{
 			name: "a release that disagrees", change: func(t *testing.T, dir string) {
-				substitute(t, dir, "releases/v1.1.0.yaml", key, []byte(strings.Replace(string(read(t, dir, "releases/v1.1.0.yaml")), "defaultKubernetes: v1.35.4", "defaultKubernetes: v1.35.3", 1)))
+				substitute(t, dir, "releases/v1.1.0.yaml", key, []byte(strings.Replace(string(read(t, dir, "releases/v1.1.0.yaml")), "defaultKubernetes: v1.36.4", "defaultKubernetes: v1.35.3", 1)))
 			},
 			files: map[string]string{"releases/v1.1.0.yaml": "contradicts summaries.json"},
 		},

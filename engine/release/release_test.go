@@ -31,8 +31,8 @@ func TestEtcdOfTheNextMinor(t *testing.T) {
 		{"v1.1.0", "v1.35.4", ""},         // v1.36 takes every patch of v3.6
 		{"v1.1.0", "v1.36.4", "3.6.11-0"}, // it has v3.6.8, and v1.37 has v3.7
 		{"v1.1.0", "v1.37.2", ""},         // there is no next minor
-		{"v1.0.0", "v1.35.4", ""},
-		{"v1.1.0", "v1.36.99", ""}, // it is not offered
+		{"v1.0.0", "v1.36.4", ""},         // it does not offer v1.37, and its NodeVersion has no field for the tag
+		{"v1.1.0", "v1.36.99", ""},        // it is not offered
 	} {
 		r, err := c.Release(version.MustParse(tt.release))
 		if err != nil {
@@ -53,7 +53,7 @@ func TestEtcdOfTheNextMinor(t *testing.T) {
 
 func TestReleasesAreComplete(t *testing.T) {
 	c := embedded(t)
-	want := map[string][]string{"v1.0.0": {"v1.34", "v1.35"}, "v1.1.0": {"v1.35", "v1.36", "v1.37"}}
+	want := map[string][]string{"v1.0.0": {"v1.34", "v1.35", "v1.36"}, "v1.1.0": {"v1.35", "v1.36", "v1.37"}}
 	if len(c.Releases()) != len(want) {
 		t.Errorf("%d releases, want %d", len(c.Releases()), len(want))
 	}
@@ -316,14 +316,14 @@ func TestUnusableFilesAreRefused(t *testing.T) {
 		{"an archive that does not exist", "crictl: v1.35.0", "crictl: v1.35.9", `archives.crictl has no "v1.35.9"`},
 		{"a service of no chart", "chart: constellation-operator", "chart: constellation-operators", "there is no chart constellation-operators"},
 		{"an image without a tag", "image: registry.constellation.example/operator:v1.1.0", "image: registry.constellation.example/operator", "is not an image with a tag"},
-		{"a default that is not offered", "defaultKubernetes: v1.35.4", "defaultKubernetes: v1.30.0", "defaultKubernetes"},
+		{"a default that is not offered", "defaultKubernetes: v1.36.4", "defaultKubernetes: v1.30.0", "defaultKubernetes"},
 		{"an upgrade from the future", "upgradeFrom: v1.0.0", "upgradeFrom: v1.2.0", "upgradeFrom"},
 		{"an invalid version", "version: v1.36.4", "version: v1.36", "MAJOR.MINOR.PATCH"},
 		{"a service bound to nothing", "  - name: coredns\n    kind: kubernetes", "  - name: corefile\n    kind: kubernetes", "corefile is not bound to Kubernetes; only kube-proxy, coredns, cluster-autoscaler are"},
 		{"a bound service with a version", "  - name: coredns\n    kind: kubernetes", "  - name: coredns\n    version: v1.0.0\n    kind: kubernetes", "is bound to Kubernetes and must not have version, image or chart"},
 		{"a service of another kind", "kind: kubernetes", "kind: cloud", `kind "cloud" is neither`},
 		{"an autoscaler that is no tag", "autoscaler: v1.36.0", `autoscaler: "a b"`, "autoscaler is not a tag"},
-		{"a second document", "\ndefaultKubernetes: v1.35.4", "\ndefaultKubernetes: v1.35.4\n---\na: b", "unexpected data after the document"},
+		{"a second document", "\ndefaultKubernetes: v1.36.4", "\ndefaultKubernetes: v1.36.4\n---\na: b", "unexpected data after the document"},
 		{"versions out of order", "  - version: v1.36.4", "  - version: v1.35.1", "is not newer"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -11,11 +11,16 @@ import (
 	"testing"
 	"time"
 
+	"constellation/assets"
 	"constellation/engine"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/plan"
+	"constellation/engine/release"
+	"constellation/engine/sandbox/build"
+	"constellation/engine/version"
+	"constellation/engine/workspace"
 )
 
 func testCA(t *testing.T) (cert, key string) {
@@ -141,6 +146,28 @@ func TestAbsentSandboxIsNotFound(t *testing.T) {
 		if !errors.Is(err, cloud.ErrNotFound) || plan.Remedy(err) == "" {
 			t.Errorf("got %v", err)
 		}
+	}
+}
+
+// Sandboxes, generated configurations and the newest release have one default version, and every
+// release offers it: upgrades of the sandbox begin with the oldest.
+func TestDefaultVersionsAgree(t *testing.T) {
+	catalogue, err := release.Load(assets.Releases())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := catalogue.Releases()
+	newest := all[len(all)-1]
+	if is := newest.DefaultKubernetes.String(); is != build.DefaultVersion || workspace.DefaultKubernetes != build.DefaultVersion {
+		t.Errorf("the default is %s in release %s, %s in a configuration, and %s in a sandbox", is, newest.Version, workspace.DefaultKubernetes, build.DefaultVersion)
+	}
+	for _, r := range all {
+		if _, err := r.ForKubernetes(version.MustParse(build.DefaultVersion)); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := newest.ForKubernetes(version.MustParse(build.NextVersion)); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -541,6 +541,10 @@ type GenerateOptions struct {
 	Sandbox *SandboxInfo
 }
 
+// DefaultKubernetes is the version in a generated configuration that nothing else decides: the
+// default of the newest release.
+const DefaultKubernetes = "v1.36.4"
+
 // GenerateConfig returns a commented configuration for a provider.
 func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
 	p, err := providers.Find(provider)
@@ -572,7 +576,7 @@ func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
 		}
 	}
 	fill(&d.Name, "demo")
-	fill(&d.Kubernetes, "v1.35.4")
+	fill(&d.Kubernetes, DefaultKubernetes)
 	fill(&d.Release, version.Release)
 	fill(&d.Image, d.Release)
 	if d.ControlPlanes == 0 {

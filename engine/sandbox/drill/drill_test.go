@@ -169,10 +169,10 @@ func TestVersionsOfADrill(t *testing.T) {
 		what, kind, from, to string
 		want                 string // of releases and versions; empty: refused
 	}{
-		{"none named", hollow, "", "", "from release v1.0.0 and Kubernetes v1.35.4 to v1.1.0 and v1.36.3"},
-		{"only machines are replaced", real, "", "v1.35.4", "from release v1.0.0 and Kubernetes v1.35.4 to v1.1.0 and v1.35.4"},
+		{"none named", hollow, "", "", "from release v1.0.0 and Kubernetes v1.36.4 to v1.1.0 and v1.37.2"},
+		{"only machines are replaced", real, "", "v1.36.4", "from release v1.0.0 and Kubernetes v1.36.4 to v1.1.0 and v1.36.4"},
 		{"a patch", simulated, "v1.36.3", "v1.36.4", "from release v1.1.0 and Kubernetes v1.36.3 to v1.1.0 and v1.36.4"},
-		{"another patch of the default minor", hollow, "v1.35.8", "", "from release v1.1.0 and Kubernetes v1.35.8 to v1.1.0 and v1.36.4"},
+		{"another patch of the default minor", hollow, "v1.36.3", "", "from release v1.1.0 and Kubernetes v1.36.3 to v1.1.0 and v1.37.2"},
 		{"hollow machines would stay", hollow, "v1.36.3", "v1.36.3", ""},
 		{"backwards", real, "v1.36.3", "v1.35.4", ""},
 		{"a patch backwards", real, "v1.36.4", "v1.36.3", ""},
