@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -295,15 +297,61 @@ func (r *reader) leases(ctx context.Context) error {
 }
 
 func (r *reader) pods(ctx context.Context) error {
+	firsts := map[types.UID]int{}
 	err := pages(ctx, r.core.CoreV1().Pods("").List, func(l *corev1.PodList) {
+		if n := l.RemainingItemCount; n != nil && len(r.w.pods) == 0 {
+			// A slice that grows is copied, and has capacity that nothing uses.
+			r.w.pods = make([]pod, 0, min(len(l.Items)+int(max(*n, 0)), maxExpected))
+		}
 		for i := range l.Items {
-			r.w.pods = append(r.w.pods, slimPod(&l.Items[i]))
+			r.w.addPod(slimPod(&l.Items[i]), firsts)
 		}
 	})
 	slices.SortFunc(r.w.pods, func(a, b pod) int {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 	})
 	return err
+}
+
+// maxExpected bounds the pods for which memory is reserved when the API server announces more.
+const maxExpected = 200_000
+
+// addPod adds p. It shares the values that are equal with those of the first pod of its controller,
+// which halves the memory of pods. firsts has the index of that pod.
+func (w *world) addPod(p pod, firsts map[types.UID]int) {
+	if uid := p.controller.uid; uid != "" {
+		if i, ok := firsts[uid]; ok {
+			p.share(&w.pods[i])
+		} else {
+			firsts[uid] = len(w.pods)
+		}
+	}
+	w.pods = append(w.pods, p)
+}
+
+// share replaces values by those of another pod that are equal.
+func (p *pod) share(first *pod) {
+	if p.controller == first.controller {
+		p.controller = first.controller
+	}
+	if maps.Equal(p.labels, first.labels) {
+		p.labels = first.labels
+	}
+	if maps.Equal(p.nodeSelector, first.nodeSelector) {
+		p.nodeSelector = first.nodeSelector
+	}
+	if slices.Equal(p.images, first.images) {
+		p.images = first.images
+	}
+	if reflect.DeepEqual(p.tolerations, first.tolerations) {
+		p.tolerations = first.tolerations
+	}
+	if reflect.DeepEqual(p.affinity, first.affinity) {
+		p.affinity = first.affinity
+	}
+	if reflect.DeepEqual(p.spread, first.spread) {
+		p.spread = first.spread
+	}
 }
 
 func (r *reader) quotas(ctx context.Context) error {

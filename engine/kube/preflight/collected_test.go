@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"reflect"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -69,5 +70,63 @@ func TestWhoDidItSurvivesReading(t *testing.T) {
 	}
 	if d := cmp.Diff(want, got, cmp.AllowUnexported(told{})); d != "" {
 		t.Errorf("findings (-want +got):\n%s", d)
+	}
+}
+
+// TestPodsShareEqualValues adds pods of two controllers and one without. Equal values of one
+// controller are kept once, and different ones stay as they are.
+func TestPodsShareEqualValues(t *testing.T) {
+	made := func(name, controller string, change func(*corev1.Pod)) pod {
+		p := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "web"}},
+			Spec: corev1.PodSpec{
+				NodeName: "node-" + name, NodeSelector: map[string]string{"disk": "ssd"}, Containers: []corev1.Container{{Image: "web:1"}},
+				Tolerations: []corev1.Toleration{{Key: "a", Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(300))}},
+				Affinity:    &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{}}, TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{MaxSkew: 1}},
+			},
+		}
+		if controller != "" {
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: controller, UID: types.UID("uid of " + controller), Controller: new(true)}}
+		}
+		change(p)
+		return slimPod(p)
+	}
+	same := func(*corev1.Pod) {}
+	other := func(p *corev1.Pod) {
+		p.Labels["pod-index"] = "3"
+		p.Spec.NodeSelector["disk"] = "hdd"
+		p.Spec.Containers[0].Image = "web:2"
+		p.Spec.Tolerations[0].TolerationSeconds = new(int64(600))
+		p.Spec.Affinity.PodAffinity = &corev1.PodAffinity{}
+		p.Spec.TopologySpreadConstraints[0].MaxSkew = 2
+	}
+	all := func() []pod {
+		return []pod{made("0", "a", same), made("1", "a", same), made("2", "a", other), made("3", "b", same), made("4", "", same)}
+	}
+	var w world
+	firsts := map[types.UID]int{}
+	for _, p := range all() {
+		w.addPod(p, firsts)
+	}
+	if !reflect.DeepEqual(w.pods, all()) {
+		t.Errorf("pods have changed: %+v", w.pods)
+	}
+	values := func(p *pod) []uintptr {
+		return []uintptr{
+			reflect.ValueOf(p.labels).Pointer(), reflect.ValueOf(p.nodeSelector).Pointer(), reflect.ValueOf(p.images).Pointer(),
+			reflect.ValueOf(p.tolerations).Pointer(), reflect.ValueOf(p.affinity).Pointer(), reflect.ValueOf(p.spread).Pointer(),
+		}
+	}
+	first := values(&w.pods[0])
+	for i, want := range []int{6, 6, 0, 0, 0} {
+		shared := 0
+		for j, v := range values(&w.pods[i]) {
+			if v == first[j] {
+				shared++
+			}
+		}
+		if shared != want {
+			t.Errorf("pod %d shares %d values with the first one, want %d", i, shared, want)
+		}
 	}
 }
