@@ -52,13 +52,33 @@ func guardOf(s *session, a cluster.Access) (*guard, error) {
 	if !a.Given() && ws.Has(workspace.KubeconfigFile) {
 		a.Kubeconfig = ws.Path(workspace.KubeconfigFile)
 	}
-	if s.Clusters != nil && a.Given() {
+	switch {
+	case s.Clusters != nil && a.Given():
 		if sel, err := s.Clusters.Select(a); err == nil { // the verb itself reports the error
 			g.context, g.server = sel.Context, sel.Server
 		}
+	case s.Clusters == nil: // a program without Kubernetes clients
+		g.context, g.server = ofKubeconfig(ws)
 	}
 	g.name = cmp.Or(g.name, g.context)
 	return g, nil
+}
+
+// ofKubeconfig returns the context and the server of the workspace's kubeconfig; empty if it cannot
+// be read.
+func ofKubeconfig(ws *workspace.Workspace) (context, server string) {
+	b, err := ws.Kubeconfig()
+	if err != nil {
+		return "", ""
+	}
+	doc, at, err := workspace.KubeconfigServer(b)
+	var current struct {
+		Context string `yaml:"current-context"`
+	}
+	if err != nil || doc.Decode(&current) != nil {
+		return "", ""
+	}
+	return current.Context, at.Value
 }
 
 // unlock prompts for the name of a guarded cluster before a verb changes it. Scripts are not
@@ -71,6 +91,23 @@ func unlock(s *session, a cluster.Access, f format, nonInteractive bool) error {
 	if err != nil {
 		return err
 	}
+	return g.unlock(s)
+}
+
+// unlockNamed is unlock for the sandbox with a name, whose workspace is unknown.
+func unlockNamed(s *session, name string, f format, nonInteractive bool) error {
+	if f != text || nonInteractive || !s.asks() {
+		return nil
+	}
+	prefs, err := preferences.Read(s.Env)
+	if err != nil {
+		return err
+	}
+	return (&guard{prefs: prefs, name: name}).unlock(s)
+}
+
+// unlock prompts for the name of the cluster if it is guarded.
+func (g *guard) unlock(s *session) error {
 	name := term.Clean(g.name)
 	if name == "" || !g.guards(g.name) {
 		return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
@@ -97,6 +98,16 @@ func (i *Invocation) Confirmed(err error, question string) bool {
 		fmt.Fprintf(i.s.Stderr, "  %s\n", x.Remedy)
 	}
 	return i.s.prompt().confirmed(question)
+}
+
+// Unlock prompts for the name of a cluster that the preferences guard, before a verb changes it. name
+// is that of a sandbox; empty means that of the workspace. It prompts only on a terminal, for text,
+// and without nonInteractive.
+func (i *Invocation) Unlock(name string, f Format, nonInteractive bool) error {
+	if name != "" {
+		return unlockNamed(i.s, name, f, nonInteractive)
+	}
+	return unlock(i.s, cluster.Access{}, f, nonInteractive)
 }
 
 // OutputFlag adds -o text|json to cmd.

@@ -228,8 +228,9 @@ func (v *verbs) afterHollow(info workspace.SandboxInfo) []string {
 
 func (v *verbs) sandboxDown() *cobra.Command {
 	var (
-		name string
-		out  tui.Format
+		name           string
+		nonInteractive bool
+		out            tui.Format
 	)
 	cmd := &cobra.Command{
 		Use:   "down",
@@ -238,11 +239,15 @@ func (v *verbs) sandboxDown() *cobra.Command {
 and files. Leftovers of a crashed sandbox are deleted too. It is not an error if there is
 no sandbox.
 
-The command keeps your own files in the workspace.`,
+The command keeps your own files in the workspace. If your preferences guard the cluster, it
+prompts for the name of the cluster on a terminal, also with --yes.`,
 		Example: `  constellation sandbox down
   constellation sandbox down --name demo`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := v.Unlock(name, out, nonInteractive); err != nil {
+				return err
+			}
 			return v.withNamed(cmd.Context(), name, func(ctx context.Context, box engine.Sandbox, name string) error {
 				stream := v.Stream(out, "sandbox")
 				defer stream.Close()
@@ -253,7 +258,8 @@ The command keeps your own files in the workspace.`,
 		},
 	}
 	v.nameFlag(cmd, &name)
-	cmd.Flags().BoolP("yes", "y", false, "accepted for consistency; this command never prompts")
+	cmd.Flags().BoolP("yes", "y", false, "accepted for consistency; a guarded cluster's name is prompted for")
+	cmd.Flags().BoolVar(&nonInteractive, "non-interactive", false, "never prompt")
 	v.OutputFlag(cmd, &out, "output format: text, or json for one event per line")
 	return tui.Resumable(cmd)
 }
