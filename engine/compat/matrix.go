@@ -344,9 +344,12 @@ type evaluation struct {
 
 var evaluations = sync.Pool{New: func() any { return new(evaluation) }}
 
-// Check applies all rules to a hop that the CLI of a release makes. It returns one result
-// per rule in a fixed order, satisfied rules included. Callers must not change the results:
-// those of satisfied rules are shared.
+// imageRules are the rules about images alone. They do not apply where a cloud selects no images.
+var imageRules = []string{"cli-image", "image-services", "offered-image"}
+
+// Check applies all rules to a hop that the CLI of a release makes. It returns one result per
+// rule that applies to the cluster, in a fixed order, satisfied rules included. Callers must not
+// change the results: those of satisfied rules are shared.
 func (m *Matrix) Check(cli version.Version, now Running, to Planned, o Offer) []*RuleResult {
 	now.Parts, now.Nodes, now.Kinds, now.Missing = nil, nil, nil, nil // no rule needs them, and the pool must not retain them
 	q := evaluations.Get().(*evaluation)
@@ -370,6 +373,9 @@ func (m *Matrix) Check(cli version.Version, now Running, to Planned, o Offer) []
 	kept := slices.Clone(violated)
 	for i := range kept {
 		out[at[i]] = &kept[i]
+	}
+	if now.NoImages {
+		out = slices.DeleteFunc(out, func(r *RuleResult) bool { return slices.Contains(imageRules, r.Rule) })
 	}
 	return out
 }

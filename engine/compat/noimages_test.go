@@ -53,3 +53,23 @@ func TestHopWithoutImage(t *testing.T) {
 		t.Errorf("a cluster whose images could not be read has a path: %+v", hops)
 	}
 }
+
+// Without images, a hop has no results of the rules about images alone.
+func TestImageRulesDoNotApplyWithoutImages(t *testing.T) {
+	m := NewMatrix(two())
+	ids := func(now Running) (out []string) {
+		for _, r := range m.Check(ver("v1.1.0"), now, to("v1.1.0", "", ""), Offer{}) {
+			out = append(out, r.Rule)
+		}
+		return out
+	}
+	var want []string
+	for _, id := range ids(at("v1.0.0", "v1.0.0", "v1.35.4")) {
+		if id != "cli-image" && id != "image-services" && id != "offered-image" {
+			want = append(want, id)
+		}
+	}
+	if got := ids(noImages("v1.0.0", "v1.35.4")); !slices.Equal(got, want) || len(got) != len(Rules)-3 {
+		t.Errorf("results of %v, want %v", got, want)
+	}
+}

@@ -253,10 +253,11 @@ func (s *state) reached(goal *Planned) bool {
 }
 
 // running returns the state as input of the rules.
-func (s *state) running() Running {
+func (p *planner) running(s *state) Running {
 	return Running{
 		Services: s.services, ControlPlaneImage: s.image, WorkerImage: s.workerImage, Kubernetes: s.kubernetes,
 		ControlPlaneKubelet: s.kubelet, WorkerKubelet: s.workerKubelet, Etcd: s.etcd,
+		NoImages: p.now.NoImages, ExternalEtcd: p.now.ExternalEtcd,
 	}
 }
 
@@ -402,8 +403,7 @@ func (n *vertex) better(o *vertex) int {
 // expand calls yield with every hop from a vertex that changes something and that no rule
 // forbids.
 func (p *planner) expand(from *vertex, keep bool, yield func(move)) {
-	now := from.running()
-	now.NoImages, now.ExternalEtcd = p.now.NoImages, p.now.ExternalEtcd
+	now := p.running(&from.state)
 	keeps := []bool{false}
 	if keep && !from.workerKubelet.IsZero() {
 		keeps = []bool{false, true}
@@ -608,8 +608,7 @@ func (p *planner) blockers(goal Planned) []*RuleResult {
 		}
 	}
 	best, bestFar := direct, math.MaxInt
-	now := nearest.running()
-	now.ExternalEtcd = p.now.ExternalEtcd
+	now := p.running(&nearest.state)
 	if nearest == p.start {
 		now = p.now
 	}
@@ -760,8 +759,7 @@ func (p *planner) explain(path []*vertex, i int) []string {
 // separate returns the reasons why two consecutive hops cannot be one. first names the
 // earlier hop in the texts; number is its number.
 func (p *planner) separate(a, b *vertex, number int, first string) []string {
-	now := a.from.running()
-	now.ExternalEtcd = p.now.ExternalEtcd
+	now := p.running(&a.from.state)
 	if a.from == p.start {
 		now = p.now
 	}
@@ -831,7 +829,7 @@ func (p *planner) workers(path []*vertex, i int) []string {
 	kept := n.state
 	kept.workerImage, kept.workerKubelet = n.from.workerImage, n.from.workerKubelet
 	for j, next := range path[i+1:] {
-		now := kept.running()
+		now := p.running(&kept)
 		for _, r := range Blocks(p.m.Check(next.hop.services, now, Planned{Services: next.hop.services, Image: next.hop.image, Kubernetes: next.hop.kubernetes, KeepWorkers: true}, p.o)) {
 			return []string{fmt.Sprintf("workers are replaced now; otherwise, in hop %d, %s", i+j+2, r.Title)}
 		}
