@@ -69,6 +69,8 @@ func run(ctx context.Context, args []string) int {
 	m.StateDir, m.RunDir = filepath.Join(m.Root, m.StateDir), filepath.Join(m.Root, runDir)
 	m.Log = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level}))
 	if m.TPM = os.Getenv("CONSTELLATION_TPM"); m.TPM == "" {
+		// The resource manager of the first TPM on every Linux machine. It is no value of a
+		// provider: those describe pods, and the verb reset runs without a provider.
 		m.TPM = "/dev/tpmrm0"
 	}
 	switch verb := f.Arg(0); {
