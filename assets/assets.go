@@ -105,6 +105,28 @@ func HasValue(chart []File, path ...string) bool {
 	return false
 }
 
+// SetValues sets values, by their paths such as operator.autoscaler.standIn, in the values of a
+// chart, as [ChartFor] returns it. It leaves out those that the chart does not have: a chart of an
+// older release has them built in.
+func SetValues(values map[string]any, chart []File, byPath map[string]any) {
+	for path, v := range byPath {
+		keys := strings.Split(path, ".")
+		if !HasValue(chart, keys...) {
+			continue
+		}
+		in := values
+		for _, k := range keys[:len(keys)-1] {
+			next, ok := in[k].(map[string]any)
+			if !ok {
+				next = map[string]any{}
+				in[k] = next
+			}
+			in = next
+		}
+		in[keys[len(keys)-1]] = v
+	}
+}
+
 // kindsOf has the result of CRDsFor for each release. They are constant, and to decode and encode
 // them takes as long as all other planning of an upgrade.
 var kindsOf sync.Map

@@ -2,6 +2,7 @@ package assets_test
 
 import (
 	"bytes"
+	gocmp "cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -36,6 +37,7 @@ import (
 	"constellation/agent"
 	"constellation/assets"
 	"constellation/assets/render"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/operator/api/v1alpha1"
 )
@@ -50,7 +52,7 @@ func rendered(t *testing.T, chart, release string, values map[string]any) []byte
 		values = map[string]any{}
 	}
 	values["release"] = release
-	b, err := render.Chart(chart, release, namespace, values)
+	b, err := render.Chart(chart, release, namespace, providers.DefaultValues(), values)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -608,7 +610,7 @@ func TestChartMatchesPlansManifest(t *testing.T) {
 	if d := deployment(t, "v1.0.0", "constellation-plans"); d.Name != "" {
 		t.Errorf("v1.0.0, whose operator supports no Plans, has %s", d.Name)
 	}
-	if b, err := render.Chart("constellation-operator", "v1.1.0", namespace, map[string]any{"release": "v1.1.0", "plans": map[string]any{"enabled": false}}); err != nil || strings.Contains(string(b), "system-upgrade") {
+	if b, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.DefaultValues(), map[string]any{"release": "v1.1.0", "plans": map[string]any{"enabled": false}}); err != nil || strings.Contains(string(b), "system-upgrade") {
 		t.Errorf("switched off (%v) it still exists", err)
 	}
 	type settings struct {
@@ -667,7 +669,7 @@ func TestChartMatchesPlansManifest(t *testing.T) {
 // were kept until a new one is Ready, both would wait for each other.
 func TestOperatorUpdatesOnOneSchedulableControlPlane(t *testing.T) {
 	for _, replicas := range []int{1, 2, 5} {
-		b, err := render.Chart("constellation-operator", "v1.1.0", namespace, map[string]any{"release": "v1.1.0", "operator": map[string]any{"replicas": replicas}})
+		b, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.DefaultValues(), map[string]any{"release": "v1.1.0", "operator": map[string]any{"replicas": replicas}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -801,26 +803,76 @@ func TestJoinServiceHasNoAccessToOtherSecrets(t *testing.T) {
 }
 
 func TestSchemaRefusesUnknownValues(t *testing.T) {
+	odd := map[string]any{"provider": "odd", "metadataURL": "odd://demo/control-plane-0", "cloudURL": "unix:/run/odd.sock", "joinservice.tpm": "/dev/tpm0", "joinservice.tpmDevice": "/dev/tpm0"}
+	release := func(v string, more map[string]any) map[string]any {
+		values := map[string]any{"release": v}
+		maps.Copy(values, more)
+		return values
+	}
 	for _, tt := range []struct {
 		name, chart, release string
-		values               map[string]any
+		cloud, values        map[string]any
 		want                 string // empty: accepted
 	}{
-		{"defaults", "constellation-services", "v1.1.0", map[string]any{"release": "v1.1.0"}, ""},
-		{"no release", "constellation-services", "v1.1.0", map[string]any{}, "release"},
-		{"an unknown key", "constellation-services", "v1.1.0", map[string]any{"release": "v1.1.0", "joinservce": map[string]any{}}, "joinservce"},
-		{"a port out of range", "constellation-services", "v1.1.0", map[string]any{"release": "v1.1.0", "joinservice": map[string]any{"nodePort": 80}}, "nodePort"},
-		{"an image without a tag", "constellation-operator", "v1.1.0", map[string]any{"release": "v1.1.0", "operator": map[string]any{"image": "operator"}}, "image"},
-		{"an empty provider", "constellation-operator", "v1.1.0", map[string]any{"release": "v1.1.0", "provider": ""}, "provider"},
-		{"a value of the newer release", "constellation-operator", "v1.0.0", map[string]any{"release": "v1.0.0", "operator": map[string]any{"discoveryInterval": "1m"}}, "discoveryInterval"},
-		{"the same in the newer release", "constellation-operator", "v1.1.0", map[string]any{"release": "v1.1.0", "operator": map[string]any{"discoveryInterval": "1m"}}, ""},
+		{name: "defaults", chart: "constellation-services", cloud: providers.DefaultValues(), values: release("v1.1.0", nil)},
+		{name: "no release", chart: "constellation-services", cloud: providers.DefaultValues(), values: map[string]any{}, want: "release"},
+		{name: "an unknown key", chart: "constellation-services", cloud: providers.DefaultValues(), values: release("v1.1.0", map[string]any{"joinservce": map[string]any{}}), want: "joinservce"},
+		{name: "a port out of range", chart: "constellation-services", cloud: providers.DefaultValues(), values: release("v1.1.0", map[string]any{"joinservice": map[string]any{"nodePort": 80}}), want: "nodePort"},
+		{name: "an image without a tag", chart: "constellation-operator", cloud: providers.DefaultValues(), values: release("v1.1.0", map[string]any{"operator": map[string]any{"image": "operator"}}), want: "image"},
+		{name: "an operator of no cloud", chart: "constellation-operator", values: release("v1.1.0", nil), want: "provider"},
+		{name: "services of no cloud", chart: "constellation-services", values: release("v1.1.0", nil), want: "provider"},
+		{name: "services without a TPM", chart: "constellation-services", values: release("v1.1.0", map[string]any{"provider": "odd"}), want: "anyOf"},
+		{name: "an operator in a cloud without HTTP addresses", chart: "constellation-operator", cloud: odd, values: release("v1.1.0", nil)},
+		{name: "services in a cloud without HTTP addresses", chart: "constellation-services", cloud: odd, values: release("v1.1.0", nil)},
+		{name: "services of the older release in a cloud without HTTP addresses", chart: "constellation-services", release: "v1.0.0", cloud: odd, values: release("v1.0.0", nil)},
+		{name: "an address with a blank", chart: "constellation-operator", cloud: odd, values: release("v1.1.0", map[string]any{"cloudURL": "odd://demo --role=relay"}), want: "cloudURL"},
+		{name: "a value of the newer release", chart: "constellation-operator", release: "v1.0.0", cloud: providers.DefaultValues(), values: release("v1.0.0", map[string]any{"operator": map[string]any{"discoveryInterval": "1m"}}), want: "discoveryInterval"},
+		{name: "the same in the newer release", chart: "constellation-operator", cloud: providers.DefaultValues(), values: release("v1.1.0", map[string]any{"operator": map[string]any{"discoveryInterval": "1m"}})},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			_, err := render.Chart(tt.chart, tt.release, namespace, tt.values)
+			_, err := render.Chart(tt.chart, gocmp.Or(tt.release, "v1.1.0"), namespace, tt.cloud, tt.values)
 			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("error %v, want %q", err, tt.want)
 			}
 		})
+	}
+}
+
+// A chart gets all values that depend on the cloud from the engine. A default would be that of one
+// cloud.
+func TestChartsHaveNoDefaultsOfACloud(t *testing.T) {
+	seen := map[string]bool{}
+	for _, chart := range charts {
+		files, err := assets.ChartFor(chart, "v1.1.0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var defaults map[string]any
+		for _, f := range files {
+			if f.Name == "values.yaml" {
+				if err := yaml.Unmarshal(f.Data, &defaults); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for path := range providers.DefaultValues() {
+			if !assets.HasValue(files, strings.Split(path, ".")...) {
+				continue
+			}
+			seen[path] = true
+			var value any = defaults
+			for key := range strings.SplitSeq(path, ".") {
+				value = value.(map[string]any)[key]
+			}
+			if value != "" && value != false {
+				t.Errorf("chart %s has the default %v for %s", chart, value, path)
+			}
+		}
+	}
+	for path := range providers.DefaultValues() {
+		if !seen[path] {
+			t.Errorf("no chart has the value %s", path)
+		}
 	}
 }
 

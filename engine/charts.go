@@ -78,11 +78,7 @@ func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
 		}
 		values := deepCopy(c.Values)
 		values["release"] = i.release.Version.String()
-		for path, v := range cloudValues {
-			if keys := strings.Split(path, "."); assets.HasValue(files, keys...) {
-				setValue(values, v, keys...)
-			}
-		}
+		assets.SetValues(values, files, cloudValues)
 		for _, s := range i.release.Services {
 			if s.Chart == c.Name {
 				setValue(values, s.Image, valueKey(s.Name), "image")

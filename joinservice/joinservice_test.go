@@ -49,6 +49,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
 	"constellation/engine/release/releasetest"
@@ -174,7 +175,7 @@ func newSite(t testing.TB) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	chart, err := render.Chart("constellation-services", "v1.1.0", namespace, map[string]any{"release": "v1.1.0"})
+	chart, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.DefaultValues(), map[string]any{"release": "v1.1.0"})
 	if err != nil {
 		t.Fatal(err)
 	}

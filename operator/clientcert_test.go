@@ -23,6 +23,7 @@ import (
 
 	"constellation/assets/render"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/kubeadm"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/operator/api/v1alpha1"
@@ -132,7 +133,7 @@ func TestClientRequestsAreJudged(t *testing.T) {
 // worker's own identity and for a control plane's.
 func TestBootstrapTokenOfAWorkerGetsNoOtherIdentity(t *testing.T) {
 	c := newClusterWith(t, controlplane.Options{Controllers: true})
-	services, err := render.Chart("constellation-services", "v1.1.0", namespace, map[string]any{"release": "v1.1.0"})
+	services, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.DefaultValues(), map[string]any{"release": "v1.1.0"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +188,7 @@ func TestBootstrapTokenOfAWorkerGetsNoOtherIdentity(t *testing.T) {
 	// Without the policy, the operator and the token group, the attack succeeds.
 	answered(ask(t, kubeadms, "before", "control-plane-0"), "Approved AutoApproved")
 
-	policies, err := render.Chart("constellation-policies", "v1.1.0", namespace, map[string]any{"release": "v1.1.0"})
+	policies, err := render.Chart("constellation-policies", "v1.1.0", namespace, nil, map[string]any{"release": "v1.1.0"})
 	if err != nil {
 		t.Fatal(err)
 	}

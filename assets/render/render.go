@@ -18,11 +18,17 @@ import (
 
 // Chart returns the manifests of a chart of a release, as one YAML stream. values
 // are merged over the chart's.
-func Chart(name, release, namespace string, values map[string]any) ([]byte, error) {
+//
+// Charts of the services have no default for values that depend on the cloud. cloud has those, by
+// path, as providers.Provider.ChartValues returns them. They are added to values, which have priority.
+func Chart(name, release, namespace string, cloud, values map[string]any) ([]byte, error) {
 	files, err := assets.ChartFor(name, release)
 	if err != nil {
 		return nil, err
 	}
+	ofCloud := map[string]any{}
+	assets.SetValues(ofCloud, files, cloud)
+	values = chartutil.CoalesceTables(values, ofCloud)
 	var buffered []*loader.BufferedFile
 	for _, f := range files {
 		buffered = append(buffered, &loader.BufferedFile{Name: f.Name, Data: f.Data})

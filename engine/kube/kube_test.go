@@ -22,6 +22,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/kube/kubetest"
 	"constellation/engine/kubeadm"
@@ -176,9 +177,9 @@ func ourCharts(t *testing.T, c *Client) {
 		// The scheduler's message takes a moment on a busy computer.
 		for patience := 1500 * time.Millisecond; patience < 20*time.Second; patience *= 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			err = c.ApplyChart(ctx, cluster.Chart{Name: tt.chart, Namespace: Namespace, Version: tt.release[1:], Files: files, Values: map[string]any{
-				"release": tt.release, "provider": "sandbox", tt.service: map[string]any{"image": "registry.constellation.example/" + tt.service + ":" + tt.release},
-			}}, func(string, int64, int64) {})
+			values := map[string]any{"release": tt.release, tt.service: map[string]any{"image": "registry.constellation.example/" + tt.service + ":" + tt.release}}
+			assets.SetValues(values, files, providers.DefaultValues())
+			err = c.ApplyChart(ctx, cluster.Chart{Name: tt.chart, Namespace: Namespace, Version: tt.release[1:], Files: files, Values: values}, func(string, int64, int64) {})
 			cancel()
 			if err == nil || strings.Contains(err.Error(), "Unschedulable") {
 				break

@@ -27,6 +27,7 @@ import (
 
 	"constellation/agent/upgradeproto"
 	"constellation/assets/render"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/sandbox/controlplane"
 )
 
@@ -52,7 +53,7 @@ func (a *countingAgent) Upgrade(_ *upgradeproto.UpgradeRequest, s grpc.ServerStr
 // chart's rights. It calls the relay as callers with a port-forward can.
 func TestRelayServesOnlyTheOperator(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{})
-	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, map[string]any{"release": "v1.1.0"})
+	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.DefaultValues(), map[string]any{"release": "v1.1.0"})
 	if err != nil {
 		t.Fatal(err)
 	}

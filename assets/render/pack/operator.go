@@ -12,6 +12,7 @@ import (
 
 	"constellation/assets"
 	"constellation/assets/render"
+	"constellation/engine/cloud/providers"
 )
 
 // operatorChart is the chart of the operator. The engine installs it without what is added here.
@@ -115,7 +116,7 @@ func kustomization(name, release string, files []assets.File) ([]assets.File, er
 	if name == assets.PlansChart {
 		values = map[string]any{"namespace": map[string]any{"create": true}}
 	}
-	rendered, err := render.Chart(name, release, namespaces[name], values)
+	rendered, err := render.Chart(name, release, namespaces[name], providers.DefaultValues(), values)
 	if err != nil {
 		return nil, err
 	}

@@ -22,6 +22,7 @@ import (
 
 	"constellation/assets"
 	"constellation/assets/render"
+	"constellation/engine/cloud/providers"
 	"constellation/internal/golden"
 )
 
@@ -149,11 +150,12 @@ func TestPackOperator(t *testing.T) {
 			t.Errorf("Artifact Hub gets no %q:\n%s", want, hub)
 		}
 	}
-	// The defaults of the published chart fit its schema; the engine's own chart demands a release.
-	if _, err := chartutil.ToRenderValues(c, nil, chartutil.ReleaseOptions{}, chartutil.DefaultCapabilities); err != nil {
+	// With the name of a cloud, the defaults of the published chart fit its schema. The engine's own
+	// chart also demands a release.
+	if _, err := chartutil.ToRenderValues(c, map[string]any{"provider": "odd"}, chartutil.ReleaseOptions{}, chartutil.DefaultCapabilities); err != nil {
 		t.Error(err)
 	}
-	for _, values := range []map[string]any{{"release": "1.1"}, {"provider": ""}, {"operator": map[string]any{"replicas": 9}}, {"unknown": true}} {
+	for _, values := range []map[string]any{nil, {"provider": "odd", "release": "1.1"}, {"provider": ""}, {"provider": "odd", "operator": map[string]any{"replicas": 9}}, {"provider": "odd", "unknown": true}} {
 		if _, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{}, chartutil.DefaultCapabilities); err == nil {
 			t.Errorf("the schema accepts %v", values)
 		}
@@ -178,7 +180,7 @@ func TestPackOperator(t *testing.T) {
 	if resources != len(kinds)+1 || resources != len(files)-1 {
 		t.Errorf("%d resources of %d files:\n%s", resources, len(files), index)
 	}
-	rendered, err := render.Chart(operatorChart, "v1.1.0", "constellation-system", map[string]any{"release": "v1.1.0"})
+	rendered, err := render.Chart(operatorChart, "v1.1.0", "constellation-system", providers.DefaultValues(), map[string]any{"release": "v1.1.0"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +234,7 @@ func contents(t *testing.T, dir string) map[string]string {
 
 // Helm reads numbers as float64, whose text has an exponent from a million on.
 func TestLargeSettingsStayIntegers(t *testing.T) {
-	b, err := render.Chart("constellation-plans", "v1.1.0", "system-upgrade", map[string]any{"settings": map[string]any{"SYSTEM_UPGRADE_JOB_TTL_SECONDS_AFTER_FINISH": float64(1_209_600)}})
+	b, err := render.Chart("constellation-plans", "v1.1.0", "system-upgrade", nil, map[string]any{"settings": map[string]any{"SYSTEM_UPGRADE_JOB_TTL_SECONDS_AFTER_FINISH": float64(1_209_600)}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ const plansHeader = `# Carries out Plans of upgrade.cattle.io/v1 in namespace sy
 
 // plainPlans renders the chart constellation-plans for kubectl.
 func plainPlans(release string) ([]byte, error) {
-	b, err := render.Chart(assets.PlansChart, release, "system-upgrade", map[string]any{"namespace": map[string]any{"create": true}})
+	b, err := render.Chart(assets.PlansChart, release, "system-upgrade", nil, map[string]any{"namespace": map[string]any{"create": true}})
 	if err != nil {
 		return nil, err
 	}

@@ -240,6 +240,10 @@ func (p Provider) ChartValues() map[string]any {
 	}
 }
 
+// DefaultValues returns the values of our charts for the provider [Default]. The published base of
+// the operator and hollow clusters, which have no state file, are rendered with them.
+func DefaultValues() map[string]any { return sandbox().ChartValues() }
+
 var registry = struct {
 	sync.Mutex
 	list []Provider

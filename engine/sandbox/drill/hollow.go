@@ -31,6 +31,7 @@ import (
 
 	"constellation/assets"
 	"constellation/assets/render"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/controlplane"
@@ -195,7 +196,7 @@ func (c *hollowCluster) prepare(ctx context.Context) error {
 
 // rights applies those of the operator's chart; its Deployment is not for hollow machines.
 func (c *hollowCluster) rights(ctx context.Context) error {
-	all, err := render.Chart("constellation-operator", c.releaseTo, hollowNamespace, map[string]any{"release": c.releaseTo, "plans": map[string]any{"enabled": false}})
+	all, err := render.Chart("constellation-operator", c.releaseTo, hollowNamespace, providers.DefaultValues(), map[string]any{"release": c.releaseTo, "plans": map[string]any{"enabled": false}})
 	if err != nil {
 		return err
 	}

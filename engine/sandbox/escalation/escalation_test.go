@@ -13,6 +13,7 @@ import (
 
 	"constellation/assets"
 	"constellation/assets/render"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/escalation"
 )
@@ -104,7 +105,7 @@ func cluster(t testing.TB, cp *controlplane.ControlPlane, charts ...string) esca
 func apply(t testing.TB, cp *controlplane.ControlPlane, charts ...string) {
 	t.Helper()
 	for _, c := range charts {
-		b, err := render.Chart(c, "v1.1.0", escalation.System, map[string]any{"release": "v1.1.0"})
+		b, err := render.Chart(c, "v1.1.0", escalation.System, providers.DefaultValues(), map[string]any{"release": "v1.1.0"})
 		if err != nil {
 			t.Fatal(err)
 		}

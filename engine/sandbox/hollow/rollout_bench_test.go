@@ -116,7 +116,7 @@ rules:
 		ControllerManagerArgs: []string{"--kube-api-qps=1000", "--kube-api-burst=2000", "--node-monitor-grace-period=5m", "--controllers=*,-ttl-controller"},
 		SchedulerArgs:         []string{"--kube-api-qps=1000", "--kube-api-burst=2000"},
 	})
-	policies, err := render.Chart("constellation-policies", "v1.1.0", "constellation-system", map[string]any{"release": "v1.1.0"})
+	policies, err := render.Chart("constellation-policies", "v1.1.0", "constellation-system", nil, map[string]any{"release": "v1.1.0"})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -31,6 +31,7 @@ import (
 	"constellation/assets"
 	"constellation/assets/render"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
@@ -399,7 +400,7 @@ func (b *box) install(ctx context.Context) (client.Client, error) {
 	if assets.HasValue(files, "plans") {
 		values["plans"] = map[string]any{"enabled": false}
 	}
-	all, err := render.Chart(chart, b.Release, operatorNamespace, values)
+	all, err := render.Chart(chart, b.Release, operatorNamespace, providers.DefaultValues(), values)
 	if err != nil {
 		return nil, err
 	}
