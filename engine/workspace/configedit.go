@@ -368,7 +368,12 @@ func splice(b []byte, before, after *Config) ([]byte, error) {
 		{"kubernetesVersion", before.Kubernetes, after.Kubernetes},
 	} {
 		n := valueOf(doc, f.key)
-		if f.from.Equal(f.to) {
+		switch {
+		case n == nil && f.from.Equal(f.to):
+			continue // such as image, where the cloud selects none
+		case n == nil:
+			return nil, errTied
+		case f.from.Equal(f.to):
 			want(n, resolve(n).Value)
 			continue
 		}

@@ -11,6 +11,7 @@ import (
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
 	"constellation/engine/plan"
+	"constellation/engine/version"
 )
 
 // registerMoon registers a provider with a section of every kind of field, and without images.
@@ -59,6 +60,14 @@ func TestSectionOfAnotherProvider(t *testing.T) {
 	}
 	if j, err := json.Marshal(c); err != nil || strings.Contains(string(j), `"image"`) {
 		t.Errorf("JSON of a configuration without an image: %s, %v", j, err)
+	}
+	// upgrade check edits a configuration without an image.
+	edited, fields, err := EditConfig([]byte(text), HopConfig{Kubernetes: version.MustParse("v1.36.3")})
+	if err != nil || len(fields) != 1 || fields[0].Field != "kubernetesVersion" || !strings.Contains(string(edited), "kubernetesVersion: v1.36.3") || strings.Contains(string(edited), "\nimage:") {
+		t.Errorf("edited %+v, %v:\n%s", fields, err, edited)
+	}
+	if _, _, err := EditConfig([]byte(text), HopConfig{Image: version.MustParse("v1.1.0")}); !errors.Is(err, errTied) {
+		t.Errorf("an image in a configuration without one: %v", err)
 	}
 	for _, tt := range []struct{ name, old, new, want string }{
 		{"a text that is not valid", "tycho", "Tycho", `provider.moon.crater: "Tycho" is no crater (use lower case)`},
