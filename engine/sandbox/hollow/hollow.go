@@ -81,6 +81,9 @@ type Options struct {
 	// has a name. It must not call the cloud. nil: the name and provider ID of the sandbox,
 	// which are never reused.
 	Identify func(role cloud.Role, exists func(name string) bool) (name, providerID, incarnation string)
+	// Describe returns what a machine reports of itself in the annotations of its Node: another
+	// cloud names groups and images in another way, or has none. nil: the machine as it is.
+	Describe func(cloud.Instance) cloud.Instance
 	Log      *slog.Logger // nil: discarded
 }
 
@@ -99,6 +102,8 @@ type Cloud struct {
 	kubelet *kubelet
 	// identify is Options.Identify; nil: names are not reused.
 	identify func(role cloud.Role, exists func(name string) bool) (name, providerID, incarnation string)
+	// describe is Options.Describe, never nil.
+	describe func(cloud.Instance) cloud.Instance
 	queue    workqueue.TypedRateLimitingInterface[task]
 
 	mu       sync.Mutex
@@ -174,13 +179,16 @@ func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
 		return nil, nil, errors.New("start hollow machines: no images")
 	}
 	c = &Cloud{
-		name: cmp.Or(o.Name, "hollow"), token: cmp.Or(o.Token, rand.Text()), images: o.Images, log: o.Log, times: o.Times, identify: o.Identify,
+		name: cmp.Or(o.Name, "hollow"), token: cmp.Or(o.Token, rand.Text()), images: o.Images, log: o.Log, times: o.Times, identify: o.Identify, describe: o.Describe,
 		machines: map[string]*machine{}, tokens: map[string]cloud.Instance{}, faults: &sandbox.Faults{}, calls: map[string]int{}, lives: map[string]*Life{},
 		groups: []*group{
 			{name: sandboxapi.ControlPlaneGroup, role: cloud.ControlPlane, image: o.Images[0]},
 			{name: sandboxapi.WorkerGroup, role: cloud.Worker, image: o.Images[0]},
 		},
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[task](50*time.Millisecond, 5*time.Second)),
+	}
+	if c.describe == nil {
+		c.describe = func(i cloud.Instance) cloud.Instance { return i }
 	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)

@@ -230,8 +230,10 @@ func (k *kubelet) register(ctx context.Context, m machine, seeded bool) (types.U
 		n.Spec.Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
 	}
 	if seeded {
-		n.Annotations = map[string]string{
-			v1alpha1.AnnotationImage: m.Image, v1alpha1.AnnotationComponents: m.components, v1alpha1.AnnotationGroup: m.Group,
+		is := k.cloud.describe(m.Instance)
+		n.Annotations = map[string]string{v1alpha1.AnnotationComponents: m.components, v1alpha1.AnnotationGroup: is.Group}
+		if is.Image != "" {
+			n.Annotations[v1alpha1.AnnotationImage] = is.Image
 		}
 		if m.Incarnation != "" {
 			n.Annotations[v1alpha1.AnnotationIncarnation] = m.Incarnation

@@ -37,6 +37,16 @@ func offered() component.Signed {
 // user of the cloud does. It returns the workspace.
 func configure(t *testing.T, controlPlanes, workers int) *workspace.Workspace {
 	t.Helper()
+	root, _, err := attestationtest.CreateCA("odd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return configureRoot(t, root, controlPlanes, workers)
+}
+
+// configureRoot is configure for machines that a CA certifies.
+func configureRoot(t *testing.T, root []byte, controlPlanes, workers int) *workspace.Workspace {
+	t.Helper()
 	b, err := workspace.GenerateConfig(oddcloud.Name, workspace.GenerateOptions{Name: "demo", ControlPlanes: controlPlanes, Workers: workers})
 	if err != nil {
 		t.Fatal(err)
@@ -47,10 +57,6 @@ func configure(t *testing.T, controlPlanes, workers int) *workspace.Workspace {
 	}
 	if _, err := workspace.ParseConfig(b); err == nil || strings.Contains(err.Error(), "sandbox") {
 		t.Errorf("placeholders: %v", err)
-	}
-	root, _, err := attestationtest.CreateCA("odd")
-	if err != nil {
-		t.Fatal(err)
 	}
 	if block, _ := pem.Decode(root); block == nil {
 		t.Fatal("the root is not PEM")

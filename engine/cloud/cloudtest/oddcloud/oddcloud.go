@@ -31,7 +31,7 @@ const scheme = "odd://"
 
 // Options describe the cloud.
 type Options struct {
-	// Hollow are the options of its machines. Images and Identify are set by Start.
+	// Hollow are the options of its machines. Images, Identify and Describe are set by Start.
 	Hollow hollow.Options
 	// Lag is the age of lists.
 	Lag time.Duration
@@ -78,7 +78,7 @@ func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
 	if c.now == nil {
 		c.now = time.Now
 	}
-	o.Hollow.Images, o.Hollow.Identify = []string{"none"}, c.identify
+	o.Hollow.Images, o.Hollow.Identify, o.Hollow.Describe = []string{"none"}, c.identify, translate
 	if c.Machines, wait, err = hollow.Start(ctx, o.Hollow); err != nil {
 		return nil, nil, fmt.Errorf("start odd cloud: %w", err)
 	}
@@ -142,6 +142,11 @@ func (c *Cloud) odd(i cloud.Instance) cloud.Instance {
 	if c.going[i.Key()] {
 		i.State = cloud.Terminating
 	}
+	return translate(i)
+}
+
+// translate returns a hollow machine with the group of this cloud and without an image.
+func translate(i cloud.Instance) cloud.Instance {
 	_, group, _ := sandboxapi.ParseGroupID(i.Group)
 	i.Group, i.Image = Group(group), ""
 	return i

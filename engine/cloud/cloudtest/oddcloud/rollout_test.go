@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -32,13 +33,18 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard())
+	klog.SetLogger(logr.Discard())
+	os.Exit(m.Run())
+}
+
 // TestOddCloudRollsOut replaces all workers of a cluster in the odd cloud. Control plane and
 // operator are real. The creation of the first replacement does not end before the others
 // have been replaced.
 func TestOddCloudRollsOut(t *testing.T) {
 	testneeds.Time(t, "two minutes")
-	ctrl.SetLogger(logr.Discard())
-	klog.SetLogger(logr.Discard())
+	t.Parallel()
 	const controlPlanes, workers, kubernetes = 3, 4, "v1.35.4"
 	old, target := "k8s-components-sha256-"+strings.Repeat("a", 64), "k8s-components-sha256-"+strings.Repeat("b", 64)
 	ctx, cancel := context.WithCancel(t.Context())
