@@ -90,7 +90,7 @@ func (s *applyStage) engine() *engine.Engine {
 		Connect: func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
 		Inspect: func(context.Context, []byte) (check.Inspector, error) { return s.inside, nil },
 		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return dumper{s: s}, nil },
-		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Cloud, error) {
 			return s.cloud, nil
 		},
 		Releases: openOlder,

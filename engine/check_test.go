@@ -243,7 +243,7 @@ func (s *checkStage) engine() *engine.Engine {
 	return engine.New(w, engine.Deps{
 		Connect: func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
 		Inspect: func(context.Context, []byte) (check.Inspector, error) { return s.inside, nil },
-		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Cloud, error) {
 			return s.cloud, nil
 		},
 		Releases: s.feed,
@@ -373,7 +373,7 @@ func TestInvalidKubeconfig(t *testing.T) {
 	e := engine.New(w, engine.Deps{
 		Connect: func(context.Context, []byte) (engine.Cluster, error) { return nil, none },
 		Inspect: func(context.Context, []byte) (check.Inspector, error) { return nil, none },
-		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Cloud, error) {
 			return s.cloud, nil
 		},
 		Releases: s.feed,

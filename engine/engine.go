@@ -51,8 +51,8 @@ type Deps struct {
 	// with the program's own releases; without a location only the latter. The default is
 	// OpenReleases.
 	Releases func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
-	// Provider returns the cloud that the machines are in; the default is NewProvider.
-	Provider func(ctx context.Context, c *workspace.Config, s *workspace.State) (Provider, error)
+	// Provider returns the cloud that the machines are in; the default is NewCloud.
+	Provider func(ctx context.Context, c *workspace.Config, s *workspace.State) (Cloud, error)
 	// Buildable are the versions of Kubernetes whose components can be built for a cloud that
 	// lists its versions; empty if that is not known.
 	Buildable []string
@@ -69,7 +69,7 @@ type Engine struct {
 	inspect   func(context.Context, []byte) (check.Inspector, error)
 	backups   func(context.Context, []byte) (BackupCluster, error)
 	releases  func(context.Context, string, []release.Key) (release.Source, error)
-	provider  func(context.Context, *workspace.Config, *workspace.State) (Provider, error)
+	provider  func(context.Context, *workspace.Config, *workspace.State) (Cloud, error)
 	log       *slog.Logger
 	now       func() time.Time
 	limits    limits
@@ -104,7 +104,7 @@ func New(w *workspace.Workspace, d Deps) *Engine {
 		e.releases = OpenReleases
 	}
 	if e.provider == nil {
-		e.provider = NewProvider
+		e.provider = NewCloud
 	}
 	e.provider = patiently(e.provider)
 	if e.log == nil {

@@ -154,7 +154,7 @@ func TestChangedEtcdClusterIDIsReported(t *testing.T) {
 
 // machines is a cloud that has machines.
 type machines struct {
-	engine.Provider
+	engine.Cloud
 	list []cluster.CloudMachine
 	err  error
 }
@@ -179,7 +179,7 @@ func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
 	var asked error
 	e := engine.New(w, engine.Deps{
 		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return twinned, nil },
-		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Cloud, error) {
 			return has, asked
 		},
 		Now: func() time.Time { return checkTime },

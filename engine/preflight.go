@@ -33,7 +33,7 @@ type facts struct {
 	config   *workspace.Config
 	state    *workspace.State
 	release  *release.Release
-	provider Provider
+	provider Cloud
 	about    cluster.ProviderInfo
 	groups   []cloud.Group
 	machines []cluster.CloudMachine

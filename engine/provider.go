@@ -12,9 +12,9 @@ import (
 	"constellation/engine/workspace"
 )
 
-// Provider is what the engine needs from the cloud that the machines are in. Errors
+// Cloud is what the engine needs from the cloud that the machines are in. Errors
 // wrap those of package cloud.
-type Provider interface {
+type Cloud interface {
 	// Describe says what the machines belong to.
 	Describe(ctx context.Context) (cluster.ProviderInfo, error)
 	Groups(ctx context.Context) ([]cloud.Group, error)
@@ -26,8 +26,8 @@ type Provider interface {
 	Components(ctx context.Context, v version.Version) (component.Signed, error)
 }
 
-// NewProvider returns the provider that configuration and state name.
-func NewProvider(_ context.Context, c *workspace.Config, s *workspace.State) (Provider, error) {
+// NewCloud returns the cloud that configuration and state name.
+func NewCloud(_ context.Context, c *workspace.Config, s *workspace.State) (Cloud, error) {
 	from, err := providers.Find(s.Infrastructure.Provider)
 	if err != nil {
 		return nil, err

@@ -160,7 +160,7 @@ func (s *stage) engine() *engine.Engine {
 			}
 			return s.cluster, nil
 		},
-		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+		Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Cloud, error) {
 			return s.cloud, nil
 		},
 		Log:      slog.New(slog.NewTextHandler(lockedWriter{s}, &slog.HandlerOptions{Level: slog.LevelDebug})),

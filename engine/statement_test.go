@@ -142,7 +142,7 @@ func (f *ownFeed) put(name string, b []byte) {
 }
 
 // sign has the builder vouch for what the cloud offers for a version of Kubernetes.
-func (f *ownFeed) sign(from engine.Provider, kubernetes string) {
+func (f *ownFeed) sign(from engine.Cloud, kubernetes string) {
 	f.Helper()
 	l, err := from.Components(f.Context(), v(kubernetes))
 	if err != nil {

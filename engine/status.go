@@ -137,7 +137,7 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	wg.Go(func() {
 		limited, cancel := context.WithTimeout(ctx, lookLimit)
 		defer cancel()
-		var p Provider
+		var p Cloud
 		if p, cloudErr = e.provider(limited, c, s); cloudErr == nil {
 			machines, cloudErr = p.Machines(limited)
 		}

@@ -24,11 +24,11 @@ const (
 // patient is a Provider that repeats calls that its cloud throttles, at the time that the cloud names.
 // All calls of the console read only, so a repetition has no effect. The error wraps
 // cloud.ErrThrottled if the time is later than throttledFor or than the end of the context.
-type patient struct{ cloud Provider }
+type patient struct{ cloud Cloud }
 
 // patiently returns a function that opens a provider as open does.
-func patiently(open func(context.Context, *workspace.Config, *workspace.State) (Provider, error)) func(context.Context, *workspace.Config, *workspace.State) (Provider, error) {
-	return func(ctx context.Context, c *workspace.Config, s *workspace.State) (Provider, error) {
+func patiently(open func(context.Context, *workspace.Config, *workspace.State) (Cloud, error)) func(context.Context, *workspace.Config, *workspace.State) (Cloud, error) {
+	return func(ctx context.Context, c *workspace.Config, s *workspace.State) (Cloud, error) {
 		p, err := open(ctx, c, s)
 		if err != nil {
 			return nil, err

@@ -27,7 +27,7 @@ import (
 )
 
 // pretendedCloud has every version of Kubernetes and two images.
-type pretendedCloud struct{ engine.Provider }
+type pretendedCloud struct{ engine.Cloud }
 
 func (pretendedCloud) Describe(context.Context) (cluster.ProviderInfo, error) {
 	return cluster.ProviderInfo{UID: "0123456789abcdef", Name: "demo"}, nil
@@ -74,7 +74,7 @@ func BenchmarkCheckVersions(b *testing.B) {
 			}
 			e := engine.New(ws, engine.Deps{
 				Inspect: inspect,
-				Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+				Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Cloud, error) {
 					return pretendedCloud{}, nil
 				},
 			})

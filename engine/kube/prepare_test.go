@@ -87,7 +87,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 		e := engine.New(ws, engine.Deps{
 			Connect: func(context.Context, []byte) (engine.Cluster, error) { return c, nil },
 			Inspect: func(context.Context, []byte) (check.Inspector, error) { return c, nil },
-			Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Provider, error) {
+			Provider: func(context.Context, *workspace.Config, *workspace.State) (engine.Cloud, error) {
 				return preparedCloud{}, nil
 			},
 		})
