@@ -94,7 +94,7 @@ func unlock(s *session, a cluster.Access, f format, nonInteractive bool) error {
 	return g.unlock(s)
 }
 
-// unlockNamed is unlock for the sandbox with a name, whose workspace is unknown.
+// unlockNamed is unlock for a cluster whose name is all that is known: it has no workspace here.
 func unlockNamed(s *session, name string, f format, nonInteractive bool) error {
 	if f != text || nonInteractive || !s.asks() {
 		return nil
