@@ -45,6 +45,7 @@ import (
 	"constellation/engine/kube"
 	"constellation/engine/plan"
 	"constellation/engine/release/releasetest"
+	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
 	"constellation/engine/workspace"
@@ -70,7 +71,7 @@ type life struct {
 
 const (
 	lifeNamespace  = "constellation-system"
-	lifeKubernetes = "v1.35.4"
+	lifeKubernetes = build.DefaultVersion
 	lifeRelease    = "v1.0.0" // of the services
 )
 
@@ -81,18 +82,18 @@ func (l *life) create(o client.Object) {
 	}
 }
 
-// until fails the test if holds does not become true within a minute.
+// until fails the test if holds does not become true within four minutes, enough for a busy computer.
 func (l *life) until(what string, holds func() (string, bool)) {
 	l.t.Helper()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(time.Minute); ; <-tick.C {
+	for end := time.Now().Add(4 * time.Minute); ; <-tick.C {
 		is, ok := holds()
 		if ok {
 			return
 		}
 		if time.Now().After(end) {
-			l.t.Fatalf("timeout after a minute waiting until %s: %s", what, is)
+			l.t.Fatalf("timeout after four minutes waiting until %s: %s", what, is)
 		}
 	}
 }
