@@ -119,13 +119,13 @@ func TestOddCloudRollsOut(t *testing.T) {
 		t.Helper()
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
-		for end := time.Now().Add(4 * time.Minute); ; <-tick.C {
+		for end := time.Now().Add(8 * time.Minute); ; <-tick.C {
 			is, ok := holds()
 			if ok {
 				return
 			}
 			if time.Now().After(end) {
-				t.Fatalf("timeout after 4 minutes waiting until %s: %s", what, is)
+				t.Fatalf("timeout after 8 minutes waiting until %s: %s", what, is)
 			}
 		}
 	}
