@@ -21,6 +21,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
+	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/version"
 	"constellation/engine/workspace"
@@ -157,7 +158,7 @@ func populate(b testing.TB, cp *controlplane.ControlPlane, c *Client, release st
 		b.Fatal(err)
 	}
 	if _, err := w.AdoptSandbox(workspace.SandboxInfo{
-		Name: "demo", UID: "0123456789abcdef", Release: release, Kubernetes: "v1.35.4", Image: "v1.0.0", TrustRoots: string(rootPEM),
+		Name: "demo", UID: "0123456789abcdef", Release: release, Kubernetes: build.DefaultVersion, Image: "v1.0.0", TrustRoots: string(rootPEM),
 		Measurements: map[uint32]string{4: strings.Repeat("0a", 32)}, ClusterEndpoint: "127.0.0.1:36443", InitEndpoint: "127.0.0.1:39000",
 		InClusterEndpoint: "10.42.0.1", NodeCIDR: "10.42.0.0/24", PodCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/12",
 		ControlPlanes: 1, Workers: 2, Socket: "/nowhere/api.sock", InitSecret: []byte("init-secret-0123456789-abcdefghi"),
@@ -184,7 +185,7 @@ func populate(b testing.TB, cp *controlplane.ControlPlane, c *Client, release st
 	if err := c.PublishJoinConfig(ctx, cluster.JoinConfig{Attestation: demand, TrustRoots: "pem", ClusterID: id}); err != nil {
 		b.Fatal(err)
 	}
-	target := cluster.NodeTarget{Image: "sandboxes/demo/images/v1.0.0", ImageVersion: "v1.0.0", Components: "k8s-components-sha256-" + strings.Repeat("1", 64), Kubernetes: "v1.35.4"}
+	target := cluster.NodeTarget{Image: "sandboxes/demo/images/v1.0.0", ImageVersion: "v1.0.0", Components: "k8s-components-sha256-" + strings.Repeat("1", 64), Kubernetes: build.DefaultVersion}
 	if err := c.SetNodeTarget(ctx, target); err != nil {
 		b.Fatal(err)
 	}

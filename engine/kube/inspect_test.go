@@ -26,6 +26,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/compat"
 	"constellation/engine/plan"
+	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/version"
 )
@@ -82,7 +83,7 @@ func TestRunningNeedsEightRequests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := compat.Running{Kubernetes: compat.At(version.MustParse("v1.35.4")), Missing: []string{
+		want := compat.Running{Kubernetes: compat.At(version.MustParse(build.DefaultVersion)), Missing: []string{
 			"NodeVersion: not in the cluster", "join-config: not in the cluster", "kinds: not in the cluster",
 		}}
 		r.Nodes, r.Parts = nil, nil // empty or nil is the same
@@ -154,7 +155,7 @@ func TestRunningNeedsEightRequests(t *testing.T) {
 	want := compat.Running{
 		Services:          compat.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")},
 		ControlPlaneImage: compat.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, WorkerImage: compat.At(v("v1.0.0")),
-		Kubernetes:          compat.Span{Oldest: v("v1.35.4"), Newest: v("v1.36.3")},
+		Kubernetes:          compat.Span{Oldest: v("v1.35.4"), Newest: v(build.DefaultVersion)},
 		ControlPlaneKubelet: compat.Span{Oldest: v("v1.35.4"), Newest: v("v1.36.3")}, WorkerKubelet: compat.At(v("v1.34.4")),
 		Etcd: "3.6.6-0",
 		Parts: []cluster.Service{

@@ -20,6 +20,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
+	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/version"
 	"constellation/engine/workspace"
@@ -62,7 +63,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 	first := populate(t, cp, c, "v1.1.0")
 	w := world{t, c}
 	for name, role := range map[string]string{"control-plane-0": "control-plane", "worker-0": "worker", "worker-1": "worker"} {
-		w.PutNode(cluster.Node{Name: name, Role: role, State: plan.NodeReady, Kubernetes: "v1.35.4", IP: "10.0.0.1"})
+		w.PutNode(cluster.Node{Name: name, Role: role, State: plan.NodeReady, Kubernetes: build.DefaultVersion, IP: "10.0.0.1"})
 	}
 	second := t.TempDir()
 	for _, name := range []string{workspace.ConfigFile, workspace.StateFile, workspace.KubeconfigFile} {
@@ -75,7 +76,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 		}
 	}
 	request := engine.PrepareRequest{
-		Request:     check.Request{Release: version.MustParse("v1.1.0"), Kubernetes: version.MustParse("v1.36.3"), NoPreflight: true},
+		Request:     check.Request{Release: version.MustParse("v1.1.0"), Kubernetes: version.MustParse(build.DefaultVersion), NoPreflight: true},
 		Acknowledge: []string{"oldest-supports-kubernetes"},
 	}
 	// prepare runs once and calls see with every event. It returns the result.
@@ -132,7 +133,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 		t.Errorf("interrupted: join-config (-want +got):\n%s", d)
 	}
 
-	list, err := preparedCloud{}.Components(t.Context(), version.MustParse("v1.36.3"))
+	list, err := preparedCloud{}.Components(t.Context(), version.MustParse(build.DefaultVersion))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +142,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.Data[keyVersion] = "v1.35.4"
+	m.Data[keyVersion] = build.NextVersion
 	if _, err := c.core.CoreV1().ConfigMaps(systemNamespace).Update(t.Context(), m, metav1.UpdateOptions{}); !apierrors.IsInvalid(err) {
 		t.Errorf("the components could be changed: %v", err)
 	}
@@ -187,7 +188,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 		t.Fatalf("patch %s: %v", results[0].Patch, err)
 	}
 	target, err := c.NodeTarget(t.Context())
-	if d := cmp.Diff(cluster.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: name, Kubernetes: "v1.36.3", MaxSurge: "1"}, target); d != "" || err != nil {
+	if d := cmp.Diff(cluster.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: name, Kubernetes: build.DefaultVersion, MaxSurge: "1"}, target); d != "" || err != nil {
 		t.Errorf("target (-want +got):\n%s%v", d, err)
 	}
 	if _, err := prepare(t.Context(), first.Dir(), func(plan.Event) {}); plan.ExitCode(err) != plan.ExitNothing || !strings.Contains(err.Error(), "the target of all nodes is") {
