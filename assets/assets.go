@@ -114,17 +114,22 @@ func SetValues(values map[string]any, chart []File, byPath map[string]any) {
 		if !HasValue(chart, keys...) {
 			continue
 		}
-		in := values
-		for _, k := range keys[:len(keys)-1] {
-			next, ok := in[k].(map[string]any)
-			if !ok {
-				next = map[string]any{}
-				in[k] = next
-			}
-			in = next
-		}
-		in[keys[len(keys)-1]] = v
+		SetValue(values, v, keys...)
 	}
+}
+
+// SetValue sets a value below nested keys.
+func SetValue(values map[string]any, to any, keys ...string) {
+	last := len(keys) - 1
+	for _, k := range keys[:last] {
+		next, ok := values[k].(map[string]any)
+		if !ok {
+			next = map[string]any{}
+			values[k] = next
+		}
+		values = next
+	}
+	values[keys[last]] = to
 }
 
 // kindsOf has the result of CRDsFor for each release. They are constant, and to decode and encode

@@ -81,14 +81,14 @@ func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
 		assets.SetValues(values, files, cloudValues)
 		for _, s := range i.release.Services {
 			if s.Chart == c.Name {
-				setValue(values, s.Image, valueKey(s.Name), "image")
+				assets.SetValue(values, s.Image, valueKey(s.Name), "image")
 			}
 		}
 		if i.controlPlanes > 1 && assets.HasValue(files, "operator", "replicas") {
-			setValue(values, operatorReplicas, "operator", "replicas")
+			assets.SetValue(values, operatorReplicas, "operator", "replicas")
 		}
 		if (others != "" || i.noPlans) && assets.HasValue(files, "plans") {
-			setValue(values, false, "plans", "enabled")
+			assets.SetValue(values, false, "plans", "enabled")
 		}
 		out = append(out, cluster.Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs})
 	}
@@ -107,20 +107,6 @@ func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
 
 // valueKey is a service's key in the values of its chart: its name without dashes.
 func valueKey(service string) string { return strings.ReplaceAll(service, "-", "") }
-
-// setValue sets a value below nested keys.
-func setValue(values map[string]any, to any, keys ...string) {
-	last := len(keys) - 1
-	for _, k := range keys[:last] {
-		next, ok := values[k].(map[string]any)
-		if !ok {
-			next = map[string]any{}
-			values[k] = next
-		}
-		values = next
-	}
-	values[keys[last]] = to
-}
 
 // deepCopy copies nested maps; everything else in values is never changed.
 func deepCopy(m map[string]any) map[string]any {
