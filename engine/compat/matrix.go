@@ -853,7 +853,11 @@ func judgeEtcdStep(s *step) (plan.Severity, string, string) {
 	}
 	if floor, below := lifecycle.BelowFloor(from, to); below {
 		remedy := "choose a patch of Kubernetes " + s.runsKubernetes.Oldest.MinorString() + " that has etcd " + floor.From.String() + " or newer"
-		if floor.Tag != "" {
+		switch {
+		case floor.Tag != "" && s.now.Etcd == "":
+			// A path needs the version that runs.
+			remedy = "no etcd was found in the cluster, and its version is assumed: " + checkAgain
+		case floor.Tag != "":
 			remedy = "`constellation upgrade apply` brings etcd " + floor.Tag + " in a hop of its own: `constellation upgrade check` shows the path"
 		}
 		return plan.Block, "etcd " + from.String() + " cannot be upgraded to " + to.String() + " directly: " + floor.From.String() + " must come first", remedy

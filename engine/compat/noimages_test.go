@@ -2,7 +2,10 @@ package compat
 
 import (
 	"slices"
+	"strings"
 	"testing"
+
+	"constellation/engine/release"
 )
 
 // noImages returns a cluster whose target names no image.
@@ -51,6 +54,26 @@ func TestHopWithoutImage(t *testing.T) {
 	unread.NoImages = false
 	if hops, _ := m.Path(unread, goal, Offer{}); len(hops) > 0 {
 		t.Errorf("a cluster whose images could not be read has a path: %+v", hops)
+	}
+}
+
+// A hop of etcd starts from a version that was read. Where none was, the remedy does not name that hop.
+func TestEtcdBelowTheFloorThatWasNotRead(t *testing.T) {
+	m := NewMatrix([]release.Summary{invented("v1.0.0", "", "v1.36.3=3.6.8-0", "v1.37.2=3.7.0-0")})
+	now, goal := at("v1.0.0", "v1.0.0", "v1.36.3"), to("v1.0.0", "v1.0.0", "v1.37.2")
+	for _, tt := range []struct {
+		etcd, want string
+		hops       int
+	}{
+		{"", checkAgain, 0},
+		{"3.6.8-0", "in a hop of its own", 2},
+	} {
+		now.Etcd = tt.etcd
+		hops, _ := m.Path(now, goal, Offer{})
+		blocks := Blocks(m.Check(ver("v1.0.0"), now, goal, Offer{}))
+		if len(hops) != tt.hops || len(blocks) != 1 || blocks[0].Rule != "etcd-step" || !strings.Contains(blocks[0].Remedy, tt.want) {
+			t.Errorf("etcd %q: %d hops, want %d; blocked by %v, want the remedy %q", tt.etcd, len(hops), tt.hops, blocks, tt.want)
+		}
 	}
 }
 
