@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -89,21 +88,22 @@ func onTerminal(t *testing.T, dir string, env []string, typed string, args ...st
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	var mu sync.Mutex
 	var out bytes.Buffer
+	read := make(chan struct{})
 	go func() {
+		defer close(read)
 		buf := make([]byte, 4096)
 		for typing := true; ; {
 			n, err := tty.Read(buf)
-			mu.Lock()
 			out.Write(buf[:n])
 			if typing && bytes.HasSuffix(out.Bytes(), []byte(" to change it: ")) { // the prompt discards earlier input
 				typing = false
-				_, _ = io.WriteString(tty, typed)
+				if _, err := io.WriteString(tty, typed); err != nil {
+					t.Error(err)
+				}
 			}
-			mu.Unlock()
 			if err != nil {
-				return
+				return // nobody has the terminal open
 			}
 		}
 	}()
@@ -113,12 +113,6 @@ func onTerminal(t *testing.T, dir string, env []string, typed string, args ...st
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(4 * time.Second); ; time.Sleep(5 * time.Millisecond) { // the output may arrive after the end
-		mu.Lock()
-		text := out.String()
-		mu.Unlock()
-		if time.Now().After(end) || strings.Contains(text, "nothing was changed") || strings.Contains(text, "sandbox deleted") || strings.Contains(text, `"kind":"result"`) {
-			return text, cmd.ProcessState.ExitCode()
-		}
-	}
+	<-read
+	return out.String(), cmd.ProcessState.ExitCode()
 }
