@@ -17,6 +17,7 @@ import (
 
 	"constellation/engine/plan"
 	"constellation/engine/version"
+	"constellation/internal/testneeds"
 )
 
 // tree writes files into a new directory.
@@ -370,6 +371,7 @@ func TestResultIsDeterministic(t *testing.T) {
 // A directory with 100,000 files is read completely. All but a few are hard links to one file, which
 // are created faster. Each is a file of its own for the check.
 func TestDirectoryWithManyFiles(t *testing.T) {
+	testneeds.Time(t, "five seconds")
 	const number, sub = 100_000, 100
 	dir := tree(t, map[string]string{
 		"first.yaml": "apiVersion: batch/v1beta1\nkind: CronJob\n", "zz/last.yaml": budgetOf("maxUnavailable: 0"),

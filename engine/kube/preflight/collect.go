@@ -316,8 +316,8 @@ func (r *reader) pods(ctx context.Context) error {
 // maxExpected bounds the pods for which memory is reserved when the API server announces more.
 const maxExpected = 200_000
 
-// addPod adds p. It shares the values that are equal with those of the first pod of its controller,
-// which halves the memory of pods. firsts has the index of that pod.
+// addPod adds p. It shares the values that are equal with those of the first pod of its controller:
+// most of the memory of pods is equal. firsts has the index of that pod.
 func (w *world) addPod(p pod, firsts map[types.UID]int) {
 	if uid := p.controller.uid; uid != "" {
 		if i, ok := firsts[uid]; ok {
