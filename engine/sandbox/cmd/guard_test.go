@@ -103,7 +103,7 @@ func onTerminal(t *testing.T, dir string, env []string, typed string, args ...st
 				}
 			}
 			if err != nil {
-				return // nobody has the terminal open
+				return // the other side of the terminal is closed
 			}
 		}
 	}()
