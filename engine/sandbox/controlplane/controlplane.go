@@ -26,6 +26,7 @@ import (
 	"sync"
 	"time"
 
+	"constellation/engine/sandbox/build"
 	"constellation/internal/testneeds"
 
 	"k8s.io/client-go/rest"
@@ -330,9 +331,10 @@ var ErrNoBinaries = errors.New("no Kubernetes binaries in the cache: run `conste
 // binDirEnv names a folder to use instead of the cache, for development.
 const binDirEnv = "CONSTELLATION_KUBERNETES_BIN"
 
-// FindBinaries returns the folder of the binaries of the oldest Kubernetes version in
-// the cache, where `constellation sandbox fetch` puts them. The environment variable
-// CONSTELLATION_KUBERNETES_BIN names another folder. The error wraps [ErrNoBinaries].
+// FindBinaries returns the folder of the binaries of [build.DefaultVersion] in the cache,
+// where `constellation sandbox fetch` puts them, or else those of the oldest version there.
+// The environment variable CONSTELLATION_KUBERNETES_BIN names another folder. The error
+// wraps [ErrNoBinaries].
 func FindBinaries() (string, error) {
 	dirs := []string{os.Getenv(binDirEnv)}
 	if dirs[0] == "" {
@@ -340,11 +342,14 @@ func FindBinaries() (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("%w (%w)", ErrNoBinaries, err)
 		}
-		dirs, err = filepath.Glob(filepath.Join(cache, "constellation", "kubernetes", "v*", "bin"))
+		versions := filepath.Join(cache, "constellation", "kubernetes")
+		others, err := filepath.Glob(filepath.Join(versions, "v*", "bin"))
 		if err != nil {
 			return "", err
 		}
-		slices.Sort(dirs)
+		slices.Sort(others)
+		// Tests expect one version, whatever else the cache holds.
+		dirs = append([]string{filepath.Join(versions, build.DefaultVersion, "bin")}, others...)
 	}
 	for _, dir := range dirs {
 		if executable(filepath.Join(dir, "kube-apiserver")) && executable(filepath.Join(dir, "etcd")) {
