@@ -103,6 +103,7 @@ type nodeVersions struct {
 	// reportedImpostors is the last message about each impostor, by node.
 	reportedImpostors map[string]string
 	lines             map[string]time.Time // when the run of a machine's agent was last reported
+	waiting           map[string]time.Time // see lasting
 	starts            *rate.Limiter        // of replacements
 	telling           *rate.Limiter
 	recording         *rate.Limiter
@@ -297,7 +298,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	stale := current && len(d.Actions) > 0 && age > tooOld
 	actions, instead := r.usable(d.Actions, current, stale)
 	published := r.act(o, actions)
-	r.reportPending(o, actions)
+	r.reportPending(o, actions, r.lasting(waits))
 	// Time without a processor does not count.
 	if took := r.now().Sub(began); took < r.took || r.took == 0 {
 		r.took = took
@@ -725,10 +726,27 @@ func onlyLine(a, b *v1alpha1.UpgradeProgress) bool {
 	return a != nil && b != nil && a.Phase == b.Phase && a.Version == b.Version
 }
 
-// reportPending writes the status of PendingNodes: the machine's state in the cloud and the progress of its
-// agent. It writes once per change, within a rate limit. PendingNodes that change in this round
+// lasting returns the waits that have lasted for decision.StallGrace.
+func (r *nodeVersions) lasting(waits []decision.Wait) (old []decision.Wait) {
+	now, since := r.now(), make(map[string]time.Time, len(waits))
+	for _, w := range waits {
+		key := w.Reason + " " + w.Object.Kind + " " + w.Object.Name
+		began, known := r.waiting[key]
+		if !known {
+			began = now
+		}
+		if since[key] = began; now.Sub(began) >= decision.StallGrace {
+			old = append(old, w)
+		}
+	}
+	r.waiting = since
+	return old
+}
+
+// reportPending writes the status of PendingNodes: the machine's state in the cloud, the progress of its
+// agent, and conditions. It writes once per change, within a rate limit. PendingNodes that change in this round
 // are left for a later one.
-func (r *nodeVersions) reportPending(o *observed, actions []decision.Action) {
+func (r *nodeVersions) reportPending(o *observed, actions []decision.Action, waits []decision.Wait) {
 	change := map[string]bool{}
 	for i := range actions {
 		if a := &actions[i]; a.Kind == decision.RecordIntent || a.Kind == decision.BindIntent || a.Kind == decision.ClearIntent {
@@ -751,6 +769,7 @@ func (r *nodeVersions) reportPending(o *observed, actions []decision.Action) {
 		}
 		in = decision.IntentOf(p)
 		status := decision.PendingStatus(in, x, o.NodeRuns[in.Machine], p.Status)
+		decision.SetPendingConditions(&status, in, p.Generation, waits, r.now())
 		if equality.Semantic.DeepEqual(status, p.Status) || in.Goal == v1alpha1.LeaveGoal && status.ReachedGoal {
 			continue // a finished PendingNode is about to be deleted
 		}

@@ -904,6 +904,7 @@ func TestRolloutWithInterventions(t *testing.T) {
 		{"objects are deleted and created again while no operator runs", 1, 4, 1, objectsMadeAnew},
 		{"a Plan with alone and replacements exclude each other", 1, 2, 1, takeTurns},
 		{"somebody changes every object all the time", 1, 4, 2, conflicts},
+		{"generic tools follow it", 1, 1, 1, genericToolsFollow},
 	})
 }
 

@@ -17,15 +17,6 @@ local function result(health, message)
   return {status = health, message = message or ""}
 end
 
-if obj.kind == "PendingNode" then
-  if status.reachedGoal then
-    return result("Healthy", "the machine reached its goal")
-  elseif status.cspState == "Failed" then
-    return result("Degraded", "the cloud reports that the machine failed")
-  end
-  return result("Progressing", "waiting for the machine to reach its goal: " .. obj.spec.goal)
-end
-
 if obj.kind == "Plan" then
   local own = status.constellation
   if own == nil or own.observedGeneration ~= obj.metadata.generation then
@@ -36,6 +27,8 @@ if obj.kind == "Plan" then
     return result("Degraded", conditions.LatestResolved.message)
   elseif own.counts ~= nil and own.counts.failed > 0 then
     return result("Degraded", own.counts.failed .. " of " .. own.counts.total .. " nodes failed")
+  elseif is("Stalled", "True") then
+    return result("Degraded", conditions.Stalled.message)
   elseif is("Complete", "True") then
     return result("Healthy", "all nodes run " .. (status.latestVersion or "the version"))
   elseif own.waiting ~= nil then

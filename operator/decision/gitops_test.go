@@ -33,8 +33,9 @@ func TestHealthOfANodeVersion(t *testing.T) {
 	}
 	decided := func(w World, waits ...Wait) {
 		t.Helper()
+		waiting := nv.Status.Waiting
 		nv.Status = assess(nv.Spec, nv.Generation, nv.Status, w, now)
-		w.Before = nv.Status
+		w.Before, w.Before.Waiting = nv.Status, waiting
 		d := &Decision{observed: observed{w: w, spec: nv.Spec}, Waits: waits}
 		for _, c := range d.conditions(v1alpha1.NodeVersionStatus{Nodes: nv.Status.Nodes, Waiting: d.waiting()}, 0, 0, 0) {
 			SetCondition(&nv.Status.Conditions, c, metav1.NewTime(now))
@@ -59,6 +60,13 @@ func TestHealthOfANodeVersion(t *testing.T) {
 	drain := Wait{Reason: "DrainBlocked", Message: "a budget allows no disruption", Object: NodeReference("worker-0")}
 	decided(outdated, drain)
 	health("a blocked drain", "Failed", "Degraded")
+	replaced := outdated
+	replaced.Intents = []Intent{{Name: "replace-0", OldNode: "worker-0"}}
+	decided(replaced, drain)
+	health("a blocked drain of a node whose replacement runs", "InProgress", "Progressing")
+	nv.Status.Waiting = &v1alpha1.Waiting{Reason: drain.Reason, Object: &drain.Object, Since: metav1.NewTime(now.Add(-StallGrace))}
+	decided(replaced, drain)
+	health("the same after a minute", "Failed", "Degraded")
 	working := outdated
 	working.Intents = []Intent{{}}
 	decided(working, drain)
@@ -71,23 +79,43 @@ func TestHealthOfANodeVersion(t *testing.T) {
 	health("at the new target", "Current", "Healthy")
 }
 
-func TestArgoHealthOfAPendingNode(t *testing.T) {
-	p := &v1alpha1.PendingNode{
-		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "PendingNode"}, ObjectMeta: metav1.ObjectMeta{Name: "replace-0", Generation: 1},
-		Spec: v1alpha1.PendingNodeSpec{Goal: "Join"},
-	}
+// TestHealthOfAPendingNode follows PendingNodes of each goal, as Flux and Argo CD see them.
+func TestHealthOfAPendingNode(t *testing.T) {
+	now := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+	failed := Wait{Reason: "UpgradeFailed", Message: "kubeadm has failed", Object: NodeReference("worker-0")}
 	for _, tt := range []struct {
-		status v1alpha1.PendingNodeStatus
-		want   string
+		name          string
+		goal          v1alpha1.Goal
+		status        v1alpha1.PendingNodeStatus
+		waits         []Wait
+		stale         bool
+		kstatus, argo string
 	}{
-		{v1alpha1.PendingNodeStatus{}, "Progressing"},
-		{v1alpha1.PendingNodeStatus{CSPState: "Creating"}, "Progressing"},
-		{v1alpha1.PendingNodeStatus{CSPState: "Failed"}, "Degraded"},
-		{v1alpha1.PendingNodeStatus{CSPState: "Ready", ReachedGoal: true}, "Healthy"},
+		{name: "nothing is known", goal: v1alpha1.JoinGoal, kstatus: "InProgress", argo: "Progressing"},
+		{name: "created", goal: v1alpha1.JoinGoal, status: v1alpha1.PendingNodeStatus{CSPState: "Creating"}, kstatus: "InProgress", argo: "Progressing"},
+		{name: "booted", goal: v1alpha1.JoinGoal, status: v1alpha1.PendingNodeStatus{CSPState: "Ready"}, kstatus: "InProgress", argo: "Progressing"},
+		{name: "failed", goal: v1alpha1.JoinGoal, status: v1alpha1.PendingNodeStatus{CSPState: "Failed"}, kstatus: "Failed", argo: "Degraded"},
+		{name: "joined", goal: v1alpha1.JoinGoal, status: v1alpha1.PendingNodeStatus{CSPState: "Ready", ReachedGoal: true}, kstatus: "Current", argo: "Healthy"},
+		{name: "a failed machine leaves", goal: v1alpha1.LeaveGoal, status: v1alpha1.PendingNodeStatus{CSPState: "Failed"}, kstatus: "InProgress", argo: "Progressing"},
+		{name: "upgraded", goal: v1alpha1.UpgradeGoal, status: v1alpha1.PendingNodeStatus{CSPState: "Ready"}, kstatus: "InProgress", argo: "Progressing"},
+		{name: "another node stalls", goal: v1alpha1.UpgradeGoal, status: v1alpha1.PendingNodeStatus{CSPState: "Ready"}, waits: []Wait{{Reason: "UpgradeFailed", Object: NodeReference("worker-1")}}, kstatus: "InProgress", argo: "Progressing"},
+		{name: "the upgrade failed", goal: v1alpha1.UpgradeGoal, status: v1alpha1.PendingNodeStatus{CSPState: "Ready"}, waits: []Wait{failed}, kstatus: "Failed", argo: "Degraded"},
+		{name: "the goal changed since", goal: v1alpha1.JoinGoal, status: v1alpha1.PendingNodeStatus{CSPState: "Ready", ReachedGoal: true}, stale: true, kstatus: "InProgress", argo: "Progressing"},
 	} {
-		p.Status = tt.status
-		if got, message := gitopstest.Argo(t, healthScript, p); got != tt.want || message == "" {
-			t.Errorf("%+v: Argo CD reports %s (%q), want %s", tt.status, got, message, tt.want)
+		p := &v1alpha1.PendingNode{
+			TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "PendingNode"}, ObjectMeta: metav1.ObjectMeta{Name: "replace-0", Generation: 1},
+			Spec: v1alpha1.PendingNodeSpec{Goal: tt.goal, NodeName: "worker-0"}, Status: tt.status,
+		}
+		p.Status.ObservedGeneration = -1 // the default of the field
+		SetPendingConditions(&p.Status, IntentOf(p), p.Generation, tt.waits, now)
+		if tt.stale {
+			p.Generation++
+		}
+		if got := gitopstest.Kstatus(t, p); got != tt.kstatus {
+			t.Errorf("%s: kstatus is %s, want %s: %+v", tt.name, got, tt.kstatus, p.Status)
+		}
+		if got, message := gitopstest.Argo(t, healthScript, p); got != tt.argo || message == "" {
+			t.Errorf("%s: Argo CD reports %s (%q), want %s", tt.name, got, message, tt.argo)
 		}
 	}
 }

@@ -85,6 +85,61 @@ func PendingStatus(in Intent, w *Lookup, run UpgradeRun, before v1alpha1.Pending
 	return s
 }
 
+// Reasons of a PendingNode's conditions, beside those of waits in stalling.
+const (
+	reasonGoalReached   = "GoalReached"
+	reasonMachineFailed = "MachineFailed"
+	reasonCreating      = "MachineCreating"
+	reasonJoins         = "MachineJoining"
+	reasonLeaves        = "MachineLeaving"
+	reasonNodeUpgrades  = "NodeUpgrading"
+)
+
+// SetPendingConditions adds the conditions for generic tools to a status that PendingStatus
+// returned. waits are those that have lasted for StallGrace. Nothing is added before the
+// first observation of the machine: until then the default of observedGeneration marks the status as old.
+func SetPendingConditions(s *v1alpha1.PendingNodeStatus, in Intent, generation int64, waits []Wait, now time.Time) {
+	if s.CSPState == "" && s.Upgrade == nil && s.ObservedGeneration <= 0 {
+		return
+	}
+	s.ObservedGeneration = generation
+	s.Conditions = slices.Clone(s.Conditions)
+	reason, text, stalled := pendingStep(s, in, waits)
+	for _, c := range []metav1.Condition{
+		NewCondition(v1alpha1.ConditionReady, s.ReachedGoal, generation, reason, "%s", Truncate(text, 140)),
+		NewCondition(v1alpha1.ConditionReconciling, !s.ReachedGoal && !stalled, generation, reason, "%s", Truncate(text, 140)),
+		NewCondition(v1alpha1.ConditionStalled, stalled, generation, reason, "%s", Truncate(text, 140)),
+	} {
+		SetCondition(&s.Conditions, c, metav1.NewTime(now.Truncate(time.Second)))
+	}
+}
+
+// pendingStep returns how far an intent is, and whether somebody must intervene.
+func pendingStep(s *v1alpha1.PendingNodeStatus, in Intent, waits []Wait) (reason, text string, stalled bool) {
+	switch {
+	case s.ReachedGoal && in.Goal == v1alpha1.LeaveGoal:
+		return reasonGoalReached, "the machine has left", false
+	case s.ReachedGoal:
+		return reasonGoalReached, "the machine has joined", false
+	case in.Goal == v1alpha1.LeaveGoal:
+		return reasonLeaves, "the machine is leaving", false
+	case string(s.CSPState) == string(cloud.Failed):
+		return reasonMachineFailed, "the cloud reports that the machine failed", true
+	}
+	for _, w := range waits {
+		if w.Stalls(&in) {
+			return w.Reason, w.Message, true
+		}
+	}
+	switch {
+	case in.Goal == v1alpha1.UpgradeGoal:
+		return reasonNodeUpgrades, "the node is being upgraded", false
+	case string(s.CSPState) == string(cloud.Ready):
+		return reasonJoins, "the machine runs and has not joined yet", false
+	}
+	return reasonCreating, "the machine is being created", false
+}
+
 // Lookup finds the nodes and instances of a World.
 type Lookup struct {
 	Nodes  map[string]*Node // by name, without impostors

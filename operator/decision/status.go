@@ -34,6 +34,25 @@ const (
 // stalling are the reasons that last until somebody intervenes.
 var stalling = []string{"TargetRefused", "ComponentsUnknown", "DrainBlocked", "UpgradeFailed", "Postponed", "EtcdUnhealthy", "EtcdTagMissing", "EtcdMemberOutdated", "HeirCordoned", "GroupMissing", "ControlPlaneHeld", "NodeNotReady"}
 
+// StallGrace is how long such a reason applies to a node before its replacement or upgrade counts as
+// stalled. Evictions are refused for a moment in most rollouts, and kubelets restart.
+const StallGrace = time.Minute
+
+// Stalls reports whether w lasts until somebody intervenes and is about a node or PendingNode of in.
+func (w *Wait) Stalls(in *Intent) bool {
+	if !slices.Contains(stalling, w.Reason) || w.Object.Name == "" {
+		return false
+	}
+	return w.Object.Kind == "PendingNode" && w.Object.Name == in.Name || w.Object.Kind == "Node" && (w.Object.Name == in.Node || w.Object.Name == in.OldNode)
+}
+
+// othersMove reports whether a run or an intent continues that no stalling wait is about.
+func (d *Decision) othersMove() bool {
+	return d.w.Run.Active() || slices.ContainsFunc(d.w.Intents, func(in Intent) bool {
+		return !slices.ContainsFunc(d.Waits, func(w Wait) bool { return w.Stalls(&in) })
+	})
+}
+
 // Wait adds a wait to the status. next is when it can end by itself; zero: not known.
 func (d *Decision) Wait(reason, message string, object v1alpha1.Reference, next time.Time) {
 	d.Waits = append(d.Waits, Wait{Reason: reason, Message: message, Object: object, Next: next})
@@ -152,10 +171,10 @@ func (x *observed) hasNodeWithoutMachine() bool {
 }
 
 // conditions summarizes what remains to do and why it is not done.
-func (x *observed) conditions(s v1alpha1.NodeVersionStatus, kept, left, onHold int32) []metav1.Condition {
+func (d *Decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, onHold int32) []metav1.Condition {
 	c := s.Nodes
 	todo := c.Outdated + c.Donors - kept - left - onHold
-	working := len(x.w.Intents) > 0 || x.w.Run.Active()
+	working := len(d.w.Intents) > 0 || d.w.Run.Active()
 	reason, ready, text := "", false, ""
 	busy, stalled, next := true, false, ""
 	if w := s.Waiting; w != nil && w.NextTry != nil {
@@ -165,14 +184,15 @@ func (x *observed) conditions(s v1alpha1.NodeVersionStatus, kept, left, onHold i
 	case c.Total == 0:
 		reason, text, busy = reasonNoNodes, "the cluster has no nodes yet", false
 	case w != nil && slices.Contains(stalling, w.Reason):
-		reason, text, stalled, busy = w.Reason, w.Message, true, working
-	case x.hasNodeWithoutMachine():
+		lasts := d.w.Now.Sub(w.Since.Time) >= StallGrace
+		reason, text, stalled, busy = w.Reason, w.Message, true, working && (!lasts || d.othersMove())
+	case d.hasNodeWithoutMachine():
 		reason, text, stalled, busy = reasonInvalid, "some nodes have no providerID, so their machines are unknown", true, working
 	case working && w != nil:
 		reason, text = w.Reason, w.Message
-	case x.spec.Rollout.Cancel && todo > 0 && !working:
+	case d.spec.Rollout.Cancel && todo > 0 && !working:
 		reason, text, busy = reasonCancelled, "the rollout was cancelled; nodes stay as they are until spec.rollout.cancel is false", false
-	case x.spec.Rollout.Paused && todo > 0 && !working:
+	case d.spec.Rollout.Paused && todo > 0 && !working:
 		reason, text, busy = reasonPaused, "the rollout is paused; set spec.rollout.paused to false to continue", false
 	case w != nil:
 		reason, text = w.Reason, w.Message
@@ -180,7 +200,7 @@ func (x *observed) conditions(s v1alpha1.NodeVersionStatus, kept, left, onHold i
 		reason, text = ReasonRollout, "nodes are being brought to the target"
 	case c.AwaitingAnnotation+c.Pending > 0:
 		reason, text = reasonJoining, "machines are joining"
-	case x.addonsGate(s.Addons):
+	case d.addonsGate(s.Addons):
 		reason, text = ReasonRollout, "control planes are at the target; CoreDNS and kube-proxy are being upgraded"
 	case left > 0:
 		reason, text, stalled, busy = reasonLeftAlone, "nodes that have no ScalingGroup are not at the target; the operator does not change them", true, false
@@ -188,15 +208,15 @@ func (x *observed) conditions(s v1alpha1.NodeVersionStatus, kept, left, onHold i
 		reason, text, ready, busy = reasonHeld, fmt.Sprintf("all other nodes are at the target; on hold: %d", onHold), true, false
 	case kept > 0:
 		reason, text, ready, busy = reasonKept, "control planes are at the target; workers are not replaced, because keepWorkers is set", true, false
-	case len(x.w.Impostors) > 0:
-		reason, text, ready, busy = reasonRejected, x.w.Impostors[0].Why()+"; all other nodes are at the target", true, false
-	case x.addonsAre(s.Addons, addonsFailed), x.addonsAre(s.Addons, addonsUpgrading):
+	case len(d.w.Impostors) > 0:
+		reason, text, ready, busy = reasonRejected, d.w.Impostors[0].Why()+"; all other nodes are at the target", true, false
+	case d.addonsAre(s.Addons, addonsFailed), d.addonsAre(s.Addons, addonsUpgrading):
 		reason, text, ready, busy = reasonAddons, "all nodes are at the target; CoreDNS and kube-proxy are not yet: "+s.Addons.Message, true, false
 	default:
 		reason, text, ready, busy = ReasonUpToDate, "all nodes are at the target", true, false
 	}
 	is := func(kind string, status bool, bytes int) metav1.Condition {
-		return NewCondition(kind, status, x.w.Generation, reason, "%s", Truncate(text, bytes))
+		return NewCondition(kind, status, d.w.Generation, reason, "%s", Truncate(text, bytes))
 	}
 	if w := s.Waiting; w != nil && next != "" && text == w.Message { // the next try comes last and is not truncated
 		text = Truncate(text, 137-len(next)) + next

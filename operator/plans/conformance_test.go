@@ -67,6 +67,7 @@ func TestConformance(t *testing.T) {
 		{"a refused Job is an event", refusedJob},
 		{"an image that cannot be pulled is in the columns", imageNotPulled},
 		{"a Plan created together with its Node", planWithItsNode},
+		{"generic tools follow a rollout", genericToolsFollow},
 	} {
 		t.Run(part.name, func(t *testing.T) {
 			t.Parallel()

@@ -108,14 +108,20 @@ func decide(v view) decision {
 		*own = *p.Status.Constellation
 	}
 	d.status.Constellation = own
-	own.ObservedGeneration = p.Generation
+	own.ObservedGeneration, d.status.ObservedGeneration = p.Generation, p.Generation
 	stamp := v.now.UTC().Format(time.RFC3339)
 	set := func(kind string, status corev1.ConditionStatus, reason, message string) bool {
 		return setCondition(&d.status.Conditions, upgradev1.Condition{Type: kind, Status: status, Reason: reason, Message: message}, stamp)
 	}
-	notReady := func() decision {
+	summarize := func(o outcome) {
+		set(upgradev1.ConditionReady, truth(o.ready), o.reason, unless(o.ready, o.message))
+		set(upgradev1.ConditionReconciling, truth(o.busy), o.reason, unless(!o.busy, o.message))
+		set(upgradev1.ConditionStalled, truth(o.stalled), o.reason, unless(!o.stalled, o.message))
+	}
+	notReady := func(reason string, why error) decision {
 		set(upgradev1.ConditionComplete, corev1.ConditionFalse, reasonNotReady, "")
 		own.Waiting = nil
+		summarize(outcome{reason: reason, message: why.Error(), stalled: true})
 		return d
 	}
 	if !v.polled.IsZero() {
@@ -125,7 +131,7 @@ func decide(v view) decision {
 		if set(upgradev1.ConditionValidated, corev1.ConditionFalse, reasonError, v.invalid.Error()) {
 			d.events = append(d.events, event{warning: true, reason: eventInvalid, note: v.invalid.Error()})
 		}
-		return notReady()
+		return notReady(reasonValidationFailed, v.invalid)
 	}
 	if set(upgradev1.ConditionValidated, corev1.ConditionTrue, reasonValid, "") {
 		d.note(eventValidated, "Plan is valid")
@@ -135,7 +141,7 @@ func decide(v view) decision {
 			d.events = append(d.events, event{warning: true, reason: eventUnresolved, note: v.unresolved.Error()})
 		}
 		d.status.LatestHash = ""
-		return notReady()
+		return notReady(eventUnresolved, v.unresolved)
 	}
 	reason, message := reasonVersion, ""
 	if p.Spec.Version == "" {
@@ -163,7 +169,30 @@ func decide(v view) decision {
 			d.note(reasonWaiting, "%s", message)
 		}
 	}
+	summarize(r.outcome(complete == corev1.ConditionTrue, reason, message))
 	return d
+}
+
+// outcome is what the conditions for generic tools report. A Plan that is stalled and busy upgrades
+// other nodes than the one that somebody must care for.
+type outcome struct {
+	reason, message      string
+	ready, busy, stalled bool
+}
+
+func truth(is bool) corev1.ConditionStatus {
+	if is {
+		return corev1.ConditionTrue
+	}
+	return corev1.ConditionFalse
+}
+
+// unless returns text, or nothing if is.
+func unless(is bool, text string) string {
+	if is {
+		return ""
+	}
+	return text
 }
 
 // setCondition sets a condition. It reports whether the status changed or, unless the status is True,
@@ -207,6 +236,8 @@ type roller struct {
 	refused  string // why a Job cannot be created
 	problem  string // why a node cannot be upgraded
 	invalid  bool   // the Plan is the cause
+	passes   bool   // a problem that can end by itself
+	never    bool   // the window never opens
 }
 
 func (r *roller) spec() upgradev1.Rollout { return rollout(r.plan) }
@@ -576,6 +607,7 @@ func (r *roller) blocked() *reason {
 		}
 		switch {
 		case !open && changes.IsZero():
+			r.never = true
 			return &reason{"Window", "the window never opens: it has no days"}
 		case !open:
 			return &reason{"Window", fmt.Sprintf("the window opens at %s", changes.UTC().Format(time.RFC3339))}
@@ -640,7 +672,7 @@ func (r *roller) take() {
 			continue
 		}
 		if problem, theirs := r.refuses(u); problem != "" {
-			r.problem, r.invalid = cmp.Or(r.problem, problem), r.invalid || theirs
+			r.problem, r.invalid, r.passes = cmp.Or(r.problem, problem), r.invalid || theirs, r.passes || u.kubelet == ""
 			continue
 		}
 		free--
@@ -767,6 +799,33 @@ func (r *roller) stuck() string {
 		return fmt.Sprintf("; Node %s: %s", first.Name, first.Message)
 	}
 	return fmt.Sprintf("; Node %s and %d more make no progress: %s", first.Name, n-1, first.Message)
+}
+
+// outcome returns what the conditions for generic tools report, from the condition Complete.
+func (r *roller) outcome(complete bool, reason, message string) outcome {
+	if complete {
+		return outcome{reason: reason, message: message, ready: true}
+	}
+	o := outcome{reason: reason, message: message}
+	o.busy = r.marked > 0 || slices.ContainsFunc(r.nodes, func(n upgradev1.NodeStatus) bool {
+		return n.State != upgradev1.NodeFailed && n.Reason != eventJobRefused
+	})
+	switch w := r.own.Waiting; {
+	case len(r.failed) > 0:
+		o.stalled = true
+	case r.refused != "":
+		o.reason, o.stalled = eventJobRefused, true
+	case len(r.keep) > 0:
+	case w != nil:
+		state := r.spec().State
+		o.reason, o.stalled = w.Reason, r.never
+		o.busy = o.busy || !r.never && state != upgradev1.Paused && state != upgradev1.Cancelled
+	case r.problem != "" && !r.passes:
+		o.stalled = true
+	default:
+		o.busy = true
+	}
+	return o
 }
 
 // complete returns the condition Complete.

@@ -51,6 +51,10 @@ func theirManifest(t *testing.T) []byte {
 	for _, of := range []string{"spec", "status"} {
 		delete(fields[of].Properties, "constellation")
 	}
+	status := fields["status"]
+	delete(status.Properties, "observedGeneration")
+	status.Default = nil
+	fields["status"] = status
 	fromField := func(path string) *corev1.EnvVarSource {
 		return &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}
 	}
@@ -254,6 +258,7 @@ spec: {concurrency: 1, version: v1.36.3, serviceAccountName: system-upgrade, dra
 	// Back, while c is under way.
 	sh.kubectl(nil, "-n", s.ns, "scale", "deployment/system-upgrade-controller", "--replicas=0")
 	stop()
+	sh.kubectl(nil, "-n", s.ns, "patch", strings.TrimSpace(sh.kubectl(nil, "-n", s.ns, "get", "plans", "-o", "name")), "--subresource=status", "--type=merge", "-p", `{"status":{"conditions":null}}`)
 	sh.kubectl(theirs, "apply", "-f", "-")
 	sh.kubectl(nil, "-n", s.ns, "rollout", "status", "deployment/system-upgrade-controller", "--timeout=20s")
 	sh.kubectl(nil, "annotate", "nodes", "--all", annotationCordoned+"-")
@@ -266,7 +271,7 @@ spec: {concurrency: 1, version: v1.36.3, serviceAccountName: system-upgrade, dra
 		at = s.get("k3s-server")
 		return fmt.Sprintf("%+v", at.Status), at.Status.Constellation == nil
 	})
-	if !slices.Equal(at.Status.Applying, []string{"c"}) || at.Status.LatestHash != known {
+	if !slices.Equal(at.Status.Applying, []string{"c"}) || at.Status.LatestHash != known || len(at.Status.Conditions) > 0 || at.Status.ObservedGeneration != 0 {
 		t.Errorf("status for their controller: %+v", at.Status)
 	}
 	want := map[string]string{

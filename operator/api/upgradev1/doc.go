@@ -3,7 +3,8 @@
 //
 // The kind is that of system-upgrade-controller, with all of its fields: a Plan written for
 // one controller works with the other. Fields that only this project implements are below
-// spec.constellation and status.constellation.
+// spec.constellation and status.constellation, except for status.observedGeneration, which generic
+// tools read there.
 //
 // The package has no behaviour, and imports only Kubernetes' types.
 //
@@ -67,4 +68,12 @@ const (
 	ConditionValidated = "Validated"
 	// ConditionComplete is True when no node is left to upgrade.
 	ConditionComplete = "Complete"
+	// ConditionReady is True when no node is left to upgrade. Generic tools read it, and the two
+	// below.
+	ConditionReady = "Ready"
+	// ConditionReconciling is True while nodes are upgraded, or are upgraded later without
+	// anybody's action.
+	ConditionReconciling = "Reconciling"
+	// ConditionStalled is True when somebody must intervene.
+	ConditionStalled = "Stalled"
 )

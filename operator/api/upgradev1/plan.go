@@ -27,6 +27,7 @@ type Plan struct {
 	Spec PlanSpec `json:"spec"`
 	// status is the progress of the Plan.
 	// +optional
+	// +kubebuilder:default={"observedGeneration":-1}
 	Status PlanStatus `json:"status,omitempty"`
 }
 
@@ -208,7 +209,12 @@ type TimeWindowSpec struct {
 
 // PlanStatus is the progress of a Plan.
 type PlanStatus struct {
-	// conditions are LatestResolved, Validated and Complete.
+	// observedGeneration is the generation of the Plan that this status describes; -1 before the
+	// controller has written any. system-upgrade-controller drops the field.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// conditions are LatestResolved, Validated and Complete, and for generic tools Ready,
+	// Reconciling and Stalled.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -227,7 +233,7 @@ type PlanStatus struct {
 	Constellation *RolloutStatus `json:"constellation,omitempty"`
 }
 
-// Condition is one of the three conditions of a Plan. Its times are RFC 3339.
+// Condition is a condition of a Plan. Its times are RFC 3339.
 type Condition struct {
 	// type of the condition.
 	Type string `json:"type"`

@@ -32,6 +32,7 @@ type NodeVersion struct {
 	Spec NodeVersionSpec `json:"spec"`
 	// status is the observed state of the nodes, and what the operator waits for.
 	// +optional
+	// +kubebuilder:default={"observedGeneration":-1}
 	Status NodeVersionStatus `json:"status,omitzero"`
 }
 
@@ -101,7 +102,8 @@ type Rollout struct {
 // NodeVersionStatus is the observed state. It has at most 4 kB whatever the number of nodes:
 // the lists have at most 20 examples in all, and nodes has the counts.
 type NodeVersionStatus struct {
-	// observedGeneration is the generation of the spec that this status describes.
+	// observedGeneration is the generation of the spec that this status describes; -1 before
+	// the operator has written any.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// nodes counts the nodes of the cluster by class. Every node is in exactly one class.

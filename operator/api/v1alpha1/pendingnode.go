@@ -28,6 +28,7 @@ type PendingNode struct {
 	Spec PendingNodeSpec `json:"spec"`
 	// status is the progress towards the goal.
 	// +optional
+	// +kubebuilder:default={"observedGeneration":-1}
 	Status PendingNodeStatus `json:"status,omitzero"`
 }
 
@@ -98,6 +99,10 @@ type InstanceState string
 
 // PendingNodeStatus is the progress towards the goal.
 type PendingNodeStatus struct {
+	// observedGeneration is the generation of the spec that the conditions describe; -1 before
+	// the operator has written any.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// cspState is the state of the machine that the cloud reports.
 	// +optional
 	CSPState InstanceState `json:"cspState,omitempty"`
@@ -108,7 +113,8 @@ type PendingNodeStatus struct {
 	// run starts, and for every goal but Upgrade.
 	// +optional
 	Upgrade *UpgradeProgress `json:"upgrade,omitempty"`
-	// conditions are what prevents the machine from reaching its goal.
+	// conditions: Ready is True when the goal is reached, Reconciling while the operator works
+	// towards it, and Stalled if somebody must intervene.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
