@@ -203,3 +203,24 @@ func TestPatchesShareTheirModules(t *testing.T) {
 		}
 	}
 }
+
+// Go's build cache identifies a package by what it imports: one patch with another version of
+// golang.org/x/sys would compile nearly everything again.
+func TestPatchesRequireTheSameModules(t *testing.T) {
+	newest := make(map[string]recipe) // by minor
+	for _, r := range recipes {
+		newest[r.minor()] = r
+	}
+	others := func(r recipe) map[string]string {
+		m := readModule(t, r.kubernetesModule())
+		maps.DeleteFunc(m.require, func(path, _ string) bool {
+			return path == "k8s.io/kubernetes" || m.replace[path] != ""
+		})
+		return m.require
+	}
+	for _, r := range recipes {
+		if d := cmp.Diff(others(newest[r.minor()]), others(r)); d != "" {
+			t.Errorf("%s requires other modules than %s (-newest +this):\n%s", r.version, newest[r.minor()].version, d)
+		}
+	}
+}
