@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -20,6 +21,11 @@ import (
 
 func TestMain(m *testing.M) {
 	flood.Child()
+	// Tests that wait for a cluster's turn (newReal, newSimulated) count as running.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "64"); err != nil {
+		panic(err)
+	}
 	os.Exit(m.Run())
 }
 

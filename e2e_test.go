@@ -72,10 +72,12 @@ func newCluster(t *testing.T, kind machineKind, controlPlanes, workers int, more
 	return c, r
 }
 
-// newReal returns a workspace for real machines, which it locks against other tests.
+// newReal returns a workspace for real machines, which it locks against other tests. It makes the
+// test parallel: simulated machines run meanwhile.
 func newReal(t *testing.T) *cloud {
 	t.Helper()
 	testneeds.Machines(t)
+	t.Parallel()
 	wd, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
