@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) {
 	flood.Child()
-	// Tests that wait for a cluster's turn (newReal, newSimulated) count as running.
+	// Tests that wait for other tests' clusters (newReal, newSimulated) count as running.
 	flag.Parse()
 	if err := flag.Set("test.parallel", "64"); err != nil {
 		panic(err)

@@ -30,7 +30,7 @@ import (
 // ordinaryUser is the user of these tests if root starts them.
 const ordinaryUser = 54321
 
-// simulatedTurns has room for the tests that may run simulated machines at a time: one beside the
+// simulatedTurns limits how many tests run simulated machines at the same time: one beside the
 // test with real machines, which root alone can run.
 var simulatedTurns = func() chan struct{} {
 	if os.Geteuid() == 0 {
@@ -40,14 +40,14 @@ var simulatedTurns = func() chan struct{} {
 }()
 
 // newSimulated returns a workspace of an unprivileged user with a separate home directory and
-// read access to the built programs and Kubernetes. It waits for its turn.
+// read access to the built programs and Kubernetes. It waits for a place in simulatedTurns.
 func newSimulated(t *testing.T) *cloud {
 	t.Helper()
 	testneeds.ControlPlane(t)
 	select {
 	case simulatedTurns <- struct{}{}:
 	case <-t.Context().Done():
-		t.Fatal("the test ended before its turn")
+		t.Fatal("the test ended while others had simulated machines")
 	}
 	t.Cleanup(func() { <-simulatedTurns })
 	wd, err := os.Getwd()
