@@ -1,171 +1,187 @@
 package main
 
 import (
-	"context"
+	"bytes"
+	"fmt"
+	"io"
+	"io/fs"
+	"log"
+	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
-	"helm.sh/helm/v3/pkg/action"
-	"helm.sh/helm/v3/pkg/chart"
-	"helm.sh/helm/v3/pkg/chart/loader"
-	"helm.sh/helm/v3/pkg/cli"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
+	"github.com/google/go-containerregistry/pkg/registry"
 
 	"constellation/assets"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/internal/testneeds"
 )
 
-// helmUser acts like a user of the helm command in the namespace system-upgrade.
+// helmUser runs helm's own command and kubectl on a real API server. No kubelet runs there, so pods
+// stay pending, and nothing is waited for.
 type helmUser struct {
 	*testing.T
-	cfg     *action.Configuration
-	objects *dynamic.DynamicClient
-	archive string
+	dir, kubectlBinary string
+	server             *controlplane.ControlPlane
 }
 
-// TestPlansChartOnARealAPIServer installs, upgrades, rolls back and uninstalls the packed chart, and
-// installs it over the plain manifest.
-func TestPlansChartOnARealAPIServer(t *testing.T) {
+func newHelmUser(t *testing.T) *helmUser {
+	t.Helper()
 	testneeds.ControlPlane(t)
-	ctx, dir := t.Context(), t.TempDir()
-	cp, err := controlplane.Start(ctx, controlplane.Options{Dir: filepath.Join(dir, "cp")})
+	u := &helmUser{T: t, dir: t.TempDir()}
+	binaries, err := controlplane.FindBinaries()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer cp.Stop()
-	kubeconfig, err := cp.Kubeconfig()
+	u.kubectlBinary = filepath.Join(binaries, "kubectl")
+	if _, err := os.Stat(u.kubectlBinary); err != nil {
+		t.Skipf("needs kubectl: %v", err)
+	}
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", u.dir, "helm.sh/helm/v3/cmd/helm")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build helm: %v\n%s", err, out)
+	}
+	if u.server, err = controlplane.Start(t.Context(), controlplane.Options{Dir: filepath.Join(u.dir, "cp")}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(u.server.Stop)
+	kubeconfig, err := u.server.Kubeconfig()
 	if err != nil {
 		t.Fatal(err)
 	}
-	env := cli.New()
-	env.KubeConfig = filepath.Join(dir, "kubeconfig")
-	env.SetNamespace("system-upgrade")
-	if err := os.WriteFile(env.KubeConfig, kubeconfig, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(u.dir, "kubeconfig"), kubeconfig, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	u := &helmUser{T: t, cfg: &action.Configuration{}, archive: filepath.Join(dir, "constellation-plans-1.1.0.tgz")}
-	if err := u.cfg.Init(env.RESTClientGetter(), "system-upgrade", "secret", func(string, ...any) {}); err != nil {
+	return u
+}
+
+// run runs a command in the user's home, and returns its output.
+func (u *helmUser) run(in, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(u.Context(), name, args...)
+	cmd.Dir, cmd.Stdin = u.dir, strings.NewReader(in)
+	cmd.Env = []string{"HOME=" + u.dir, "KUBECONFIG=" + filepath.Join(u.dir, "kubeconfig"), "PATH=" + os.Getenv("PATH")}
+	var out, fails bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &fails
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("%s %s: %w: %s", filepath.Base(name), strings.Join(args, " "), err, fails.String())
+	}
+	return out.String(), nil
+}
+
+func (u *helmUser) helm(args ...string) string {
+	u.Helper()
+	out, err := u.run("", filepath.Join(u.dir, "helm"), args...)
+	if err != nil {
+		u.Fatal(err)
+	}
+	return out
+}
+
+func (u *helmUser) kubectl(in string, args ...string) string {
+	u.Helper()
+	out, err := u.run(in, u.kubectlBinary, args...)
+	if err != nil {
+		u.Fatal(err)
+	}
+	return out
+}
+
+// image checks the image of a Deployment.
+func (u *helmUser) image(namespace, deployment, want string) {
+	u.Helper()
+	if got := u.kubectl("", "-n", namespace, "get", "deployment", deployment, "-o", "jsonpath={.spec.template.spec.containers[*].image}"); got != want {
+		u.Errorf("Deployment %s has image %q, want %q", deployment, got, want)
+	}
+}
+
+// uninstall checks that nothing of a release stays but the objects in kept.
+func (u *helmUser) uninstall(namespace, release string, kept ...string) {
+	u.Helper()
+	objects := u.helm("get", "manifest", release, "--namespace", namespace)
+	if got := strings.Count(u.kubectl(objects, "get", "-f", "-", "-o", "name"), "\n"); got < 5 {
+		u.Fatalf("the release has %d objects", got)
+	}
+	u.helm("uninstall", release, "--namespace", namespace)
+	if left := strings.Fields(u.kubectl(objects, "get", "-f", "-", "-o", "name", "--ignore-not-found")); !slices.Equal(left, kept) {
+		u.Errorf("helm uninstall leaves %q, want %q", left, kept)
+	}
+}
+
+// TestPlansChartOnARealAPIServer installs the packed chart from a registry, upgrades, rolls back and
+// uninstalls it, and installs it over the plain manifest.
+func TestPlansChartOnARealAPIServer(t *testing.T) {
+	t.Parallel()
+	u := newHelmUser(t)
+	if err := pack(assets.PlansChart, "v1.1.0", u.dir); err != nil {
 		t.Fatal(err)
 	}
-	if u.objects, err = dynamic.NewForConfig(cp.Config()); err != nil {
-		t.Fatal(err)
-	}
-	if err := pack(assets.PlansChart, "v1.1.0", dir); err != nil {
-		t.Fatal(err)
-	}
+	archive := filepath.Join(u.dir, "constellation-plans-1.1.0.tgz")
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	defer server.Close()
+	charts := "oci://" + strings.TrimPrefix(server.URL, "http://") + "/charts"
+	const ns, deployment = "system-upgrade", "system-upgrade-controller"
 	const first, second = "registry.constellation.example/operator:v1.1.0", "registry.example.com:5000/mirror/operator:v1.1.1"
-
-	u.install(ctx, false)
-	u.image(ctx, first)
-	plan := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "upgrade.cattle.io/v1", "kind": "Plan", "metadata": map[string]any{"name": "test", "namespace": "system-upgrade"},
-		"spec": map[string]any{"version": "v1", "serviceAccountName": "system-upgrade", "upgrade": map[string]any{"image": "example.com/upgrade"}},
-	}}
-	if _, err := u.objects.Resource(plans).Namespace("system-upgrade").Create(ctx, plan, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
+	image := func(want string) {
+		t.Helper()
+		u.image(ns, deployment, want)
+		if got := u.kubectl("", "-n", ns, "get", "configmap", "constellation-controller-env", "-o", "jsonpath={.data.SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE}"); got != want {
+			t.Errorf("the drain has image %s, want %s", got, want)
+		}
 	}
 
-	up := action.NewUpgrade(u.cfg)
-	up.Namespace, up.ReuseValues = "system-upgrade", true
-	if r, err := up.RunWithContext(ctx, "plans", u.load(), map[string]any{"image": second}); err != nil || r.Version != 2 {
-		t.Fatalf("upgrade: %+v, %v", r, err)
-	}
-	u.image(ctx, second)
-	back := action.NewRollback(u.cfg)
-	back.Version = 1
-	if err := back.Run("plans"); err != nil {
-		t.Fatal(err)
-	}
-	u.image(ctx, first)
+	u.helm("push", archive, charts, "--plain-http")
+	u.helm("install", "plans", charts+"/constellation-plans", "--version", "1.1.0", "--plain-http", "--namespace", ns, "--create-namespace")
+	image(first)
+	u.kubectl(`{"apiVersion":"upgrade.cattle.io/v1","kind":"Plan","metadata":{"name":"test","namespace":"`+ns+`"},
+		"spec":{"version":"v1","serviceAccountName":"system-upgrade","upgrade":{"image":"example.com/upgrade"}}}`, "create", "-f", "-")
+	u.helm("upgrade", "plans", archive, "--namespace", ns, "--reuse-values", "--set", "image="+second)
+	image(second)
+	u.helm("rollback", "plans", "1", "--namespace", ns)
+	image(first)
+	u.uninstall(ns, "plans")
 
-	u.uninstall(ctx)
 	// The plain manifest was applied before; helm takes its objects over.
-	if err := cp.Apply(ctx, assets.PlansManifest()); err != nil {
+	u.kubectl(string(assets.PlansManifest()), "apply", "-f", "-")
+	if _, err := u.run("", filepath.Join(u.dir, "helm"), "install", "plans", archive, "--namespace", ns); err == nil || !strings.Contains(err.Error(), "cannot be imported") {
+		t.Errorf("helm replaces objects that it does not own: %v", err)
+	}
+	u.helm("install", "plans", archive, "--namespace", ns, "--take-ownership")
+	image(first)
+	u.uninstall(ns, "plans")
+	u.kubectl("", "-n", ns, "get", "plans.upgrade.cattle.io", "test") // it and its kind stay
+}
+
+// TestOperatorChartOnARealAPIServer installs, upgrades, rolls back and uninstalls the packed chart of
+// the operator. Its kinds stay.
+func TestOperatorChartOnARealAPIServer(t *testing.T) {
+	t.Parallel()
+	u := newHelmUser(t)
+	if err := pack(operatorChart, "v1.1.0", u.dir); err != nil {
 		t.Fatal(err)
 	}
-	install := action.NewInstall(u.cfg)
-	install.ReleaseName, install.Namespace = "plans", "system-upgrade"
-	if _, err := install.RunWithContext(ctx, u.load(), map[string]any{"image": second}); err == nil {
-		t.Fatal("helm replaced objects that it does not own")
+	archive := filepath.Join(u.dir, "constellation-operator-1.1.0.tgz")
+	const ns, release = "constellation-system", "constellation-operator"
+	const first, second = "registry.constellation.example/operator:v1.1.0", "registry.example.com:5000/mirror/operator:v1.1.1"
+	if _, err := u.run("", filepath.Join(u.dir, "helm"), "install", release, archive, "--namespace", ns, "--create-namespace"); err == nil || !strings.Contains(err.Error(), "provider") {
+		t.Errorf("helm installs it without a provider: %v", err)
 	}
-	u.install(ctx, true)
-	u.image(ctx, first)
-	u.uninstall(ctx)
-	if _, err := u.objects.Resource(plans).Namespace("system-upgrade").Get(ctx, "test", metav1.GetOptions{}); err != nil {
-		t.Errorf("a Plan did not survive helm uninstall: %v", err)
-	}
-}
-
-var (
-	plans       = schema.GroupVersionResource{Group: "upgrade.cattle.io", Version: "v1", Resource: "plans"}
-	deployments = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
-	rbac        = schema.GroupVersion{Group: "rbac.authorization.k8s.io", Version: "v1"}
-)
-
-func (u *helmUser) load() *chart.Chart {
-	u.Helper()
-	c, err := loader.Load(u.archive)
+	u.helm("install", release, archive, "--namespace", ns, "--create-namespace", "--set", "provider=sandbox,cloudURL=unix:/run/cloud")
+	u.image(ns, "constellation-operator", first)
+	sample, err := fs.ReadFile(assets.Samples(), "nodeversion.yaml")
 	if err != nil {
-		u.Fatal(err)
+		t.Fatal(err)
 	}
-	return c
-}
-
-func (u *helmUser) install(ctx context.Context, takeOwnership bool) {
-	u.Helper()
-	i := action.NewInstall(u.cfg)
-	i.ReleaseName, i.Namespace, i.CreateNamespace, i.TakeOwnership = "plans", "system-upgrade", true, takeOwnership
-	if _, err := i.RunWithContext(ctx, u.load(), nil); err != nil {
-		u.Fatal(err)
-	}
-}
-
-// image checks the image of the controller, and that the drain of Jobs has the same.
-func (u *helmUser) image(ctx context.Context, want string) {
-	u.Helper()
-	d, err := u.objects.Resource(deployments).Namespace("system-upgrade").Get(ctx, "system-upgrade-controller", metav1.GetOptions{})
-	if err != nil {
-		u.Fatal(err)
-	}
-	containers, _, _ := unstructured.NestedSlice(d.Object, "spec", "template", "spec", "containers")
-	if len(containers) != 1 || containers[0].(map[string]any)["image"] != want {
-		u.Errorf("the Deployment has %v, want image %s", containers, want)
-	}
-	m, err := u.objects.Resource(schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}).Namespace("system-upgrade").Get(ctx, "constellation-controller-env", metav1.GetOptions{})
-	if err != nil {
-		u.Fatal(err)
-	}
-	if got, _, _ := unstructured.NestedString(m.Object, "data", "SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE"); got != want {
-		u.Errorf("the drain has image %s, want %s", got, want)
-	}
-}
-
-// uninstall checks that nothing of the chart stays but the kind.
-func (u *helmUser) uninstall(ctx context.Context) {
-	u.Helper()
-	if _, err := action.NewUninstall(u.cfg).Run("plans"); err != nil {
-		u.Fatal(err)
-	}
-	if _, err := u.objects.Resource(deployments).Namespace("system-upgrade").Get(ctx, "system-upgrade-controller", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		u.Errorf("the Deployment stays: %v", err)
-	}
-	for _, resource := range []string{"clusterroles", "clusterrolebindings", "roles", "rolebindings"} {
-		list, err := u.objects.Resource(rbac.WithResource(resource)).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=constellation-plans"})
-		if err != nil {
-			u.Fatal(err)
-		}
-		for _, o := range list.Items {
-			u.Errorf("%s %s stays", resource, o.GetName())
-		}
-	}
-	kinds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	if _, err := u.objects.Resource(kinds).Get(ctx, "plans.upgrade.cattle.io", metav1.GetOptions{}); err != nil {
-		u.Errorf("the kind does not stay: %v", err)
-	}
+	u.kubectl(string(sample), "create", "-f", "-")
+	u.helm("upgrade", release, archive, "--namespace", ns, "--reuse-values", "--set", "operator.image="+second)
+	u.image(ns, "constellation-operator", second)
+	u.helm("rollback", release, "1", "--namespace", ns)
+	u.image(ns, "constellation-operator", first)
+	// Plans and the account of their Jobs stay, too.
+	u.uninstall(ns, release, "namespace/system-upgrade", "serviceaccount/system-upgrade")
+	u.kubectl("", "get", "nodeversions.update.edgeless.systems", "constellation-version") // it and its kind stay
+	u.helm("install", release, archive, "--namespace", ns, "--set", "provider=sandbox")
 }
