@@ -24,6 +24,7 @@ import (
 
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/engine/registry"
 	"constellation/internal/pemkey"
 )
 
@@ -72,6 +73,18 @@ func controlPlaneFiles() []hostFile {
 	m := kubeadm.ControlPlaneFiles()
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		files = append(files, hostFile{name, m[name], 0o600})
+	}
+	return files
+}
+
+// registryFiles are the settings of the container runtime for r; none without an address.
+func registryFiles(r registry.Registry) []hostFile {
+	if r.Address == "" {
+		return nil
+	}
+	var files []hostFile
+	for _, f := range r.MachineFiles() {
+		files = append(files, hostFile{f.Path, f.Data, f.Mode})
 	}
 	return files
 }

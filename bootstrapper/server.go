@@ -24,6 +24,7 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/engine/registry"
 	"constellation/engine/release"
 	"constellation/engine/version"
 )
@@ -385,6 +386,7 @@ type demand struct {
 	clusterID   []byte
 	version     version.Version
 	etcdTag     string // empty: that of version
+	registry    registry.Registry
 	components  component.List
 	kubeadm     component.Component
 	sans        []string
@@ -442,6 +444,9 @@ func parseRequest(r *initproto.InitRequest) (demand, error) {
 	}
 	if d.etcdTag = r.GetEtcdImageTag(); d.etcdTag != "" && !etcdTagRE.MatchString(d.etcdTag) {
 		return bad("etcd_image_tag", "%.80q is not a tag such as 3.6.11-0", d.etcdTag)
+	}
+	if d.registry, err = registry.FromProto(r.GetRegistry()); err != nil {
+		return bad("registry", "%v", err)
 	}
 	if d.components, err = component.FromProto(r.GetComponents()); err != nil {
 		return bad("components", "%v", err)

@@ -20,6 +20,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/engine/registry"
 	"constellation/engine/release"
 	"constellation/engine/version"
 	"constellation/joinservice/joinproto"
@@ -92,6 +93,11 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 	if t.files, err = servingFiles(raw.GetKubeletCertificate(), key); err != nil {
 		return nil, err
 	}
+	from, err := registry.FromProto(raw.GetRegistry())
+	if err != nil {
+		return nil, err
+	}
+	t.files = append(t.files, registryFiles(from)...)
 	if !controlPlane {
 		if len(raw.GetControlPlaneFiles()) > 0 {
 			// They must not be on a worker's disk, not even unused.

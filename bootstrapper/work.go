@@ -140,6 +140,9 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 		Name: d.name, Version: d.version, EtcdTag: d.etcdTag, Endpoint: net.JoinHostPort(lb, strconv.Itoa(apiPort)),
 		PodCIDR: d.podCIDR, ServiceCIDR: d.serviceCIDR, CertSANs: d.sans,
 	}
+	if d.registry.Address != "" {
+		cluster.ImageRepository = d.registry.Repository()
+	}
 
 	if w.dirty && w.b.host.kubeadm.Installed() {
 		if err := w.reset(ctx, "an earlier attempt was not finished"); err != nil {
@@ -152,6 +155,9 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 		return err
 	}
 	w.tell(stateDone, names(d.components))
+	if err := w.b.host.write(registryFiles(d.registry)); err != nil {
+		return err
+	}
 
 	w.dirty = true
 	for try := 1; ; try++ {

@@ -591,7 +591,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 		c.Find(check.WithoutBackup)
 	}
 	run := &clusterRun{e: e, facts: &facts{state: s, controlPlanes: c.ControlPlanes()}}
-	cfg, err := workspace.PartOfConfig(e.ws, "releases", "charts", "plans") // the rest is not needed
+	cfg, err := workspace.PartOfConfig(e.ws, "releases", "charts", "plans", "registry") // the rest is not needed
 	if err != nil {
 		return nil, err
 	}

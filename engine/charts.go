@@ -35,7 +35,9 @@ func (i *clusterRun) kinds() ([]assets.File, error) {
 
 // want reads from the configuration which charts to install besides those of the release, and
 // their settings.
-func (f *facts) want(c *workspace.Config) { f.extra, f.noPlans = c.Charts, c.Plans != nil && !*c.Plans }
+func (f *facts) want(c *workspace.Config) {
+	f.extra, f.noPlans, f.pulls = c.Charts, c.Plans != nil && !*c.Plans, c.Registry
+}
 
 // operatorReplicas is the number of the operator's replicas where there are several control
 // planes. The second one reports what its member of etcd has when a snapshot of another member
@@ -81,8 +83,11 @@ func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
 		assets.SetValues(values, files, cloudValues)
 		for _, s := range i.release.Services {
 			if s.Chart == c.Name {
-				assets.SetValue(values, s.Image, valueKey(s.Name), "image")
+				assets.SetValue(values, i.imageOf(s.Image), valueKey(s.Name), "image")
 			}
+		}
+		if err := i.setRegistry(values, files, c.Name); err != nil {
+			return nil, err
 		}
 		if i.controlPlanes > 1 && assets.HasValue(files, "operator", "replicas") {
 			assets.SetValue(values, operatorReplicas, "operator", "replicas")
@@ -154,6 +159,11 @@ func (i *clusterRun) chartsDone(ctx context.Context) (bool, error) {
 		if err != nil {
 			return false, err
 		}
+		if from, err := i.e.ws.Registry(i.pulls); err != nil {
+			return false, err
+		} else if has, err := k.HasRegistry(ctx, from, i.plansHere(others)); err != nil || !has {
+			return false, err
+		}
 		for _, c := range charts {
 			if current, err := k.ChartCurrent(ctx, c); err != nil || !current {
 				return false, err
@@ -188,8 +198,26 @@ func (i *clusterRun) installCharts(ctx context.Context, r *plan.Reporter) error 
 	if err != nil {
 		return err
 	}
+	from, err := i.e.ws.Registry(i.pulls)
+	if err != nil {
+		return err
+	}
+	r.Hide([]byte(from.Password))
 	_, stop := i.monitorAPI(ctx, r, k, i.e.limits.poll)
 	defer stop()
+	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)
+	has, err := k.HasRegistry(limited, from, i.plansHere(others))
+	moved := false
+	if err == nil && !has {
+		moved, err = k.SetRegistry(limited, from, i.plansHere(others))
+	}
+	cancel()
+	if err != nil {
+		return i.clusterError("publish the registry", err)
+	}
+	if moved {
+		r.Log("charts", "", "info", "kubeadm's configuration has another image repository; nodes take it over as they are upgraded or replaced")
+	}
 	total := int64(len(kinds))
 	done := int64(0)
 	r.Part("kinds", plan.StateRunning, "", 0, total)

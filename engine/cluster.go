@@ -11,6 +11,7 @@ import (
 	"constellation/assets"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/registry"
 	"constellation/engine/revocation"
 )
 
@@ -82,6 +83,13 @@ type Cluster interface {
 	// SetEtcdTag replaces one tag by another there; an empty one is none. Everything else stays as
 	// it was written. The error wraps ErrConflict if the configuration names a third one.
 	SetEtcdTag(ctx context.Context, from, to string) error
+
+	// HasRegistry reports whether the cluster pulls from want: Secrets with its login, and kubeadm's
+	// configuration. The zero value is no registry of ours. plans is whether there is PlansNamespace.
+	HasRegistry(ctx context.Context, want registry.Registry, plans bool) (bool, error)
+	// SetRegistry makes it so, and reports whether kubeadm's configuration changed. That takes effect
+	// where kubeadm next makes a control plane's manifests or upgrades its add-ons.
+	SetRegistry(ctx context.Context, want registry.Registry, plans bool) (changed bool, err error)
 
 	// Expect records a machine that is becoming a node, unless that node is annotated
 	// with its components already.

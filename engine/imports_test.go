@@ -21,7 +21,8 @@ var imports = []struct {
 	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},
 	{"lifecycle", []string{"version"}},
 	{"compat", []string{"cluster", "lifecycle", "plan", "release", "version", "words"}},
-	{"workspace", []string{"assets", "attestation", "cloud", "cloud/providers", "cloud/section", "plan", "release", "version", "words"}},
+	{"registry", []string{"component/componentproto"}},
+	{"workspace", []string{"assets", "attestation", "cloud", "cloud/providers", "cloud/section", "plan", "registry", "release", "version", "words"}},
 	{"rollout", []string{"cloud/providers", "cluster", "plan", "version", "words"}},
 	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/providers", "cluster", "compat", "component", "distribution", "lifecycle", "plan", "release", "rollout", "version", "words", "workspace"}},
 }

@@ -23,6 +23,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
+	"constellation/engine/registry"
 	"constellation/engine/rollout"
 	"constellation/engine/words"
 	"constellation/engine/workspace"
@@ -597,7 +598,7 @@ func (i *initRun) prepareSecrets(r *plan.Reporter) error {
 		}
 		i.madeID = true
 	}
-	r.Hide(v.MeasurementSalt)
+	r.Hide(v.MeasurementSalt, []byte(i.login.Password))
 	return nil
 }
 
@@ -775,6 +776,7 @@ func (i *initRun) request() *initproto.InitRequest {
 
 		ComponentsStatement: i.statement,
 		EtcdImageTag:        i.etcdTag,
+		Registry:            registry.ToProto(i.login),
 	}
 }
 

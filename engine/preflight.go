@@ -21,6 +21,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
+	"constellation/engine/registry"
 	"constellation/engine/release"
 	"constellation/engine/version"
 	"constellation/engine/words"
@@ -44,7 +45,11 @@ type facts struct {
 	// extra are the charts of the configuration, fetched those that do not come with the
 	// program, by name.
 	extra   []release.Chart
-	noPlans bool   // the cluster is not to carry out Plans
+	noPlans bool // the cluster is not to carry out Plans
+	// pulls is where images are pulled from; nil: from their publishers. login is the same with what
+	// its file holds, once the preflight has read it.
+	pulls   *workspace.RegistryConfig
+	login   registry.Registry
 	feed    string // where releases are looked up
 	fetched map[string]*chart.Chart
 	// foreign is why the workspace's files are not of these machines; nil if they are.
@@ -204,6 +209,12 @@ func (e *Engine) checks(f *facts) []initCheck {
 				first.Detail += "; " + x.Title + ": " + x.Detail
 			}
 			return &first
+		}},
+		{"registry", "files", "the registry can be used", "release", func(context.Context) (found *plan.Finding) {
+			if f.login, found = e.readRegistry(f.config, f.release); found != nil {
+				found.Field = "registry"
+			}
+			return found
 		}},
 		{"kubernetes-version", "release", "the release offers the Kubernetes version", "release", func(context.Context) *plan.Finding {
 			if _, err := f.release.ForKubernetes(f.config.Kubernetes); err != nil {

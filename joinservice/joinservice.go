@@ -8,7 +8,8 @@
 //
 // The checks of a ticket in order: evidence; the instance matches the cloud's data; it is not
 // scheduled for removal; it was not revoked; there is no Node of its name; the operator has
-// published components for the role; a control plane holds the join turn. Then come the
+// published components for the role; the Secret of the registry, if one is configured, is
+// valid; a control plane holds the join turn. Then come the
 // certificate, bound to the identity; a JoiningNode, which tracks the machine; and a bootstrap
 // token. No secret is created or read before the checks pass, and repeating a request at any
 // point is safe.
@@ -53,7 +54,7 @@ type metadata interface {
 	LoadBalancer(context.Context) (string, error)
 }
 
-// Config configures a Server. All fields except Log are required.
+// Config configures a Server. All fields except Log and RegistrySecret are required.
 type Config struct {
 	// Cluster is the access to the API server. Its rate limits are replaced.
 	Cluster *rest.Config
@@ -69,7 +70,9 @@ type Config struct {
 	PKI string
 	// APIServerPort is the API server's port at the load balancer.
 	APIServerPort int
-	Log           *slog.Logger
+	// RegistrySecret is the Secret in Namespace with the registry of joining machines; empty: none.
+	RegistrySecret string
+	Log            *slog.Logger
 }
 
 // Server issues tickets. Create it with New.
@@ -131,6 +134,7 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	k.registrySecret = c.RegistrySecret
 	return &Server{
 		log: c.Log, kube: k, turn: newTurn(k), directory: newDirectory(c.Metadata), authority: a,
 		issuer: c.Issuer, method: c.Attestation, metadata: c.Metadata, apiPort: c.APIServerPort,
@@ -278,6 +282,9 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 	}
 	t.ComponentsReference, t.KubernetesVersion = c.name, c.version
 	t.Components, t.ComponentsStatement = c.list, c.statement
+	if t.Registry, err = s.kube.registry(ctx); err != nil {
+		return nil, err
+	}
 	host, err := s.metadata.LoadBalancer(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("find API server: %w", err)

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -68,6 +69,9 @@ type kube struct {
 
 	flight singleflight.Group
 	known  sync.Map // name of a components ConfigMap to components
+
+	registrySecret string // name; empty: none
+	pulls          atomic.Pointer[pulls]
 }
 
 func newKube(c *rest.Config, namespace string) (*kube, error) {

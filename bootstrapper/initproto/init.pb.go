@@ -43,7 +43,9 @@ type InitRequest struct {
 	// The release builder's statement over components, see package release.
 	ComponentsStatement string `protobuf:"bytes,9,opt,name=components_statement,json=componentsStatement,proto3" json:"components_statement,omitempty"`
 	// Tag of etcd's image, such as "3.6.11-0", if it is not that of kubernetes_version.
-	EtcdImageTag  string `protobuf:"bytes,10,opt,name=etcd_image_tag,json=etcdImageTag,proto3" json:"etcd_image_tag,omitempty"`
+	EtcdImageTag string `protobuf:"bytes,10,opt,name=etcd_image_tag,json=etcdImageTag,proto3" json:"etcd_image_tag,omitempty"`
+	// Where images are pulled from; absent: from their publishers. kubeadm's imageRepository follows from it.
+	Registry      *componentproto.Registry `protobuf:"bytes,11,opt,name=registry,proto3" json:"registry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -146,6 +148,13 @@ func (x *InitRequest) GetEtcdImageTag() string {
 		return x.EtcdImageTag
 	}
 	return ""
+}
+
+func (x *InitRequest) GetRegistry() *componentproto.Registry {
+	if x != nil {
+		return x.Registry
+	}
+	return nil
 }
 
 type InitResponse struct {
@@ -636,7 +645,7 @@ var File_bootstrapper_initproto_init_proto protoreflect.FileDescriptor
 
 const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"\n" +
-	"!bootstrapper/initproto/init.proto\x12\ainit.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa0\x03\n" +
+	"!bootstrapper/initproto/init.proto\x12\ainit.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd4\x03\n" +
 	"\vInitRequest\x12\x1f\n" +
 	"\vinit_secret\x18\x01 \x01(\fR\n" +
 	"initSecret\x12!\n" +
@@ -652,7 +661,8 @@ const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"\bpod_cidr\x18\b \x01(\tR\apodCidr\x121\n" +
 	"\x14components_statement\x18\t \x01(\tR\x13componentsStatement\x12$\n" +
 	"\x0eetcd_image_tag\x18\n" +
-	" \x01(\tR\fetcdImageTag\"\x87\x02\n" +
+	" \x01(\tR\fetcdImageTag\x122\n" +
+	"\bregistry\x18\v \x01(\v2\x16.component.v1.RegistryR\bregistry\"\x87\x02\n" +
 	"\fInitResponse\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12/\n" +
@@ -715,24 +725,26 @@ var file_bootstrapper_initproto_init_proto_goTypes = []any{
 	(*AckRequest)(nil),               // 6: init.v1.AckRequest
 	(*AckResponse)(nil),              // 7: init.v1.AckResponse
 	(*componentproto.Component)(nil), // 8: component.v1.Component
-	(*timestamppb.Timestamp)(nil),    // 9: google.protobuf.Timestamp
+	(*componentproto.Registry)(nil),  // 9: component.v1.Registry
+	(*timestamppb.Timestamp)(nil),    // 10: google.protobuf.Timestamp
 }
 var file_bootstrapper_initproto_init_proto_depIdxs = []int32{
-	8, // 0: init.v1.InitRequest.components:type_name -> component.v1.Component
-	9, // 1: init.v1.InitResponse.time:type_name -> google.protobuf.Timestamp
-	2, // 2: init.v1.InitResponse.progress:type_name -> init.v1.Progress
-	3, // 3: init.v1.InitResponse.log:type_name -> init.v1.Log
-	4, // 4: init.v1.InitResponse.success:type_name -> init.v1.Success
-	5, // 5: init.v1.InitResponse.failure:type_name -> init.v1.Failure
-	0, // 6: init.v1.Bootstrapper.Init:input_type -> init.v1.InitRequest
-	6, // 7: init.v1.Bootstrapper.Ack:input_type -> init.v1.AckRequest
-	1, // 8: init.v1.Bootstrapper.Init:output_type -> init.v1.InitResponse
-	7, // 9: init.v1.Bootstrapper.Ack:output_type -> init.v1.AckResponse
-	8, // [8:10] is the sub-list for method output_type
-	6, // [6:8] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	8,  // 0: init.v1.InitRequest.components:type_name -> component.v1.Component
+	9,  // 1: init.v1.InitRequest.registry:type_name -> component.v1.Registry
+	10, // 2: init.v1.InitResponse.time:type_name -> google.protobuf.Timestamp
+	2,  // 3: init.v1.InitResponse.progress:type_name -> init.v1.Progress
+	3,  // 4: init.v1.InitResponse.log:type_name -> init.v1.Log
+	4,  // 5: init.v1.InitResponse.success:type_name -> init.v1.Success
+	5,  // 6: init.v1.InitResponse.failure:type_name -> init.v1.Failure
+	0,  // 7: init.v1.Bootstrapper.Init:input_type -> init.v1.InitRequest
+	6,  // 8: init.v1.Bootstrapper.Ack:input_type -> init.v1.AckRequest
+	1,  // 9: init.v1.Bootstrapper.Init:output_type -> init.v1.InitResponse
+	7,  // 10: init.v1.Bootstrapper.Ack:output_type -> init.v1.AckResponse
+	9,  // [9:11] is the sub-list for method output_type
+	7,  // [7:9] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_bootstrapper_initproto_init_proto_init() }

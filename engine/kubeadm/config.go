@@ -36,6 +36,8 @@ type Cluster struct {
 	Version version.Version
 	// EtcdTag is the tag of etcd's image; empty: that of Version.
 	EtcdTag string
+	// ImageRepository has the images of Kubernetes; empty: kubeadm's default.
+	ImageRepository string
 	// Endpoint is host:port in front of all API servers.
 	Endpoint string
 	// PodCIDR is divided among the nodes by the cloud's routes, not by Kubernetes.
@@ -87,6 +89,7 @@ type (
 		KubernetesVersion    string       `yaml:"kubernetesVersion"`
 		ControlPlaneEndpoint string       `yaml:"controlPlaneEndpoint"`
 		EncryptionAlgorithm  string       `yaml:"encryptionAlgorithm"`
+		ImageRepository      string       `yaml:"imageRepository,omitempty"`
 		Networking           Networking   `yaml:"networking"`
 		Etcd                 *Etcd        `yaml:"etcd,omitempty"`
 		APIServer            ControlPlane `yaml:"apiServer"`
@@ -242,6 +245,7 @@ func NewInit(c Cluster, n Node) (Config, error) {
 			KubernetesVersion:    c.Version.String(),
 			ControlPlaneEndpoint: c.Endpoint,
 			EncryptionAlgorithm:  "ECDSA-P256",
+			ImageRepository:      c.ImageRepository,
 			Networking:           Networking{c.PodCIDR.String(), c.ServiceCIDR.String(), "cluster.local"},
 			Etcd:                 etcd,
 			APIServer: ControlPlane{

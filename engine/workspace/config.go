@@ -25,6 +25,7 @@ import (
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
 	"constellation/engine/plan"
+	"constellation/engine/registry"
 	"constellation/engine/release"
 	"constellation/engine/version"
 	"constellation/engine/words"
@@ -57,6 +58,8 @@ type Config struct {
 	Releases    ReleasesConfig       `json:"releases,omitzero"`
 	// Charts are installed beside those of the release, and kept at what they say.
 	Charts []release.Chart `json:"charts,omitempty"`
+	// Registry is where all images are pulled from; nil: from their publishers.
+	Registry *RegistryConfig `json:"registry,omitempty"`
 	// Plans says whether the cluster carries out Plans of upgrade.cattle.io/v1; nil is yes.
 	Plans *bool `json:"plans,omitempty"`
 
@@ -116,6 +119,16 @@ type ReleasesConfig struct {
 	// Keys are public keys in PEM; one of them must have signed the feed. If there are
 	// none, it is one of the keys that the program brings with it.
 	Keys string `json:"keys,omitempty"`
+}
+
+// RegistryConfig is a registry with the layout of a mirror, see package registry.
+type RegistryConfig struct {
+	// Address is HOST[:PORT][/PATH].
+	Address string `json:"address"`
+	// PullSecret is a config.json of Docker with a login for the address, relative to the workspace.
+	PullSecret string `json:"pullSecret,omitempty"`
+	// CABundle are PEM certificates of the authorities of the registry.
+	CABundle string `json:"caBundle,omitempty"`
 }
 
 // ControlPlanes returns the configured number of control planes.
@@ -220,6 +233,7 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		"releases":            note(c.readReleases(r)),
 		"charts":              note(c.readCharts(r)),
 		"plans":               note(c.readPlans(r)),
+		"registry":            note(c.readRegistry(r)),
 	}, required...)
 	if n := valueOf(doc, "image"); p.NoImages && n != nil {
 		r.bad(n, "image", "is not selected by provider "+p.Name, "remove it")
@@ -362,6 +376,39 @@ func (c *Config) readReleases(r *reader) field {
 				c.Releases.Keys = s
 			},
 		}, "feed")
+	}
+}
+
+func (c *Config) readRegistry(r *reader) field {
+	return func(n *yaml.Node, path string) {
+		x := &RegistryConfig{}
+		text := func(to *string, check func(string) (problem, remedy string)) field {
+			return func(n *yaml.Node, path string) {
+				s, isText := r.text(n, path)
+				if !isText {
+					return
+				}
+				if problem, remedy := check(s); problem != "" {
+					r.bad(n, path, problem, remedy)
+					return
+				}
+				*to = s
+			}
+		}
+		if r.mapping(n, path, map[string]field{
+			"address": text(&x.Address, registry.BadAddress),
+			"pullSecret": text(&x.PullSecret, func(s string) (string, string) {
+				if s == "" || s != strings.TrimSpace(s) || strings.ContainsFunc(s, unicode.IsControl) || strings.HasPrefix(s, "{") {
+					return "is not the path of a file", "write the path of a config.json, as `docker login` writes it"
+				}
+				return "", ""
+			}),
+			"caBundle": text(&x.CABundle, func(s string) (string, string) {
+				return registry.BadBundle(s), "paste the PEM certificates after a |, and nothing else"
+			}),
+		}, "address") {
+			c.Registry = x
+		}
 	}
 }
 
@@ -694,7 +741,7 @@ func migrateV1(b []byte, doc *yaml.Node) ([]byte, error) {
 	return s.result()
 }
 
-// PartOfConfig reads the fields name, releases, charts or plans and nothing else: the rest of a configuration may still be unfinished.
+// PartOfConfig reads the fields name, releases, charts, plans or registry and nothing else: the rest of a configuration may still be unfinished.
 func PartOfConfig(w *Workspace, fields ...string) (*Config, error) {
 	c := &Config{lines: map[string]int{}}
 	b, err := w.ReadConfig()
@@ -706,7 +753,7 @@ func PartOfConfig(w *Workspace, fields ...string) (*Config, error) {
 	}
 	r := &reader{}
 	if doc := r.document(b); doc != nil {
-		read := map[string]field{"name": c.readName(r), "releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r)}
+		read := map[string]field{"name": c.readName(r), "releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r), "registry": c.readRegistry(r)}
 		for _, name := range fields {
 			if n := find(doc, name); n != nil {
 				read[name](n, name)

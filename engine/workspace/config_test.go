@@ -7,7 +7,9 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"math/big"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -178,10 +180,17 @@ func TestConfigProblems(t *testing.T) {
 		old, new string // replaced in a good file
 		want     []FieldError
 	}{
+		{"a registry with a scheme", feedExample, "registry: {address: \"https://registry.example.com\"}\n# releases:", []FieldError{{
+			"registry.address", line(good, feedExample), "has a scheme", "write host and path alone, such as registry.example.com/path: pulls use https",
+		}}},
+		{"a registry without an address", feedExample, "registry: {pullSecret: a}\n# releases:", []FieldError{{"registry.address", 0, "is missing", "`constellation config generate` shows an example"}}},
+		{"a registry with other authorities", feedExample, "registry: {address: registry.example.com, caBundle: x}\n# releases:", []FieldError{{
+			"registry.caBundle", line(good, feedExample), "is not a list of PEM certificates", "paste the PEM certificates after a |, and nothing else",
+		}}},
 		{"an unknown key close to a known one", "podCIDR:", "podCidr:", []FieldError{{"podCidr", line(good, "podCIDR:"), "is not known", "did you mean podCIDR?"}}},
 		{"an unknown key like no other", "podCIDR:", "flavour:", []FieldError{{
 			"flavour", line(good, "podCIDR:"), "is not known",
-			"known here: attestation, charts, image, keepWorkers, kubernetesVersion, microserviceVersion, name, nodeGroups, plans, podCIDR, provider, releases, serviceCIDR, version",
+			"known here: attestation, charts, image, keepWorkers, kubernetesVersion, microserviceVersion, name, nodeGroups, plans, podCIDR, provider, registry, releases, serviceCIDR, version",
 		}}},
 		{"a text where a number belongs", "count: 3", "count: three", []FieldError{{"nodeGroups.control-plane.count", line(good, "count: 3"), `is the text "three", want a number`, "write a number from 1 to 5000, without quotes"}}},
 		{"no control plane", "count: 3", "count: 0", []FieldError{{"nodeGroups.control-plane.count", line(good, "count: 3"), "is 0, want 1 to 5000", ""}}},
@@ -357,4 +366,35 @@ func FuzzParseConfig(f *testing.F) {
 		}
 		MigrateConfig([]byte(s))
 	})
+}
+
+func TestRegistryOfAConfiguration(t *testing.T) {
+	w, err := OpenWorkspace(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := w.Path("login.json")
+	write := func(mode os.FileMode, text string) {
+		t.Helper()
+		if err := errors.Join(os.WriteFile(file, []byte(text), mode), os.Chmod(file, mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := &RegistryConfig{Address: "registry.example.com/mirror", PullSecret: "login.json"}
+	fails := func(want string) {
+		t.Helper()
+		_, err := w.Registry(c)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "registry.pullSecret") || strings.Contains(err.Error(), "c2VjcmV0") {
+			t.Errorf("error %v, want %q, the field and no secret", err, want)
+		}
+	}
+	fails("no such file")
+	write(0o644, `{"auths":{"registry.example.com":{"auth":"c2VjcmV0OnNlY3JldA=="}}}`)
+	fails("others can access it")
+	write(0o600, `{"auths":{"c2VjcmV0":{}}}`)
+	fails("no login for registry.example.com")
+	write(0o600, `{"auths":{"registry.example.com":{"auth":"c2VjcmV0OnNlY3JldA=="}}}`)
+	if r, err := w.Registry(c); err != nil || r.Username != "secret" || r.Password != "secret" {
+		t.Errorf("login %q: %v", r.Username, err)
+	}
 }

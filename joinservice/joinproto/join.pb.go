@@ -97,8 +97,10 @@ type IssueJoinTicketResponse struct {
 	// The release builder's statement over components, see package release. Empty if
 	// the ConfigMap has none: then the caller refuses the ticket.
 	ComponentsStatement string `protobuf:"bytes,11,opt,name=components_statement,json=componentsStatement,proto3" json:"components_statement,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Where the machine pulls images from; absent: from their publishers.
+	Registry      *componentproto.Registry `protobuf:"bytes,12,opt,name=registry,proto3" json:"registry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *IssueJoinTicketResponse) Reset() {
@@ -206,6 +208,13 @@ func (x *IssueJoinTicketResponse) GetComponentsStatement() string {
 		return x.ComponentsStatement
 	}
 	return ""
+}
+
+func (x *IssueJoinTicketResponse) GetRegistry() *componentproto.Registry {
+	if x != nil {
+		return x.Registry
+	}
+	return nil
 }
 
 type File struct {
@@ -380,7 +389,7 @@ const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	"\n" +
 	" joinservice/joinproto/join.proto\x12\ajoin.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"I\n" +
 	"\x16IssueJoinTicketRequest\x12/\n" +
-	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\"\xbb\x04\n" +
+	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\"\xef\x04\n" +
 	"\x17IssueJoinTicketResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\fR\tclusterId\x12/\n" +
@@ -396,7 +405,8 @@ const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	"\x13control_plane_files\x18\t \x03(\v2\r.join.v1.FileR\x11controlPlaneFiles\x12=\n" +
 	"\fturn_expires\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\vturnExpires\x121\n" +
-	"\x14components_statement\x18\v \x01(\tR\x13componentsStatement\".\n" +
+	"\x14components_statement\x18\v \x01(\tR\x13componentsStatement\x122\n" +
+	"\bregistry\x18\f \x01(\v2\x16.component.v1.RegistryR\bregistry\".\n" +
 	"\x04File\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"\x93\x01\n" +
@@ -432,21 +442,23 @@ var file_joinservice_joinproto_join_proto_goTypes = []any{
 	(*ReportResponse)(nil),           // 4: join.v1.ReportResponse
 	(*componentproto.Component)(nil), // 5: component.v1.Component
 	(*timestamppb.Timestamp)(nil),    // 6: google.protobuf.Timestamp
+	(*componentproto.Registry)(nil),  // 7: component.v1.Registry
 }
 var file_joinservice_joinproto_join_proto_depIdxs = []int32{
 	5, // 0: join.v1.IssueJoinTicketResponse.components:type_name -> component.v1.Component
 	2, // 1: join.v1.IssueJoinTicketResponse.control_plane_files:type_name -> join.v1.File
 	6, // 2: join.v1.IssueJoinTicketResponse.turn_expires:type_name -> google.protobuf.Timestamp
-	6, // 3: join.v1.ReportRequest.time:type_name -> google.protobuf.Timestamp
-	0, // 4: join.v1.JoinService.IssueJoinTicket:input_type -> join.v1.IssueJoinTicketRequest
-	3, // 5: join.v1.JoinService.Report:input_type -> join.v1.ReportRequest
-	1, // 6: join.v1.JoinService.IssueJoinTicket:output_type -> join.v1.IssueJoinTicketResponse
-	4, // 7: join.v1.JoinService.Report:output_type -> join.v1.ReportResponse
-	6, // [6:8] is the sub-list for method output_type
-	4, // [4:6] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	7, // 3: join.v1.IssueJoinTicketResponse.registry:type_name -> component.v1.Registry
+	6, // 4: join.v1.ReportRequest.time:type_name -> google.protobuf.Timestamp
+	0, // 5: join.v1.JoinService.IssueJoinTicket:input_type -> join.v1.IssueJoinTicketRequest
+	3, // 6: join.v1.JoinService.Report:input_type -> join.v1.ReportRequest
+	1, // 7: join.v1.JoinService.IssueJoinTicket:output_type -> join.v1.IssueJoinTicketResponse
+	4, // 8: join.v1.JoinService.Report:output_type -> join.v1.ReportResponse
+	7, // [7:9] is the sub-list for method output_type
+	5, // [5:7] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_joinservice_joinproto_join_proto_init() }

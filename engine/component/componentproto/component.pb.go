@@ -4,7 +4,7 @@
 // 	protoc        (unknown)
 // source: engine/component/componentproto/component.proto
 
-// A component as it travels in the init and join protocols.
+// A component, and the registry of images, as they travel in the init and join protocols.
 
 package componentproto
 
@@ -108,6 +108,76 @@ func (x *Component) GetExtract() bool {
 	return false
 }
 
+// Registry is where a machine pulls images from; see package registry for each field.
+type Registry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// HOST[:PORT][/PATH]
+	Address       string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	CaBundle      string `protobuf:"bytes,2,opt,name=ca_bundle,json=caBundle,proto3" json:"ca_bundle,omitempty"`
+	Username      string `protobuf:"bytes,3,opt,name=username,proto3" json:"username,omitempty"`
+	Password      string `protobuf:"bytes,4,opt,name=password,proto3" json:"password,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Registry) Reset() {
+	*x = Registry{}
+	mi := &file_engine_component_componentproto_component_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Registry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Registry) ProtoMessage() {}
+
+func (x *Registry) ProtoReflect() protoreflect.Message {
+	mi := &file_engine_component_componentproto_component_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Registry.ProtoReflect.Descriptor instead.
+func (*Registry) Descriptor() ([]byte, []int) {
+	return file_engine_component_componentproto_component_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Registry) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Registry) GetCaBundle() string {
+	if x != nil {
+		return x.CaBundle
+	}
+	return ""
+}
+
+func (x *Registry) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *Registry) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
+}
+
 var File_engine_component_componentproto_component_proto protoreflect.FileDescriptor
 
 const file_engine_component_componentproto_component_proto_rawDesc = "" +
@@ -119,7 +189,12 @@ const file_engine_component_componentproto_component_proto_rawDesc = "" +
 	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04path\x18\x04 \x01(\tR\x04path\x12\x12\n" +
 	"\x04mode\x18\x05 \x01(\rR\x04mode\x12\x18\n" +
-	"\aextract\x18\x06 \x01(\bR\aextractB/Z-constellation/engine/component/componentprotob\x06proto3"
+	"\aextract\x18\x06 \x01(\bR\aextract\"y\n" +
+	"\bRegistry\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1b\n" +
+	"\tca_bundle\x18\x02 \x01(\tR\bcaBundle\x12\x1a\n" +
+	"\busername\x18\x03 \x01(\tR\busername\x12\x1a\n" +
+	"\bpassword\x18\x04 \x01(\tR\bpasswordB/Z-constellation/engine/component/componentprotob\x06proto3"
 
 var (
 	file_engine_component_componentproto_component_proto_rawDescOnce sync.Once
@@ -133,9 +208,10 @@ func file_engine_component_componentproto_component_proto_rawDescGZIP() []byte {
 	return file_engine_component_componentproto_component_proto_rawDescData
 }
 
-var file_engine_component_componentproto_component_proto_msgTypes = make([]protoimpl.MessageInfo, 1)
+var file_engine_component_componentproto_component_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
 var file_engine_component_componentproto_component_proto_goTypes = []any{
 	(*Component)(nil), // 0: component.v1.Component
+	(*Registry)(nil),  // 1: component.v1.Registry
 }
 var file_engine_component_componentproto_component_proto_depIdxs = []int32{
 	0, // [0:0] is the sub-list for method output_type
@@ -156,7 +232,7 @@ func file_engine_component_componentproto_component_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_engine_component_componentproto_component_proto_rawDesc), len(file_engine_component_componentproto_component_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   1,
+			NumMessages:   2,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

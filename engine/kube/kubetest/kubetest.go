@@ -24,6 +24,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/registry"
 	"constellation/engine/revocation"
 )
 
@@ -40,6 +41,7 @@ type Cluster struct {
 	joinRevision int
 	signing      string // lifetime of node certificates; empty: the default of Kubernetes
 	etcdTag      string
+	registry     registry.Registry
 	kinds        map[string][32]byte
 	charts       map[string][]revision
 	chartSet     map[string]int
@@ -352,6 +354,26 @@ func (c *Cluster) SetEtcdTag(ctx context.Context, from, to string) error {
 	}
 	c.etcdTag = to
 	return nil
+}
+
+// HasRegistry implements [engine.Cluster].
+func (c *Cluster) HasRegistry(ctx context.Context, want registry.Registry, _ bool) (bool, error) {
+	if err := c.enter(ctx, "HasRegistry", false); err != nil {
+		return false, err
+	}
+	defer c.mu.Unlock()
+	return c.registry == want, nil
+}
+
+// SetRegistry implements [engine.Cluster].
+func (c *Cluster) SetRegistry(ctx context.Context, want registry.Registry, _ bool) (bool, error) {
+	if err := c.enter(ctx, "SetRegistry", true); err != nil {
+		return false, err
+	}
+	defer c.mu.Unlock()
+	changed := c.registry.Address != want.Address
+	c.registry = want
+	return changed, nil
 }
 
 // OutdatedKinds implements [engine.Cluster].
