@@ -77,6 +77,9 @@ type SandboxSpec struct {
 	// Boot, Join and Drain are how long hollow machines take to boot, to join after that,
 	// and to end a pod. Zero: 5 s, 1 s and 3 s, or what they take already.
 	Boot, Join, Drain time.Duration
+	// RegistryPort is a port of this computer's loopback, at which a registry serves pulls by HTTPS. Real machines
+	// reach it at the same port of the sandbox's gateway, and pull from nothing else. Zero: the sandbox serves all images.
+	RegistryPort int
 	// Install allows the missing packages of this computer to be installed.
 	Install bool
 	// Faults are the faults to inject into the cloud, such as "api-429=0.2" or

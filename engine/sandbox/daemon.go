@@ -59,6 +59,7 @@ type daemon struct {
 
 	refreshing sync.Mutex
 	simulated  bool
+	foreign    bool            // another registry serves all images
 	seen       map[string]bool // Kubernetes versions that are served
 	pause      string          // image of pod sandboxes
 
@@ -160,14 +161,14 @@ func (d *daemon) assemble(st *state) (err error) {
 		pulled: func(remote string) { d.pass(remote, pointImage) },
 	}
 	for ref, file := range st.Containers {
-		if st.Simulated {
-			break // the entries are programs
+		if st.Simulated || st.RegistryPort != 0 {
+			break // the entries are programs, or another registry serves them
 		}
 		if err := d.registry.add(ref, file); err != nil {
 			return err
 		}
 	}
-	d.simulated = st.Simulated
+	d.simulated, d.foreign = st.Simulated, st.RegistryPort != 0
 	d.fetched(st.Kubernetes)
 	if !d.seen[st.Kubernetes] {
 		return fmt.Errorf("kubernetes %s is not in the cache any more; run `constellation sandbox fetch %s`", st.Kubernetes, st.Kubernetes)
@@ -202,6 +203,14 @@ func (d *daemon) servers(ctx context.Context, st *state, on listeners) *errgroup
 	g.Go(func() error { return serveHTTP(gctx, on.socket, a.host(), d.log) })
 	g.Go(func() error { return serveHTTP(gctx, on.registry, d.registry, d.log) })
 	g.Go(func() error { return serveHTTP(gctx, on.mirror, d.mirror, d.log) })
+	if on.foreign != nil {
+		b := d.balancer("registry", func() []backend {
+			return []backend{{name: "registry", addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), st.RegistryPort)}}
+		})
+		b.dial = (&net.Dialer{}).DialContext // from this computer, not from the network of the machines
+		g.Go(func() error { b.run(gctx); return nil })
+		g.Go(func() error { return b.serve(gctx, on.foreign) })
+	}
 	for _, s := range []struct {
 		b *balancer
 		l []net.Listener
@@ -288,6 +297,7 @@ type listeners struct {
 	metadata, control, registry, mirror, apiServer, init, join net.Listener // in the sandbox's network
 	hostAPIServer, hostInit                                    net.Listener // on the host's loopback
 	socket                                                     net.Listener // for the owner
+	foreign                                                    net.Listener // in the sandbox's network, for another registry; or nil
 }
 
 func (d *daemon) listen(ctx context.Context, st *state) (l listeners, err error) {
@@ -312,7 +322,11 @@ func (d *daemon) listen(ctx context.Context, st *state) (l listeners, err error)
 		{&l.apiServer, gateway, apiServerPort},
 		{&l.init, gateway, initPort},
 		{&l.join, gateway, joinPort},
+		{&l.foreign, gateway, st.RegistryPort},
 	} {
+		if in.port == 0 {
+			continue
+		}
 		if st.Simulated && in.to == &l.metadata {
 			continue // each machine has its own
 		}
@@ -483,9 +497,11 @@ func (d *daemon) fetched(version string) {
 		if d.simulated {
 			break
 		}
-		if err := d.registry.add(i.Ref, i.Path); err != nil {
-			d.log.Warn("Kubernetes not offered", "version", version, "err", err)
-			return
+		if !d.foreign {
+			if err := d.registry.add(i.Ref, i.Path); err != nil {
+				d.log.Warn("Kubernetes not offered", "version", version, "err", err)
+				return
+			}
 		}
 		if d.pause == "" && strings.HasPrefix(i.Ref, "registry.k8s.io/pause:") {
 			d.pause = i.Ref

@@ -420,6 +420,14 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 		}
 		*v = parsed.String()
 	}
+	switch p := spec.RegistryPort; {
+	case p < 0 || p > 65535:
+		return spec, usage(op, "pass the port of a registry on this computer, or omit the flag", "--registry-port is %d, want 1 to 65535", p)
+	case slices.Contains([]uint16{metadataPort, controlPort, registryPort, mirrorPort, apiServerPort, initPort, joinPort}, uint16(p)) && p != 0:
+		return spec, usage(op, "start the registry at another port", "the sandbox itself uses port %d of its gateway", p)
+	case p != 0 && spec.Machines != machinesReal:
+		return spec, usage(op, "add --machines real", "only real machines pull images")
+	}
 	switch spec.Machines {
 	case "":
 		spec.Machines = machinesAuto
@@ -461,6 +469,9 @@ func agree(st *state, spec engine.SandboxSpec) error {
 	}
 	if is := kindOf(st); spec.Machines != machinesAuto && spec.Machines != is {
 		return usage(op, "leave --machines out, or run `constellation sandbox down` first, which deletes it, or use another workspace with -C", "its machines are %s, not %s", is, spec.Machines)
+	}
+	if spec.RegistryPort != 0 && spec.RegistryPort != int(st.RegistryPort) {
+		return usage(op, "run `constellation sandbox down` first, which deletes it, or use another workspace with -C", "it was made for another registry")
 	}
 	for _, f := range []struct{ what, has, wants string }{
 		{"Kubernetes", st.Kubernetes, spec.Kubernetes},
@@ -535,6 +546,7 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 	t.step(stepImages, plan.StateRunning, "Prepare images")
 	st := newState(spec.Name, spec.Workspace, time.Now())
 	st.Release, st.Kubernetes, st.Image, st.Faults = spec.Release, artifacts.Version, spec.Image, spec.Faults
+	st.RegistryPort = uint16(spec.RegistryPort)
 	if err := s.images(ctx, st, cat, rootfs, t); err != nil {
 		t.step(stepImages, plan.StateFailed, err.Error())
 		return err

@@ -47,6 +47,9 @@ type state struct {
 	KubernetesPort uint16 `json:"kubernetesPort"`
 	InitPort       uint16 `json:"initPort"`
 
+	// RegistryPort is the loopback port of the only registry of machines; zero: the sandbox's own.
+	RegistryPort uint16 `json:"registryPort,omitempty"`
+
 	// releaseKey is set while a sandbox is created. A sandbox compiles its own Kubernetes, so it
 	// acts as a release builder. Its images hold the public key.
 	releaseKey *release.PrivateKey

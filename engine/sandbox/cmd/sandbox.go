@@ -169,6 +169,7 @@ new one.`,
 	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: auto, real or simulated; auto prefers real ones")
 	_ = cmd.RegisterFlagCompletionFunc("machines", tui.Fixed("auto", "real", "simulated"))
 	f.StringArrayVar(&spec.Faults, "fault", nil, "fault to inject, such as never-boot=worker-1; may be repeated; "+noFaults+" removes all faults")
+	f.IntVar(&spec.RegistryPort, "registry-port", 0, "pull all images from the registry on this computer at 127.0.0.1:`PORT`; it is 10.42.0.1:PORT for machines")
 	f.BoolVarP(&spec.Install, "yes", "y", false, "install missing Debian packages without a prompt")
 	v.nameFlag(cmd, &spec.Name)
 	v.OutputFlag(cmd, &out, "output format: text, or json for one event per line")

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	ociregistry "github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
+
+	"constellation/engine/mirror"
+	"constellation/engine/plan"
+	"constellation/engine/sandbox/build"
+	"constellation/engine/version"
+	"constellation/internal/ocipack"
+	"constellation/internal/testneeds"
+)
+
+const (
+	registryUser     = "puller"
+	registryPassword = "correct-horse-battery"
+)
+
+// A cluster of real machines comes up from a mirror alone: `release mirror` fills a registry with TLS and a login, and the
+// machines' network reaches no other one.
+//
+// It takes three minutes, so it is opt-in:
+//
+//	CONSTELLATION_E2E_REGISTRY=1 go test -run TestClusterFromAMirror .
+func TestClusterFromAMirrorAlone(t *testing.T) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_REGISTRY", "three minutes")
+	c := newReal(t)
+	box := t.TempDir()
+	srv, ca, pulled := privateRegistry(t)
+	_, port, err := net.SplitHostPort(srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	c.up(1, 1, "--machines", "real", "--registry-port", port)
+	from := filepath.Join(box, "release")
+	releaseOf(t, from)
+	caFile := filepath.Join(box, "ca.crt")
+	auth := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registryPassword))
+	login := func(dir string, hosts ...string) {
+		auths := map[string]any{}
+		for _, h := range hosts {
+			auths[h] = map[string]string{"auth": auth}
+		}
+		b, err := json.Marshal(map[string]any{"auths": auths})
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, "config.json"), b)
+	}
+	write(t, caFile, ca)
+	login(box, "127.0.0.1:"+port)
+	c.env = []string{"SSL_CERT_FILE=" + caFile, "DOCKER_CONFIG=" + box}
+	c.run(5*time.Minute, "release", "mirror", "--from", from, "--to", "oci://127.0.0.1:"+port+"/mirror", "--unsigned").want(plan.ExitDone)
+	c.env = nil
+
+	host := "10.42.0.1:" + port
+	login(c.dir, host)
+	config := filepath.Join(c.dir, "constellation-conf.yaml")
+	b, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = fmt.Appendf(b, "\nregistry:\n  address: %s/mirror\n  pullSecret: config.json\n  caBundle: |\n    %s\n", host, strings.ReplaceAll(strings.TrimSpace(string(ca)), "\n", "\n    "))
+	write(t, config, b)
+	r := c.run(8*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(plan.ExitDone)
+	if strings.Contains(r.stdout+r.stderr, registryPassword) || strings.Contains(r.stdout+r.stderr, auth) {
+		t.Error("the output of init contains the login")
+	}
+	c.wantNodes("control-plane-0", "worker-0")
+
+	images := strings.Fields(c.kubectl("get", "pods", "-A", "-o", `jsonpath={range .items[*]}{range .status.containerStatuses[*]}{.image}{" "}{end}{end}`))
+	for _, want := range []string{"operator:", "joinservice:", "kubernetes/kube-proxy:", "kubernetes/etcd:", "kubernetes/kube-apiserver:", "kubernetes/coredns:"} {
+		found := false
+		for _, i := range images {
+			found = found || strings.HasPrefix(i, host+"/mirror/"+want)
+		}
+		if !found {
+			t.Errorf("no pod runs %s/mirror/%s: %q", host, want, images)
+		}
+	}
+	for _, i := range images {
+		if !strings.HasPrefix(i, host+"/mirror/") {
+			t.Errorf("a pod runs %s", i)
+		}
+	}
+	for _, want := range []string{"/mirror/kubernetes/pause", "/mirror/operator", "/mirror/joinservice"} {
+		if !pulled(want) {
+			t.Errorf("the registry was not asked for %s", want)
+		}
+	}
+	for _, m := range []string{"control-plane-0", "worker-0"} {
+		out := c.run(time.Minute, "sandbox", "shell", m, "--", "stat", "-c", "%a", "/etc/containerd/certs.d/"+host+"/hosts.toml", "/etc/containerd/certs.d/registry.k8s.io/hosts.toml").want(0).stdout
+		if strings.Join(strings.Fields(out), " ") != "600 600" {
+			t.Errorf("files with the login on %s have the modes %q, want 600", m, out)
+		}
+	}
+	if got := c.kubectl("-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "jsonpath={.data.ClusterConfiguration}"); !strings.Contains(got, "imageRepository: "+host+"/mirror/kubernetes") {
+		t.Errorf("kubeadm-config lacks the registry:\n%s", got)
+	}
+	c.run(2*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitNothing)
+}
+
+// privateRegistry serves a registry on loopback with TLS, as 10.42.0.1 too, and demands a login. pulled reports whether a
+// manifest below a path was asked for.
+func privateRegistry(t *testing.T) (srv *httptest.Server, ca []byte, pulled func(string) bool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "registry"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(10, 42, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := ociregistry.New(ociregistry.Logger(log.New(io.Discard, "", 0)), ociregistry.WithBlobHandler(ociregistry.NewDiskBlobHandler(t.TempDir())))
+	var mu sync.Mutex
+	var paths []string
+	srv = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if u, p, _ := r.BasicAuth(); u != registryUser || p != registryPassword {
+			w.Header().Set("WWW-Authenticate", `Basic realm="registry"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		if r.Method == http.MethodGet || r.Method == http.MethodHead {
+			mu.Lock()
+			paths = append(paths, r.URL.Path+"?"+r.RemoteAddr)
+			mu.Unlock()
+		}
+		store.ServeHTTP(w, r)
+	}))
+	srv.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12}
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0)
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	return srv, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), func(below string) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, p := range paths {
+			if strings.HasPrefix(p, "/v2"+below+"/manifests/") {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// releaseOf writes a release with images of this computer's cache: those of the services, as the sandbox has just packed them, and
+// those of Kubernetes.
+func releaseOf(t *testing.T, dir string) {
+	t.Helper()
+	home, err := os.UserHomeDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cache := filepath.Join(home, ".cache", "constellation")
+	a, err := build.Load(cache, build.DefaultVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{} // reference to archive
+	for _, i := range a.Images {
+		files["kubernetes/"+path.Base(i.Ref)] = i.Path
+	}
+	for _, name := range []string{"operator", "joinservice"} {
+		all, err := filepath.Glob(filepath.Join(cache, "services", version.Release, name+"-*.tar"))
+		if err != nil || len(all) == 0 {
+			t.Fatalf("no image of %s in %s: %v", name, cache, err)
+		}
+		var newest time.Time // a sandbox that starts touches its images
+		for _, file := range all {
+			if i, err := os.Stat(file); err == nil && i.ModTime().After(newest) {
+				newest, files[name+":"+version.Release] = i.ModTime(), file
+			}
+		}
+	}
+	contents := mirror.Contents{Schema: "1", Release: version.Release}
+	for ref, file := range files {
+		repository, tag, _ := strings.Cut(ref, ":")
+		img, err := ocipack.LoadArchive(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := layout.Write(filepath.Join(dir, "images", repository, tag), empty.Index)
+		if err == nil {
+			err = p.AppendImage(img)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := partial.Descriptor(img)
+		if err != nil {
+			t.Fatal(err)
+		}
+		contents.Artifacts = append(contents.Artifacts, mirror.Artifact{
+			Repository: repository, Layout: path.Join("images", repository, tag), Tag: tag, MediaType: d.MediaType, Digest: d.Digest, Size: d.Size,
+		})
+	}
+	b, err := json.Marshal(contents)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, mirror.ContentsPrefix+version.Release+mirror.ContentsSuffix), b)
+}
+
+func write(t *testing.T, file string, b []byte) {
+	t.Helper()
+	if err := os.WriteFile(file, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
