@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"constellation/engine/check"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
@@ -240,6 +241,7 @@ func (e *Engine) StatusOf(ctx context.Context, s cluster.Selected) (Status, erro
 		}
 	}
 	var nodes []*cluster.Node
+	var target cluster.NodeTarget
 	var stuck []plan.Finding
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -263,8 +265,9 @@ func (e *Engine) StatusOf(ctx context.Context, s cluster.Selected) (Status, erro
 		st.Notes = append(st.Notes, notManaged)
 	} else {
 		running.Go(func() {
-			t, err := k.NodeTarget(ctx)
-			st.Target, st.Conditions = plan.Target{Image: t.ImageVersion, Kubernetes: t.Kubernetes}, t.Conditions
+			var err error
+			target, err = k.NodeTarget(ctx)
+			st.Target, st.Conditions = plan.Target{Image: target.ImageVersion, Kubernetes: target.Kubernetes}, target.Conditions
 			unread("NodeVersion", err)
 		})
 		running.Go(func() {
@@ -275,16 +278,20 @@ func (e *Engine) StatusOf(ctx context.Context, s cluster.Selected) (Status, erro
 	}
 	running.Wait()
 	slices.Sort(st.Notes)
-	st.judgeNodes(nodes)
+	st.judgeNodes(nodes, target)
 	st.Health = append(st.Health, stuck...)
 	return st, nil
 }
 
 // judgeNodes counts the nodes and adds those that are not ready or are cordoned to the health.
-func (st *Status) judgeNodes(nodes []*cluster.Node) {
+func (st *Status) judgeNodes(nodes []*cluster.Node, target cluster.NodeTarget) {
 	var late, cordoned []string
 	for _, shared := range nodes {
 		n := *shared
+		n.ImageVersion = providers.ImageVersion(n.Image)
+		if n.Image != "" && n.Image == target.Image {
+			n.ImageVersion = target.ImageVersion
+		}
 		st.Nodes = append(st.Nodes, n)
 		if n.State == plan.NodeReady {
 			st.Counts["ready"]++

@@ -658,6 +658,17 @@ func (e *Engine) readRunning(ctx context.Context, c *check.Run, kubeconfig []byt
 	if j := c.Now.JoinConfig; j.ClusterID != "" && j.ClusterID != hex.EncodeToString(c.State.ClusterValues.ClusterID) {
 		return e.ws.ForeignKubeconfig()
 	}
+	c.AddImages(func() ([]cloud.Image, error) {
+		cfg, err := e.ws.Config()
+		if err != nil {
+			return nil, err
+		}
+		p, err := e.provider(limited, cfg, c.State)
+		if err != nil {
+			return nil, err
+		}
+		return p.Images(limited)
+	})
 	return nil
 }
 

@@ -237,6 +237,9 @@ func TestApplyUpgradesACluster(t *testing.T) {
 
 	r := &s.inside.running
 	r.Target, r.ControlPlaneImage, r.WorkerImage = target, at("v1.1.0"), at("v1.1.0")
+	for i := range r.Nodes {
+		r.Nodes[i].Image = target.Image
+	}
 	r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd = at("v1.36.3"), at("v1.36.3"), at("v1.36.3"), "3.6.8-0"
 	if _, _, err := s.apply(t.Context(), upgrade, nil); plan.ExitCode(err) != plan.ExitNothing || !strings.Contains(err.Error(), "the cluster runs the requested versions already") {
 		t.Errorf("again: %v", err)

@@ -139,7 +139,7 @@ type prepareRun struct {
 	target   cluster.NodeTarget
 	demanded string // of machines of the target's image
 	changes  []plan.MeasurementChange
-	images   []cloud.Image
+	images   *cloud.Catalogue
 	weaker   bool // is acknowledged
 	notes    []string
 	hops     int
@@ -159,7 +159,7 @@ func (e *Engine) prepareRun(c *check.Run, list cluster.Components) (*prepareRun,
 	}
 	p := &prepareRun{
 		clusterRun: &clusterRun{e: e, facts: &facts{config: c.Config, state: c.State, provider: c.Cloud}, components: list, inUse: c.InUse, enrols: c.Enrols},
-		hop:        *c.Hop, now: c.Now, demanded: demanded, changes: c.MeasurementChanges(), images: c.Images, hops: len(c.Path), notes: c.Out.Notes,
+		hop:        *c.Hop, now: c.Now, demanded: demanded, changes: c.MeasurementChanges(), images: c.Catalogue, hops: len(c.Path), notes: c.Out.Notes,
 		weaker: slices.Contains(c.Acknowledged, check.RuleWeaker),
 		target: cluster.NodeTarget{Image: image.Reference, ImageVersion: image.Version, Components: list.Name, Kubernetes: list.Kubernetes, Etcd: c.EtcdTag(), KeepWorkers: !c.Hop.ReplaceWorkers},
 	}
@@ -423,20 +423,13 @@ func (p *prepareRun) readInUse(ctx context.Context, k Cluster) (map[string]bool,
 // the one that nodes are brought to; nil if one of them does not tell.
 func (p *prepareRun) imagesInUse(ctx context.Context, nodes []cluster.Node, target cluster.NodeTarget) map[string]bool {
 	out := map[string]bool{target.ImageVersion: true}
-	known := map[string]string{target.Image: target.ImageVersion}
-	for _, i := range p.images {
-		known[i.Reference] = i.Version
-	}
 	add := func(reference string) bool {
-		v, ok := known[reference]
-		if !ok {
-			parsed, err := version.Parse(reference[strings.LastIndexByte(reference, '/')+1:])
-			if v, ok = parsed.String(), err == nil; !ok {
-				return false
-			}
+		if reference == target.Image {
+			return true
 		}
-		out[v] = true
-		return true
+		v, err := p.images.Version(reference)
+		out[v.String()] = err == nil
+		return err == nil
 	}
 	for _, n := range nodes {
 		if !add(n.Image) {

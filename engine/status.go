@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"constellation/engine/check"
+	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
@@ -59,15 +60,17 @@ type Status struct {
 
 // Machine is an instance of the cloud that is no node.
 type Machine struct {
-	Name       string    `json:"name"`
-	Group      string    `json:"group"`
-	Role       string    `json:"role"`
-	State      string    `json:"state"` // one of the Node constants: creating, booting, joining, failed
-	Image      string    `json:"image,omitempty"`
-	IP         string    `json:"ip,omitempty"`
-	ProviderID string    `json:"providerID,omitempty"`
-	Message    string    `json:"message,omitempty"`
-	Created    time.Time `json:"created,omitzero"`
+	Name  string `json:"name"`
+	Group string `json:"group"`
+	Role  string `json:"role"`
+	State string `json:"state"` // one of the Node constants: creating, booting, joining, failed
+	Image string `json:"image,omitempty"`
+	// ImageVersion is the release of the image; empty if it is unknown.
+	ImageVersion string    `json:"imageVersion,omitempty"`
+	IP           string    `json:"ip,omitempty"`
+	ProviderID   string    `json:"providerID,omitempty"`
+	Message      string    `json:"message,omitempty"`
+	Created      time.Time `json:"created,omitzero"`
 }
 
 // Stage is how far a workspace's cluster has come.
@@ -132,12 +135,12 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 
 	var machines []cluster.CloudMachine
 	var cloudErr error
+	var p Cloud
 	var inside inside
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		limited, cancel := context.WithTimeout(ctx, lookLimit)
 		defer cancel()
-		var p Cloud
 		if p, cloudErr = e.provider(limited, c, s); cloudErr == nil {
 			machines, cloudErr = p.Machines(limited)
 		}
@@ -172,14 +175,22 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	if st.Reachable {
 		st.Target.Release = releaseOf(inside.services)
 	}
-	st.merge(machines, inside)
+	catalogue := s.Catalogue(func() ([]cloud.Image, error) {
+		if cloudErr != nil {
+			return nil, cloudErr
+		}
+		limited, cancel := context.WithTimeout(ctx, lookLimit)
+		defer cancel()
+		return p.Images(limited)
+	})
+	st.merge(machines, inside, catalogue)
 	st.judge(c, cloudErr, inside)
 	switch {
 	case st.Reachable && inside.unenrolled != nil:
 		st.Health = append(st.Health, check.AgentsUnchecked(inside.unenrolled))
 	case st.Reachable && cloudErr == nil:
-		if left := check.Unverified(st.Nodes, machines, inside.enrolled); len(left) > 0 {
-			st.Health = append(st.Health, check.AgentsFinding(left, check.ReplaceOnce(left)))
+		if left := check.Unverified(st.Nodes, machines, inside.enrolled, catalogue); len(left) > 0 {
+			st.Health = append(st.Health, check.AgentsFinding(left, catalogue, check.ReplaceOnce(left)))
 		}
 	}
 	if st.Stage == StageCluster {
@@ -268,12 +279,26 @@ func releaseOf(services []cluster.Service) string {
 }
 
 // merge fills nodes and machines.
-func (st *Status) merge(machines []cluster.CloudMachine, in inside) {
+func (st *Status) merge(machines []cluster.CloudMachine, in inside, catalogue *cloud.Catalogue) {
+	versionOf := func(image string) string {
+		switch image {
+		case "":
+			return ""
+		case in.target.Image:
+			return in.target.ImageVersion
+		}
+		v, err := catalogue.Version(image)
+		if err != nil {
+			return "" // the reference is shown
+		}
+		return v.String()
+	}
 	isNode := map[string]bool{}
 	for _, shared := range in.nodes {
 		n := *shared
 		isNode[n.Name] = true
 		n.Current = in.target.Components != "" && (in.target.Image == "" || n.Image == in.target.Image || n.InPlace) && n.Components == in.target.Components
+		n.ImageVersion = versionOf(n.Image)
 		st.Nodes = append(st.Nodes, n)
 	}
 	joining := map[string]bool{}
@@ -295,7 +320,7 @@ func (st *Status) merge(machines []cluster.CloudMachine, in inside) {
 			}
 		}
 		st.Machines = append(st.Machines, Machine{
-			Name: m.Name, Group: cluster.GroupName(m.Group), Role: string(m.Role), State: state, Image: m.Image,
+			Name: m.Name, Group: cluster.GroupName(m.Group), Role: string(m.Role), State: state, Image: m.Image, ImageVersion: versionOf(m.Image),
 			IP: m.IP.String(), ProviderID: m.ProviderID, Message: m.Message, Created: m.Created,
 		})
 	}

@@ -13,7 +13,6 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/release"
-	"constellation/engine/version"
 	"constellation/engine/words"
 )
 
@@ -32,8 +31,9 @@ const findingEnrolled = "agents-enrolled"
 //
 // Image and group come from the cloud: a kubelet of an older release could have written those of
 // its Node, and the group becomes part of a command that the user copies. A node counts as
-// enrolled if its components, which the operator records, include an enrolment program.
-func Unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled map[string]cluster.Components) []cluster.Node {
+// enrolled if its components, which the operator records, include an enrolment program. An image
+// whose version the catalogue does not have counts as one whose agents do not verify.
+func Unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled map[string]cluster.Components, catalogue *cloud.Catalogue) []cluster.Node {
 	of := make(map[string]*cluster.CloudMachine, len(machines))
 	for i := range machines {
 		of[machines[i].Name] = &machines[i]
@@ -45,12 +45,16 @@ func Unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled 
 		if !n.InPlace || m == nil || enrolled[n.Components].Enrolled(n.Name) {
 			continue
 		}
-		v, err := version.Parse(m.Image[strings.LastIndexByte(m.Image, '/')+1:])
-		if err == nil && release.AgentVerifies(v) {
-			continue
-		}
 		found := *n
-		found.Group, found.Image = cluster.GroupName(m.Group), m.Image
+		found.Group, found.Image, found.ImageVersion = cluster.GroupName(m.Group), m.Image, ""
+		if m.Image != "" {
+			if v, err := catalogue.Version(m.Image); err == nil {
+				if release.AgentVerifies(v) {
+					continue
+				}
+				found.ImageVersion = v.String()
+			}
+		}
 		out = append(out, found)
 	}
 	slices.SortFunc(out, func(a, b cluster.Node) int { return strings.Compare(a.Name, b.Name) })
@@ -101,10 +105,15 @@ func InGroups(nodes []cluster.Node) string {
 }
 
 // AgentsFinding warns of agents that do not verify components.
-func AgentsFinding(nodes []cluster.Node, remedy string) plan.Finding {
+func AgentsFinding(nodes []cluster.Node, catalogue *cloud.Catalogue, remedy string) plan.Finding {
 	why := "the machines have images of releases before " + release.FirstVerifying.String()
-	if imageless(nodes) {
+	unknown := slices.IndexFunc(nodes, func(n cluster.Node) bool { return n.ImageVersion == "" })
+	switch {
+	case imageless(nodes):
 		why = "the cloud does not report the release of their agents"
+	case unknown >= 0 && nodes[unknown].Image != "":
+		_, err := catalogue.Version(nodes[unknown].Image)
+		why = fmt.Sprintf("the machines have images of releases before %s, or of unknown releases (%v)", release.FirstVerifying, err)
 	}
 	f := plan.Finding{
 		ID: findingAgents, Severity: plan.Warn, Source: "release", Title: "the agents of " + words.Count(len(nodes), "node") + " install components without verifying a statement",
@@ -166,7 +175,7 @@ func (c *Run) judgeAgents(ctx context.Context, kubeconfig []byte, next cluster.C
 		return
 	}
 	var left []cluster.Node
-	for _, n := range Unverified(c.Now.Nodes, machines, enrolled) {
+	for _, n := range Unverified(c.Now.Nodes, machines, enrolled, c.Catalogue) {
 		// The operator skips nodes that have, or claim, the next components already.
 		if c.upgradesInPlace(&n) && next.Agent != nil && n.Components != next.Name {
 			c.Enrols = append(c.Enrols, n)
@@ -175,7 +184,7 @@ func (c *Run) judgeAgents(ctx context.Context, kubeconfig []byte, next cluster.C
 		}
 	}
 	if len(left) > 0 {
-		c.Find(AgentsFinding(left, ReplaceOnce(left)))
+		c.Find(AgentsFinding(left, c.Catalogue, ReplaceOnce(left)))
 	}
 	if len(c.Enrols) > 0 {
 		c.Find(plan.Finding{

@@ -43,7 +43,7 @@ func (c *Run) JudgeApply(skips func(step string) bool) {
 	}
 	if skips(StepAgents) && len(c.Enrols) > 0 {
 		c.drop(findingEnrolled)
-		c.Find(AgentsFinding(c.Enrols, "leave `--skip-phases "+StepAgents+"` out: the hop then installs the release keys and the verifying agent in place"))
+		c.Find(AgentsFinding(c.Enrols, c.Catalogue, "leave `--skip-phases "+StepAgents+"` out: the hop then installs the release keys and the verifying agent in place"))
 	}
 	if skips(plan.StepCharts) && !skips(StepTarget) && !c.Now.Services.Is(c.Hop.Planned().Services) {
 		c.Find(plan.Finding{

@@ -71,6 +71,7 @@ type Run struct {
 
 	Cloud      Cloud // nil if it is unreachable
 	Images     []cloud.Image
+	Catalogue  *cloud.Catalogue  // of Images; nil before the cluster is read
 	kubernetes []version.Version // that the cloud offers; nil: those of the releases
 	arch       string            // of machines
 	silent     error             // why the cloud is unreachable
@@ -181,7 +182,7 @@ func (c *Run) Look(ctx context.Context) error {
 		return releasesErr
 	}
 	if c.Down == nil {
-		c.resolveImages()
+		c.AddImages(func() ([]cloud.Image, error) { return c.Images, c.silent })
 		if c.Now.Services.IsZero() || c.Now.ControlPlaneImage.IsZero() && !c.Now.NoImages || c.Now.Kubernetes.IsZero() {
 			c.Down = c.denied() // nothing can be planned
 		}
@@ -194,28 +195,11 @@ func (c *Run) Look(ctx context.Context) error {
 	return nil
 }
 
-// resolveImages adds the images of nodes whose version is not in the reference, but in the
-// catalogue of the cloud.
-func (c *Run) resolveImages() {
-	for i := range c.Now.Nodes {
-		n := &c.Now.Nodes[i]
-		text := fmt.Sprintf("image of %s: no version in %q", n.Name, n.Image)
-		at := slices.Index(c.Now.Missing, text)
-		in := slices.IndexFunc(c.Images, func(x cloud.Image) bool { return x.Reference == n.Image })
-		if at < 0 || in < 0 {
-			continue
-		}
-		v, err := version.Parse(c.Images[in].Version)
-		if err != nil {
-			continue
-		}
-		to := &c.Now.WorkerImage
-		if n.Role == cluster.ControlPlaneRole {
-			to = &c.Now.ControlPlaneImage
-		}
-		*to = to.Add(v)
-		c.Now.Missing = slices.Delete(c.Now.Missing, at, at+1)
-	}
+// AddImages adds the versions of the nodes' images to Now. list reads the catalogue of the cloud; it
+// is called only if an image's version is needed and its reference does not contain it.
+func (c *Run) AddImages(list func() ([]cloud.Image, error)) {
+	c.Catalogue = c.State.Catalogue(list)
+	c.Now.AddImages(c.Catalogue.Version)
 }
 
 // askCloud reads what the cloud offers. A foreign cloud counts as absent.

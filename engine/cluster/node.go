@@ -44,6 +44,8 @@ type Node struct {
 	State      string `json:"state"`
 	Kubernetes string `json:"kubernetes"` // of the kubelet
 	Image      string `json:"image,omitempty"`
+	// ImageVersion is the release of the image; empty if it is unknown.
+	ImageVersion string `json:"imageVersion,omitempty"`
 	// Components is the name of the ConfigMap that the node was installed from.
 	Components string `json:"components,omitempty"`
 	IP         string `json:"ip,omitempty"`

@@ -1,6 +1,8 @@
 package compat
 
 import (
+	"fmt"
+
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/version"
@@ -67,7 +69,8 @@ func (s Span) String() string {
 type Running struct {
 	// Services is of what comes with a release and runs in the cluster.
 	Services Span
-	// Images are those of the OS by role, from the nodes' annotations.
+	// Images are those of the OS by role, from the nodes' annotations. The API server has the
+	// version of the target's image alone; see AddImages for the others.
 	ControlPlaneImage, WorkerImage Span
 	// NoImages is whether the cluster's target names no image: then the images are zero, and
 	// that is not unknown.
@@ -93,6 +96,30 @@ type Running struct {
 	Missing []string
 	// Denied are the reads that the API server refused, sorted by resource.
 	Denied []cluster.Denial
+}
+
+// AddImages adds the versions of the images that are not the target's. versionOf returns the
+// version of an image by its reference. Missing gets the reason why a version is unknown.
+func (r *Running) AddImages(versionOf func(reference string) (version.Version, error)) {
+	if r.NoImages {
+		return
+	}
+	for i := range r.Nodes {
+		n := &r.Nodes[i]
+		if n.Image == "" || n.Image == r.Target.Image {
+			continue
+		}
+		v, err := versionOf(n.Image)
+		if err != nil {
+			r.Missing = append(r.Missing, fmt.Sprintf("image of %s: %v", n.Name, err))
+			continue
+		}
+		to := &r.WorkerImage
+		if n.Role == cluster.ControlPlaneRole {
+			to = &r.ControlPlaneImage
+		}
+		*to = to.Add(v)
+	}
 }
 
 // Hop is one upgrade: one run of `upgrade apply`.

@@ -202,14 +202,12 @@ func (s *seen) running() compat.Running {
 			}
 		}
 		add(kubelet, "kubelet of "+n.Name, n.Kubernetes)
-		switch v := s.imageVersion(n.Image); {
+		switch {
 		case out.NoImages:
 		case n.Image == "":
 			missing("image of %s: annotation is missing", n.Name)
-		case v.IsZero():
-			missing("image of %s: no version in %q", n.Name, n.Image)
-		default:
-			*image = image.Add(v)
+		case n.Image == s.target.Image:
+			add(image, "image of "+n.Name, s.target.ImageVersion)
 		}
 	}
 
@@ -223,16 +221,6 @@ func (s *seen) running() compat.Running {
 	}
 	slices.SortFunc(out.Parts, func(a, b cluster.Service) int { return cmp.Compare(a.Name, b.Name) })
 	return out
-}
-
-// imageVersion returns the version in an image's reference; zero if it has none.
-func (s *seen) imageVersion(reference string) version.Version {
-	name := reference[strings.LastIndexByte(reference, '/')+1:]
-	if reference == s.target.Image {
-		name = s.target.ImageVersion
-	}
-	v, _ := version.Parse(name)
-	return v
 }
 
 // dns returns the version of CoreDNS from its pods; none without pods.

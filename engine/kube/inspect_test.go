@@ -23,6 +23,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/check"
+	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/compat"
 	"constellation/engine/plan"
@@ -153,8 +154,8 @@ func TestRunningNeedsEightRequests(t *testing.T) {
 	read := target
 	read.MaxSurge = "1" // the API server's defaults
 	want := compat.Running{
-		Services:          compat.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")},
-		ControlPlaneImage: compat.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, WorkerImage: compat.At(v("v1.0.0")),
+		Services:            compat.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")},
+		ControlPlaneImage:   compat.At(v("v1.1.0")),
 		Kubernetes:          compat.Span{Oldest: v("v1.35.4"), Newest: v(build.DefaultVersion)},
 		ControlPlaneKubelet: compat.Span{Oldest: v("v1.35.4"), Newest: v("v1.36.3")}, WorkerKubelet: compat.At(v("v1.34.4")),
 		Etcd: "3.6.6-0",
@@ -172,7 +173,6 @@ func TestRunningNeedsEightRequests(t *testing.T) {
 		Missing: []string{
 			"API server on control-2: not ready",
 			"API server on control-3: no pod found",
-			`image of control-3: no version in "ami-1"`,
 			`kubelet of worker-2: invalid version "v\u202enew"`,
 			"image of worker-2: annotation is missing",
 		},
@@ -180,9 +180,20 @@ func TestRunningNeedsEightRequests(t *testing.T) {
 	if len(r.Nodes) != 5 || r.Nodes[0].Name != "control-1" || r.Nodes[4].Name != "worker-2" {
 		t.Errorf("nodes %+v", r.Nodes)
 	}
+	nodes := r.Nodes
 	r.Nodes = nil
 	if d := cmp.Diff(want, r); d != "" {
 		t.Error(d)
+	}
+	r.Nodes = nodes
+	r.AddImages(cloud.NewCatalogue(nil, func() ([]cloud.Image, error) {
+		return []cloud.Image{{Reference: "sandboxes/demo/images/v1.0.0", Version: "v1.0.0"}}, nil
+	}).Version)
+	if r.ControlPlaneImage.String() != "v1.0.0-v1.1.0" || r.WorkerImage.String() != "v1.0.0" {
+		t.Errorf("images %s and %s", r.ControlPlaneImage, r.WorkerImage)
+	}
+	if last := r.Missing[len(r.Missing)-1]; last != `image of control-3: the cloud's catalogue has no image "ami-1": not found` {
+		t.Error(last)
 	}
 
 	t.Run("a user who may read only nodes gets the missing permissions reported", func(t *testing.T) {
@@ -204,7 +215,6 @@ func TestRunningNeedsEightRequests(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := []string{
-			`image of control-1: no version in "ami-2"`, `image of control-3: no version in "ami-1"`,
 			`kubelet of worker-2: invalid version "v\u202enew"`, "image of worker-2: annotation is missing",
 		}
 		if d := cmp.Diff(want, r.Missing); d != "" {

@@ -9,6 +9,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"constellation/engine/cloud"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
 	"constellation/engine/words"
@@ -74,6 +75,16 @@ func (i Infrastructure) MarshalYAML() (any, error) {
 func (s *State) Simulated() bool {
 	p, err := providers.Find(s.Infrastructure.Provider)
 	return err == nil && p.Simulated != nil && p.Simulated(s.Infrastructure.Section)
+}
+
+// Catalogue returns the catalogue of OS images of the state's cloud. list reads its entries; it is
+// called only for an image whose reference does not contain its version.
+func (s *State) Catalogue(list func() ([]cloud.Image, error)) *cloud.Catalogue {
+	p, err := providers.Find(s.Infrastructure.Provider)
+	if err != nil {
+		return cloud.NewCatalogue(nil, func() ([]cloud.Image, error) { return nil, err })
+	}
+	return cloud.NewCatalogue(p.ImageVersion, list)
 }
 
 // Advice returns the sentences about the cloud of the state.

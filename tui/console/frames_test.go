@@ -47,7 +47,7 @@ var scenes = []scene{
 	{"home-trouble", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		st := enginefake.DemoStatus()
 		st.Nodes[1].State, st.Nodes[1].Message = plan.NodeNotReady, "container runtime is down"
-		st.Machines = []engine.Machine{{Name: "worker-2", Group: "workers", Role: "worker", State: plan.NodeBooting, Image: "sandboxes/demo/images/v1.1.0", IP: "10.42.0.6"}}
+		st.Machines = []engine.Machine{{Name: "worker-2", Group: "workers", Role: "worker", State: plan.NodeBooting, Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", IP: "10.42.0.6"}}
 		st.Health = []plan.Finding{{ID: "nodes", Severity: plan.Warn, Title: "1 of 3 nodes is not ready", Detail: "worker-0 since 4m", Remedy: "constellation -C .demo sandbox shell worker-0"}}
 		return s(&enginefake.Engine{HomeData: enginefake.DemoHome(engine.StageCluster), StatusData: st}).begin()
 	}},

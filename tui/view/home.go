@@ -1,6 +1,7 @@
 package view
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -193,21 +194,21 @@ func NodeRows(pg Page, w, h int, st *engine.Status, first int) []string {
 	if h < 2 {
 		return nil
 	}
-	type entry struct{ name, group, state, kubernetes, image, ip, text string }
+	type entry struct{ name, group, state, kubernetes, image, ip, text string } // image is its version, if that is known
 	rows := make([]entry, 0, len(st.Nodes)+len(st.Machines))
 	for _, n := range st.Nodes {
 		text := term.Clean(n.Message)
 		if n.Cordoned {
 			text = strings.TrimSpace("cordoned " + text)
 		}
-		rows = append(rows, entry{term.Clean(n.Name), term.Clean(n.Group), n.State, term.Clean(n.Kubernetes), term.Clean(n.Image), term.Clean(n.IP), text})
+		rows = append(rows, entry{term.Clean(n.Name), term.Clean(n.Group), n.State, term.Clean(n.Kubernetes), term.Clean(cmp.Or(n.ImageVersion, n.Image)), term.Clean(n.IP), text})
 	}
 	for _, m := range st.Machines {
 		text := term.Clean(m.Message)
 		if text == "" {
 			text = "not a node yet"
 		}
-		rows = append(rows, entry{term.Clean(m.Name), term.Clean(m.Group), m.State, "-", term.Clean(m.Image), term.Clean(m.IP), text})
+		rows = append(rows, entry{term.Clean(m.Name), term.Clean(m.Group), m.State, "-", term.Clean(cmp.Or(m.ImageVersion, m.Image)), term.Clean(m.IP), text})
 	}
 	title := fmt.Sprintf("Nodes %d", len(st.Nodes))
 	remark := ""
@@ -245,7 +246,7 @@ func NodeRows(pg Page, w, h int, st *engine.Status, first int) []string {
 			r.Col(term.Faint, e.group, 14).Col(term.Faint, e.ip, 15)
 		}
 		if images {
-			r.Col(term.Faint, imageVersion(e.image), 8)
+			r.Col(term.Faint, e.image, 8)
 		}
 		var below []string // the text, if it is too long for the row and there is room
 		if !r.Fits(e.text) {
@@ -264,14 +265,6 @@ func NodeRows(pg Page, w, h int, st *engine.Status, first int) []string {
 		lines = append(lines, pg.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more: J and K scroll", more+1)).String())
 	}
 	return lines
-}
-
-// imageVersion is the last part of an image reference.
-func imageVersion(ref string) string {
-	if i := strings.LastIndexByte(ref, '/'); i >= 0 {
-		return ref[i+1:]
-	}
-	return ref
 }
 
 // Recent lists past runs in at most h lines.

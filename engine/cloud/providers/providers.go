@@ -107,6 +107,10 @@ type Provider struct {
 	// NoImages is whether machines run no image that the cloud selects. The field image of
 	// the configuration is optional then.
 	NoImages bool
+	// ImageVersion returns the version that the reference of an OS image contains; empty if it
+	// contains none. Nil: references of this cloud never do, and Console.Images alone has the
+	// versions.
+	ImageVersion func(reference string) string
 	// Simulated reports whether the machines of a state only imitate machines; nil: never.
 	Simulated func(state section.Values) bool
 	// Fixed returns why nothing on the machines of a state can be changed, with a remedy.
@@ -224,6 +228,20 @@ func Start() string {
 		}
 	}
 	return strings.Join(append(ways, "`constellation config generate "+strings.Join(Names(), "|")+"` writes a configuration"), "; ")
+}
+
+// ImageVersion returns the version that the reference of an OS image of any provider contains; empty
+// if it contains none.
+func ImageVersion(reference string) string {
+	for _, p := range All() {
+		if p.ImageVersion == nil {
+			continue
+		}
+		if v := p.ImageVersion(reference); v != "" {
+			return v
+		}
+	}
+	return ""
 }
 
 // ChartValues returns the values of our charts that depend on the provider, by path.

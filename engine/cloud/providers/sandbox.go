@@ -51,6 +51,10 @@ func sandbox() Provider {
 			Offer:        "run `constellation sandbox fetch {version}`",
 			Image:        "start the sandbox with --image {version}",
 		},
+		ImageVersion: func(reference string) string {
+			_, v, _ := sandboxapi.ParseImageReference(reference)
+			return v
+		},
 		Simulated: func(state section.Values) bool { return state.Bool("simulated") },
 		Fixed: func(state section.Values) (reason, remedy string) {
 			if !state.Bool("hollow") {

@@ -142,7 +142,7 @@ func WordyStatus() engine.Status {
 // DemoStatus is the status of a small cluster in which one service is not ready.
 func DemoStatus() engine.Status {
 	node := func(name, group, role string) cluster.Node {
-		return cluster.Node{Name: name, Group: group, Role: role, State: plan.NodeReady, Kubernetes: "v1.35.4", Image: "sandboxes/demo/images/v1.1.0", IP: "10.42.0.2", Current: true}
+		return cluster.Node{Name: name, Group: group, Role: role, State: plan.NodeReady, Kubernetes: "v1.35.4", Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", IP: "10.42.0.2", Current: true}
 	}
 	return engine.Status{
 		Schema: "1.0", Cluster: "demo", Provider: "sandbox", Time: Start, Stage: engine.StageCluster, Reachable: true, APIServer: "v1.35.4",
@@ -313,10 +313,10 @@ func (f *Engine) WithoutImages() *Engine {
 	st := &f.StatusData
 	st.Provider, st.Target.Image = "moon", ""
 	for i := range st.Nodes {
-		st.Nodes[i].Image = ""
+		st.Nodes[i].Image, st.Nodes[i].ImageVersion = "", ""
 	}
 	for i := range st.Machines {
-		st.Machines[i].Image = ""
+		st.Machines[i].Image, st.Machines[i].ImageVersion = "", ""
 	}
 	f.Rollout.Target = cluster.NodeTarget{Kubernetes: st.Target.Kubernetes}
 	if f.Plan != nil {

@@ -51,8 +51,12 @@ func configureRoot(t *testing.T, root []byte, controlPlanes, workers int) *works
 	if err != nil {
 		t.Fatal(err)
 	}
+	entry, err := providers.Find(oddcloud.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
 	text := string(b)
-	if strings.Contains(text, "sandbox") || strings.Contains(text, "\nimage:") || !strings.Contains(text, "  odd:\n    realm: demo\n") {
+	if strings.Contains(text, "sandbox") || strings.Contains(text, "\nimage:") == entry.NoImages || !strings.Contains(text, "  odd:\n    realm: demo\n") {
 		t.Fatalf("generated:\n%s", text)
 	}
 	if _, err := workspace.ParseConfig(b); err == nil || strings.Contains(err.Error(), "sandbox") {

@@ -2,8 +2,8 @@
 // differ. It exists only for tests, and no machine of it runs anything.
 //
 // It reuses names and provider IDs of deleted machines: a new machine gets the lowest
-// free number. Its list lags. It has no images. It throttles every third call, and
-// names the time of the next one. Machines can be made whose creation never ends, and
+// free number. Its list lags. It has no images, unless Options name some, whose references then
+// contain no version. It throttles every third call, and names the time of the next one. Machines can be made whose creation never ends, and
 // deletions that never end.
 //
 // Provider returns its entry in the registry of providers.
@@ -39,6 +39,8 @@ type Options struct {
 	Throttle time.Duration
 	// Now is the clock of Lag and Throttle; nil: the real one.
 	Now func() time.Time
+	// Images are the catalogue; nil: the cloud selects no image. Groups start with the first.
+	Images []cloud.Image
 	// Components are what the cloud offers for every version of Kubernetes.
 	Components component.Signed
 }
@@ -50,6 +52,7 @@ type Cloud struct {
 	lag, throttle time.Duration
 	now           func() time.Time
 	components    component.Signed
+	images        []cloud.Image
 
 	mu     sync.Mutex
 	stuck  int             // so many of the next deletions do not end
@@ -74,11 +77,17 @@ func Group(name string) string { return scheme + "demo/groups/" + name }
 
 // Start starts the cloud. It serves until ctx ends. wait returns after its end.
 func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
-	c = &Cloud{lag: o.Lag, throttle: o.Throttle, now: o.Now, components: o.Components, going: map[string]bool{}}
+	c = &Cloud{lag: o.Lag, throttle: o.Throttle, now: o.Now, components: o.Components, images: o.Images, going: map[string]bool{}}
 	if c.now == nil {
 		c.now = time.Now
 	}
-	o.Hollow.Images, o.Hollow.Identify, o.Hollow.Describe = []string{"none"}, c.identify, translate
+	o.Hollow.Images, o.Hollow.Identify, o.Hollow.Describe = nil, c.identify, c.translate
+	for _, i := range o.Images {
+		o.Hollow.Images = append(o.Hollow.Images, i.Version)
+	}
+	if len(o.Images) == 0 {
+		o.Hollow.Images = []string{"none"}
+	}
 	if c.Machines, wait, err = hollow.Start(ctx, o.Hollow); err != nil {
 		return nil, nil, fmt.Errorf("start odd cloud: %w", err)
 	}
@@ -142,14 +151,25 @@ func (c *Cloud) odd(i cloud.Instance) cloud.Instance {
 	if c.going[i.Key()] {
 		i.State = cloud.Terminating
 	}
-	return translate(i)
+	return c.translate(i)
 }
 
-// translate returns a hollow machine with the group of this cloud and without an image.
-func translate(i cloud.Instance) cloud.Instance {
+// translate returns a hollow machine with the group and the image of this cloud.
+func (c *Cloud) translate(i cloud.Instance) cloud.Instance {
 	_, group, _ := sandboxapi.ParseGroupID(i.Group)
-	i.Group, i.Image = Group(group), ""
+	i.Group, i.Image = Group(group), c.image(i.Image)
 	return i
+}
+
+// image returns the reference of a hollow machine's image; empty without a catalogue.
+func (c *Cloud) image(hollow string) string {
+	_, version, _ := sandboxapi.ParseImageReference(hollow)
+	for _, i := range c.images {
+		if i.Version == version {
+			return i.Reference
+		}
+	}
+	return ""
 }
 
 // Groups implements providers.Control.
@@ -159,7 +179,7 @@ func (c *Cloud) Groups(ctx context.Context) ([]cloud.Group, error) {
 	}
 	all := c.Machines.Groups()
 	for n := range all {
-		all[n].ID, all[n].Image, all[n].AutoscalerName = Group(all[n].Name), "", all[n].Name
+		all[n].ID, all[n].Image, all[n].AutoscalerName = Group(all[n].Name), c.image(all[n].Image), all[n].Name
 	}
 	return all, nil
 }
@@ -201,10 +221,15 @@ func (c *Cloud) find(key string) (cloud.Instance, bool) {
 	return i, ok && cloud.SameMachine(i.Key(), key)
 }
 
-// SetGroupImage implements providers.Control. There are no images.
-func (c *Cloud) SetGroupImage(ctx context.Context, _, image string) error {
+// SetGroupImage implements providers.Control.
+func (c *Cloud) SetGroupImage(ctx context.Context, groupID, image string) error {
 	if err := c.enter(ctx); err != nil {
 		return err
+	}
+	for _, i := range c.images {
+		if i.Reference == image {
+			return c.Machines.SetImage(strings.TrimPrefix(groupID, Group("")), i.Version)
+		}
 	}
 	return fmt.Errorf("set image %q: %w", image, errors.ErrUnsupported)
 }

@@ -37,6 +37,13 @@ func TestOddCloudConforms(t *testing.T) {
 	cloudtest.Run(t, cloudtest.Options{Cloud: c, Group: oddcloud.Group(sandboxapi.WorkerGroup), Unknown: oddcloud.ID("worker-999")})
 }
 
+func TestOddCloudWithImagesConforms(t *testing.T) {
+	c := start(t, oddcloud.Options{Images: catalogue()})
+	cloudtest.Run(t, cloudtest.Options{
+		Cloud: c, Group: oddcloud.Group(sandboxapi.WorkerGroup), Unknown: oddcloud.ID("worker-999"), Images: []string{"ami-1", "ami-2"},
+	})
+}
+
 // Its lists lag five minutes, by a clock on which ten minutes pass in a second.
 func TestOddCloudWithListsOfMinutesAgoConforms(t *testing.T) {
 	begin := time.Now()

@@ -29,7 +29,7 @@ const InitSecret = "odd-secret-0123456789-abcdefghij"
 // odd://demo. The metadata server of a machine has the address odd://demo/NAME.
 func (c *Cloud) Provider() providers.Provider {
 	return providers.Provider{
-		Name: Name, NoImages: true,
+		Name: Name, NoImages: len(c.images) == 0,
 		Config:  section.Schema{{Name: "realm", Required: true, Identity: true}, {Name: "zones", Kind: section.List}},
 		State:   section.Schema{{Name: "realm", Required: true, Identity: true}},
 		About:   "odd is a cloud of tests.",
@@ -77,8 +77,8 @@ func (c console) Machines(ctx context.Context) ([]cloud.Machine, error) {
 	return out, err
 }
 
-// Images returns none.
-func (c console) Images(ctx context.Context) ([]cloud.Image, error) { return nil, c.enter(ctx) }
+// Images returns Options.Images.
+func (c console) Images(ctx context.Context) ([]cloud.Image, error) { return c.images, c.enter(ctx) }
 
 // Components returns Options.Components.
 func (c console) Components(ctx context.Context, _ version.Version) (component.Signed, error) {
