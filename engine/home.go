@@ -49,7 +49,10 @@ func (e *Engine) readFiles(h *Home) {
 		if h.Cluster == "" {
 			h.Cluster = s.Infrastructure.Name
 		}
+		h.Adopted = s.Adopted()
 		switch {
+		case h.Adopted:
+			h.Stage = StageCluster
 		case len(s.ClusterValues.ClusterID) == 0:
 			h.Stage = StageReady
 		case !e.ws.Has(workspace.KubeconfigFile):
@@ -101,7 +104,11 @@ func (e *Engine) suggest(h *Home) {
 		suggest("Show the status", "status", "")
 	case StageCluster:
 		suggest("Show the status", "status", "")
-		suggest("Check for upgrades", "upgrade check", newerThan(h.Config))
+		if h.Adopted {
+			suggest("Check what stands against an upgrade", "check", "")
+		} else {
+			suggest("Check for upgrades", "upgrade check", newerThan(h.Config))
+		}
 		var err error
 		if h.Backup, err = e.lastBackup(h.State); err == nil && h.Backup.Old(e.now()) {
 			why := "there is none yet"
@@ -119,7 +126,7 @@ type NextStep struct{ Title, Verb, Reason string }
 // NextSteps returns the commands that lead from a workspace without a cluster to one with
 // machines.
 func NextSteps(h Home) (steps []NextStep) {
-	all := providers.All()
+	all := providers.Clouds()
 	switch h.Stage {
 	case StageEmpty:
 		for _, p := range all {

@@ -93,6 +93,8 @@ type Home struct {
 	Cluster string `json:"cluster,omitempty"`
 	// Simulated says that the machines only do as machines would.
 	Simulated bool `json:"simulated,omitempty"`
+	// Adopted says that `adopt` wrote the workspace: kubeadm made and upgrades the cluster.
+	Adopted bool `json:"adopted,omitempty"`
 	// Config and State are nil if the file is absent or cannot be read; Problems says why.
 	Config   *workspace.Config `json:"config,omitempty"`
 	State    *workspace.State  `json:"-"`
@@ -119,6 +121,9 @@ const lookLimit = 8 * time.Second
 // description has the cloud's data. The error is about the workspace.
 func (e *Engine) Status(ctx context.Context) (Status, error) {
 	c, s, err := e.ws.Load()
+	if errors.Is(err, workspace.ErrAdopted) {
+		return e.statusAdopted(ctx, c)
+	}
 	if err != nil {
 		return Status{}, err
 	}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 
 	"constellation/engine"
+	"constellation/engine/adopt"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
@@ -26,6 +27,11 @@ func selectCluster(s *session, verb string, a cluster.Access, current bool) (*cl
 	}
 	given := a.Given() || a.As != "" || a.RequestTimeout != 0
 	inside := ws.Has(workspace.ConfigFile) || ws.Has(workspace.KubeconfigFile)
+	if s.Clusters != nil && !given && verb != backUp {
+		if sel, err := adoptedCluster(s, ws); sel != nil || err != nil {
+			return sel, err
+		}
+	}
 	if s.Clusters == nil || !given && (inside || !current || s.dir != ".") {
 		return nil, nil
 	}
@@ -44,6 +50,23 @@ func selectCluster(s *session, verb string, a cluster.Access, current bool) (*cl
 			return nil, err
 		}
 	}
+	return &sel, nil
+}
+
+// backUp is the verb of a backup, which uses the kubeconfig of its workspace by itself.
+const backUp = "back up"
+
+// adoptedCluster returns the cluster of a workspace that `adopt` wrote; nil if it is another
+// workspace.
+func adoptedCluster(s *session, ws *workspace.Workspace) (*cluster.Selected, error) {
+	if !ws.IsAdopted() {
+		return nil, nil
+	}
+	sel, err := s.Clusters.Select(cluster.Access{Kubeconfig: ws.Path(workspace.KubeconfigFile)})
+	if err != nil {
+		return nil, err
+	}
+	sel.Note = adopt.Upgrade
 	return &sel, nil
 }
 

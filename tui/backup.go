@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/adopt"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
@@ -66,7 +67,7 @@ a folder with the name of the context, or in --dir. An etcd snapshot needs our o
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r.Etcd = string(etcd)
 			var err error
-			if r.Cluster, err = selectCluster(s, "back up", access, false); err != nil {
+			if r.Cluster, err = selectCluster(s, backUp, access, false); err != nil {
 				return err
 			}
 			return runBackup(cmd.Context(), s, r, timeout, out)
@@ -102,6 +103,9 @@ func runBackup(ctx context.Context, s *session, r engine.BackupRequest, timeout 
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return unplanned(s, out, f, err)
+	}
+	if ws, _, err := s.workspace(); err == nil && r.Cluster == nil && ws.IsAdopted() {
+		s.remark("%s", adopt.Upgrade)
 	}
 	plan, err := eng.PlanBackup(ctx, r)
 	if err != nil {

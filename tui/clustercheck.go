@@ -110,12 +110,16 @@ func runCheck(ctx context.Context, s *session, o clusterCheckOptions) error {
 	if err != nil {
 		return err
 	}
-	if ws.Has(workspace.ConfigFile) {
+	own, err := adoptedCluster(s, ws)
+	if err != nil {
+		return err
+	}
+	if ws.Has(workspace.ConfigFile) && own == nil {
 		if done, err := checkWorkspace(ctx, s, ws, o, rules); done || err != nil {
 			return err
 		}
 	}
-	sel, err := s.Clusters.Select(o.Access)
+	sel, err := selectedForCheck(s, ws, own, o.Access)
 	if err != nil {
 		return err
 	}
@@ -128,6 +132,22 @@ func runCheck(ctx context.Context, s *session, o clusterCheckOptions) error {
 		return err
 	}
 	return writeClusterCheck(s, &k, o, rules)
+}
+
+// selectedForCheck returns the cluster of an access. In the workspace of an adopted cluster, own, it is
+// that one, and another is refused.
+func selectedForCheck(s *session, ws *workspace.Workspace, own *cluster.Selected, a cluster.Access) (cluster.Selected, error) {
+	if own != nil && !a.Given() && a.As == "" {
+		return *own, nil
+	}
+	if own != nil && a.Kubeconfig == "" && a.Context == "" && a.ClusterName == "" {
+		a.Kubeconfig = ws.Path(workspace.KubeconfigFile) // as another user
+	}
+	sel, err := s.Clusters.Select(a)
+	if err != nil || own == nil {
+		return sel, err
+	}
+	return sel, sameCluster("check", ws, &sel)
 }
 
 // checkWorkspace runs `upgrade check` for the cluster of a workspace. It refuses a kubeconfig of

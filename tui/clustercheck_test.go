@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"constellation/engine/adopt"
 	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/distribution"
@@ -51,6 +52,12 @@ func (clusters) Look(_ context.Context, s cluster.Selected) check.Glance {
 }
 
 func (clusters) Reach(context.Context, cluster.Selected) error { return nil }
+
+func (clusters) Examine(context.Context, cluster.Selected, adopt.Request, func(plan.Event)) (adopt.Report, error) {
+	return adopt.Report{}, nil
+}
+
+func (clusters) Kubeconfig(cluster.Access) ([]byte, error) { return nil, nil }
 
 func (clusters) CheckRole(bool) string { return "kind: ClusterRole\n" }
 

@@ -19,20 +19,24 @@ import (
 )
 
 // severalClusters returns the contexts to show if the folder has no workspace: nil if it has one,
-// if the user named it, or if there is no kubeconfig.
+// if the user named it, or if there is no kubeconfig. In the workspace of an adopted cluster it is the
+// context of that.
 func severalClusters(s *session, named bool) (*cluster.Contexts, preferences.Preferences, error) {
 	prefs := preferences.Default()
-	if named || s.Clusters == nil {
+	if s.Clusters == nil {
 		return nil, prefs, nil
 	}
 	ws, _, err := s.workspace()
 	if err != nil {
 		return nil, prefs, err
 	}
-	if slices.ContainsFunc([]string{workspace.ConfigFile, workspace.StateFile, workspace.KubeconfigFile, plan.RunsDir}, ws.Has) {
+	var of cluster.Access
+	if ws.IsAdopted() {
+		of.Kubeconfig = ws.Path(workspace.KubeconfigFile)
+	} else if named || slices.ContainsFunc([]string{workspace.ConfigFile, workspace.StateFile, workspace.KubeconfigFile, plan.RunsDir}, ws.Has) {
 		return nil, prefs, nil
 	}
-	k, err := s.Clusters.List(cluster.Access{})
+	k, err := s.Clusters.List(of)
 	if err != nil {
 		s.log.Debug("no clusters to list", "err", err)
 		return nil, prefs, nil

@@ -127,8 +127,12 @@ exit code is 2 if there are errors.`,
 			if !c.Image.IsZero() {
 				image = ", image " + c.Image.String()
 			}
-			fmt.Fprintf(s.out, "%s is valid: cluster %s, %s, %s, Kubernetes %s%s, release %s\n", view.ConfigFile, term.Clean(c.Name),
-				words.Count(c.ControlPlanes(), "control plane"), words.Count(c.Workers(), "worker"), c.Kubernetes, image, c.Services)
+			services := ""
+			if !c.Services.IsZero() {
+				services = ", release " + c.Services.String()
+			}
+			fmt.Fprintf(s.out, "%s is valid: cluster %s, %s, %s, Kubernetes %s%s%s\n", view.ConfigFile, term.Clean(c.Name),
+				words.Count(c.ControlPlanes(), "control plane"), words.Count(c.Workers(), "worker"), c.Kubernetes, image, services)
 			return nil
 		},
 	}

@@ -28,6 +28,23 @@ var offers = map[engine.Stage][]offer{
 	},
 }
 
+// adoptedOffers are the next commands in the workspace of an adopted cluster.
+var adoptedOffers = []offer{
+	{"Show the cluster", "status"},
+	{"Check what stands against an upgrade", "check"},
+	{"Create a backup", "backup create"},
+	{"List backups", "backup list"},
+	{"Show the state of each node", "watch --once"},
+}
+
+// offersOf returns the next commands of a workspace.
+func offersOf(h *engine.Home) []offer {
+	if h.Adopted {
+		return adoptedOffers
+	}
+	return offers[h.Stage]
+}
+
 // askNext is the home screen in accessible mode: it lists the next commands, prompts for
 // one, runs it and repeats, until the user types q or stdin ends. The exit code of a command
 // is printed and ends the loop only if a signal ended the command.
@@ -45,7 +62,7 @@ func askNext(ctx context.Context, s *session) error {
 		for _, x := range engine.NextSteps(h) {
 			list = append(list, offer{x.Title, x.Verb})
 		}
-		list = append(list, offers[h.Stage]...)
+		list = append(list, offersOf(&h)...)
 		fmt.Fprintln(s.out)
 		for i, o := range list {
 			fmt.Fprintf(s.out, "%d  %s: %s\n", i+1, o.title, s.command(o.verb))

@@ -14,7 +14,7 @@ import (
 // each room depends on no more than it needs. No room imports the fake engine of the tests.
 func TestRooms(t *testing.T) {
 	values := []string{
-		"constellation/engine", "constellation/engine/plain", "constellation/engine/plan", "constellation/engine/check",
+		"constellation/engine", "constellation/engine/plain", "constellation/engine/plan", "constellation/engine/check", "constellation/engine/adopt",
 		"constellation/engine/rollout", "constellation/engine/cluster", "constellation/engine/words", "constellation/engine/compat", "constellation/engine/workspace", "constellation/engine/cloud/providers", "constellation/engine/findings", "constellation/engine/provenance", "constellation/engine/mirror", "constellation/engine/version", "constellation/engine/preferences",
 	}
 	for _, tt := range []struct {

@@ -39,6 +39,9 @@ It changes nothing. The exit code is 1 if the API server does not answer.`,
 			if err != nil {
 				return err
 			}
+			if ws, _, err := s.workspace(); err == nil && ws.IsAdopted() && !access.Given() && access.As == "" {
+				return printStatus(cmd.Context(), s, out)
+			}
 			if sel != nil {
 				return printStatusOf(cmd.Context(), s, out, access, sel)
 			}
@@ -66,6 +69,8 @@ func printStatus(ctx context.Context, s *session, f format) error {
 		if err := document(s.out, st); err != nil {
 			return err
 		}
+	} else if st.Server != "" { // adopted
+		s.print(anyStatusText(s.page(), &st, s.formatter()))
 	} else {
 		s.print(statusText(s.page(), &st))
 	}

@@ -39,6 +39,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/adopt"
 	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/findings"
@@ -94,6 +95,10 @@ type Clusters interface {
 	Reach(ctx context.Context, s cluster.Selected) error
 	// Look observes a cluster within the deadline of ctx.
 	Look(ctx context.Context, s cluster.Selected) check.Glance
+	// Examine reports what adopting a cluster would do. It only reads.
+	Examine(ctx context.Context, s cluster.Selected, r adopt.Request, emit func(plan.Event)) (adopt.Report, error)
+	// Kubeconfig returns a kubeconfig with the selected context alone, which any program can use.
+	Kubeconfig(cluster.Access) ([]byte, error)
 	// CheckRole returns the manifest of the least ClusterRole for a check.
 	CheckRole(dryRun bool) string
 }

@@ -20,6 +20,8 @@ const (
 	AKS           = "aks"
 	OpenShift     = "openshift"
 	Talos         = "talos"
+	Kops          = "kops"
+	ClusterAPI    = "cluster-api"
 	Unknown       = "unknown"
 )
 
@@ -75,6 +77,8 @@ var entries = []entry{
 	{name: K3s, title: "K3s", upgrade: "K3s' installer, or a Plan of the system-upgrade-controller", build: "+k3s", annotations: []string{"k3s.io/"}},
 	{name: Talos, title: "Talos Linux", upgrade: "talosctl upgrade-k8s", annotations: []string{"talos.dev/"}, system: "Talos ("},
 	{name: Kind, title: "kind", upgrade: "a new cluster with a newer node image", provider: "kind://"},
+	{name: Kops, title: "kOps", upgrade: "kops upgrade cluster", labels: []string{"kops.k8s.io/"}},
+	{name: ClusterAPI, title: "Cluster API", upgrade: "the version of its Cluster, or of its KubeadmControlPlane and MachineDeployments, in the management cluster", annotations: []string{"cluster.x-k8s.io/"}},
 	{name: Kubeadm, title: "kubeadm", upgrade: "kubeadm upgrade apply", annotations: []string{"kubeadm.alpha.kubernetes.io/"}},
 }
 
@@ -177,6 +181,8 @@ func (d Distribution) NotApplicable() map[string]string {
 		add(d.Title+" runs the control plane outside the cluster", aboutPods, aboutKubeadm, aboutEtcd, []string{"leaders"})
 	case K3s:
 		add("K3s runs the control plane, etcd and kube-proxy in one process", aboutPods, aboutKubeadm, aboutEtcd, aboutProxy, []string{"leaders"})
+	case Kops:
+		add("kOps has no configuration of kubeadm", aboutKubeadm)
 	case RKE2:
 		add("RKE2 has no configuration of kubeadm", aboutKubeadm)
 	case OpenShift:

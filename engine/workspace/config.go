@@ -22,6 +22,7 @@ import (
 	"constellation/assets"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
 	"constellation/engine/plan"
@@ -211,6 +212,10 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 	always := func(string) bool { return true }
 	required := []string{"version", "name", "microserviceVersion", "kubernetesVersion", "provider", "nodeGroups", "attestation"}
 	p, named := namedProvider(doc)
+	if p.Inventory {
+		required = []string{"version", "name", "kubernetesVersion", "provider", "nodeGroups"}
+		c.ServiceCIDR, c.PodCIDR = netip.Prefix{}, netip.Prefix{} // kubeadm-config has them
+	}
 	if !p.NoImages {
 		required = slices.Insert(required, 2, "image")
 	}
@@ -237,6 +242,18 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 	}, required...)
 	if n := valueOf(doc, "image"); p.NoImages && n != nil {
 		r.bad(n, "image", "is not selected by provider "+p.Name, "remove it")
+	}
+	if p.Inventory {
+		for _, name := range []string{"microserviceVersion", "attestation", "serviceCIDR", "podCIDR", "keepWorkers", "charts", "plans"} {
+			if n := valueOf(doc, name); n != nil {
+				r.bad(n, name, "does not apply to an adopted cluster", "remove it")
+			}
+		}
+		for i, m := range machines.List(c.Provider.Section) {
+			if _, ok := c.NodeGroups[string(m.Group)]; m.Group.Valid() && !ok {
+				r.bad(find(doc, "provider"), fmt.Sprintf("provider.%s.%s[%d].group", machines.Name, machines.Name, i), string(m.Group)+" is not in nodeGroups", "add the group to nodeGroups")
+			}
+		}
 	}
 	if c.PodCIDR.Overlaps(c.ServiceCIDR) {
 		r.errs = append(r.errs, FieldError{

@@ -36,6 +36,8 @@ func (r *reader) section(n *yaml.Node, path string, schema section.Schema) secti
 				var v []string
 				r.list(&v, valid, f.Problem)(n, path)
 				out[f.Name] = v
+			case section.Table:
+				out[f.Name] = r.table(n, path, f.Columns)
 			default:
 				var v string
 				r.str(&v, valid, f.Problem, f.Remedy)(n, path)
@@ -50,6 +52,28 @@ func (r *reader) section(n *yaml.Node, path string, schema section.Schema) secti
 	return out
 }
 
+// table reads the rows of a table.
+func (r *reader) table(n *yaml.Node, path string, columns section.Schema) (rows []section.Values) {
+	if n = resolve(n); n.Kind != yaml.SequenceNode {
+		r.bad(n, path, "is "+kindOf(n)+", want a list", "begin each entry with a dash")
+		return nil
+	}
+	seen := map[[2]string]bool{}
+	for i, item := range n.Content {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		row := r.section(item, at, columns)
+		for _, c := range columns {
+			key := [2]string{c.Name, row.Text(c.Name)}
+			if c.Unique && key[1] != "" && seen[key] {
+				r.bad(item, at+"."+c.Name, fmt.Sprintf("%q occurs twice", key[1]), "remove one of the entries")
+			}
+			seen[key] = true
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
 // sectionNode returns a section as YAML, in the order of its schema. Fields that are not
 // required are left out if they are zero.
 func sectionNode(schema section.Schema, values section.Values) (*yaml.Node, error) {
@@ -59,7 +83,16 @@ func sectionNode(schema section.Schema, values section.Values) (*yaml.Node, erro
 			continue
 		}
 		value := &yaml.Node{}
-		if err := value.Encode(values[f.Name]); err != nil {
+		if f.Kind == section.Table {
+			value.Kind = yaml.SequenceNode
+			for _, row := range values.Table(f.Name) {
+				n, err := sectionNode(f.Columns, row)
+				if err != nil {
+					return nil, err
+				}
+				value.Content = append(value.Content, n)
+			}
+		} else if err := value.Encode(values[f.Name]); err != nil {
 			return nil, fmt.Errorf("write field %s: %w", f.Name, err)
 		}
 		out.Content = append(out.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: f.Name}, value)

@@ -3,8 +3,8 @@ package workspace
 import (
 	"bytes"
 	"encoding/hex"
+	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"gopkg.in/yaml.v3"
@@ -57,9 +57,19 @@ func (i Infrastructure) MarshalYAML() (any, error) {
 	if err := out.Encode(plain(i)); err != nil {
 		return nil, err
 	}
-	p, err := providers.Find(i.Provider)
-	if err != nil {
-		return nil, err
+	p, ok := providers.Named(i.Provider)
+	if !ok {
+		return nil, fmt.Errorf("provider %q is not in this release", i.Provider)
+	}
+	if p.Inventory {
+		// What init needs is not known of machines that exist already.
+		var kept []*yaml.Node
+		for k := 0; k+1 < len(out.Content); k += 2 {
+			if v := out.Content[k+1]; v.Kind != yaml.ScalarNode || v.Value != "" {
+				kept = append(kept, out.Content[k], v)
+			}
+		}
+		out.Content = kept
 	}
 	n, err := sectionNode(p.State, i.Section)
 	if err != nil {
@@ -73,8 +83,14 @@ func (i Infrastructure) MarshalYAML() (any, error) {
 
 // Simulated reports whether the machines only imitate machines.
 func (s *State) Simulated() bool {
-	p, err := providers.Find(s.Infrastructure.Provider)
-	return err == nil && p.Simulated != nil && p.Simulated(s.Infrastructure.Section)
+	p, ok := providers.Named(s.Infrastructure.Provider)
+	return ok && p.Simulated != nil && p.Simulated(s.Infrastructure.Section)
+}
+
+// Adopted reports whether the cluster existed before its workspace: `adopt` wrote it.
+func (s *State) Adopted() bool {
+	p, ok := providers.Named(s.Infrastructure.Provider)
+	return ok && p.Inventory
 }
 
 // Catalogue returns the catalogue of OS images of the state's cloud. list reads its entries; it is
@@ -137,7 +153,7 @@ func (s *State) read(r *reader, doc *yaml.Node) {
 			fields := map[string]field{
 				"uid":               r.str(&i.UID, filled, "is empty or too long", ""),
 				"name":              r.str(&i.Name, clusterNameRE.MatchString, "cannot name a cluster", ""),
-				"provider":          r.str(&i.Provider, func(v string) bool { return slices.Contains(providers.Names(), v) }, "is no provider of this release", "this release has "+words.And(providers.Names())),
+				"provider":          r.str(&i.Provider, func(v string) bool { _, ok := providers.Named(v); return ok }, "is no provider of this release", "this release has "+words.And(providers.Names())),
 				"clusterEndpoint":   r.str(&i.ClusterEndpoint, isHostPort, "is not host:port", ""),
 				"initEndpoint":      r.str(&i.InitEndpoint, isHostPort, "is not host:port", ""),
 				"inClusterEndpoint": r.str(&i.InClusterEndpoint, filled, "is empty or too long", ""),
@@ -147,6 +163,11 @@ func (s *State) read(r *reader, doc *yaml.Node) {
 				"ipCidrPod":         r.prefix(&i.PodCIDR, 8, 22),
 			}
 			required := []string{"uid", "name", "provider", "clusterEndpoint", "initEndpoint", "inClusterEndpoint", "initSecret", "ipCidrNode", "ipCidrPod"}
+			if provider != nil {
+				if p, ok := providers.Named(provider.Value); ok && p.Inventory {
+					required = []string{"uid", "name", "provider", "clusterEndpoint"}
+				}
+			}
 			for _, p := range providers.All() {
 				fields[p.Name] = func(n *yaml.Node, path string) {
 					values := r.section(n, path, p.State)
@@ -196,7 +217,11 @@ func (r *reader) secret(to *HexBytes, shortest, longest int) field {
 // marshal returns the file's text.
 func (s *State) marshal() ([]byte, error) {
 	var b bytes.Buffer
-	b.WriteString("# State of the machines and their cluster. It contains a secret: do not share it.\n# Written by constellation; do not edit.\n")
+	if s.Adopted() {
+		b.WriteString("# Which cluster this workspace is of. Written by `constellation adopt`; do not edit.\n")
+	} else {
+		b.WriteString("# State of the machines and their cluster. It contains a secret: do not share it.\n# Written by constellation; do not edit.\n")
+	}
 	e := yaml.NewEncoder(&b)
 	e.SetIndent(2)
 	if err := e.Encode(s); err != nil {

@@ -38,13 +38,18 @@ func (w *Workspace) Belong(c *Config, s *State) error {
 		return foreign(StateFile, fmt.Sprintf("it is of provider %s, and the configuration names %s%s", s.Infrastructure.Provider, c.Provider.Name, c.At("provider")),
 			fmt.Sprintf("move %s to a safe place, or use another directory with -C", strings.Join(w.ClusterFiles(), ", ")))
 	}
-	if p, err := providers.Find(c.Provider.Name); err != nil {
-		return foreign(ConfigFile, err.Error(), "use the program that wrote it")
-	} else if f := section.Differs(p.Config, p.State, c.Provider.Section, s.Infrastructure.Section); f != "" {
+	p, known := providers.Named(c.Provider.Name)
+	if !known {
+		return foreign(ConfigFile, "provider "+c.Provider.Name+" is not in this release", "use the program that wrote it")
+	}
+	if f := section.Differs(p.Config, p.State, c.Provider.Section, s.Infrastructure.Section); f != "" {
 		want, have := c.Provider.Section[f], s.Infrastructure.Section[f]
 		return foreign(StateFile, fmt.Sprintf("it belongs to %s %q, and the configuration names %q%s", p.Name, have, want, c.At("provider")),
 			fmt.Sprintf("move %s to a safe place and %s, which writes that of %s. If %s is the one that you want, write %s: %s",
 				strings.Join(w.ClusterFiles(), ", "), c.Advice().Create, c.Advice().Cloud, s.Advice().Cloud, sectionField(p.Name, f), have))
+	}
+	if p.Inventory {
+		return nil // an adopted cluster has no master secret
 	}
 	v := s.ClusterValues
 	for _, f := range []string{KubeconfigFile, PendingFile} {
@@ -72,9 +77,9 @@ func (w *Workspace) OnMachines(v plan.Verb) error {
 	if err != nil {
 		return nil // other callers report problems of the state
 	}
-	p, err := providers.Find(s.Infrastructure.Provider)
-	if err != nil || p.Fixed == nil {
-		return nil //nolint:nilerr // as above
+	p, ok := providers.Named(s.Infrastructure.Provider)
+	if !ok || p.Fixed == nil {
+		return nil
 	}
 	reason, remedy := p.Fixed(s.Infrastructure.Section)
 	if reason == "" {
@@ -494,7 +499,8 @@ func isHostPort(s string) bool {
 func (w *Workspace) Absent(name string) error { return absentFile{name, w.root} }
 
 // Load reads configuration and state and makes sure that they, and the files beside them,
-// belong to one cluster. Its errors have plan.ExitUsage.
+// belong to one cluster that this program made: [ErrAdopted] is inside the error of an adopted one.
+// Its errors have plan.ExitUsage.
 func (w *Workspace) Load() (*Config, *State, error) {
 	c, err := w.Config()
 	if err != nil {
@@ -504,5 +510,11 @@ func (w *Workspace) Load() (*Config, *State, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return c, s, w.Belong(c, s)
+	if err := w.Belong(c, s); err != nil {
+		return c, s, err
+	}
+	if s.Adopted() {
+		return c, s, w.adoptedError()
+	}
+	return c, s, nil
 }

@@ -104,6 +104,9 @@ type Provider struct {
 	Example func(cluster string) section.Values
 	// Advice is how the cloud is named to users, and what to do when it fails.
 	Advice Advice
+	// Inventory is whether the machines are a list in the configuration, which `adopt` writes for a
+	// cluster that exists. Such an entry has no views: init, upgrades and daemons refuse it.
+	Inventory bool
 	// NoImages is whether machines run no image that the cloud selects. The field image of
 	// the configuration is optional then.
 	NoImages bool
@@ -206,8 +209,8 @@ var general = Advice{
 // AdviceFor returns the advice of a provider with its section filled in. A provider
 // that is not registered gets general advice.
 func AdviceFor(name string, values section.Values) Advice {
-	p, err := Find(name)
-	if err != nil {
+	p, ok := Named(name)
+	if !ok {
 		return general
 	}
 	a := p.Advice.or(Advice{Cloud: "cloud " + name}).or(general)
@@ -265,7 +268,7 @@ func DefaultValues() map[string]any { return sandbox().ChartValues() }
 var registry = struct {
 	sync.Mutex
 	list []Provider
-}{list: []Provider{sandbox()}}
+}{list: []Provider{inventory(), sandbox()}}
 
 // Register adds a provider to the registry, and returns what removes it again. A test
 // registers a cloud of its own this way. It panics if the name is taken.
@@ -285,27 +288,46 @@ func Register(p Provider) (remove func()) {
 	}
 }
 
-// All returns the providers of this program, sorted by name.
+// All returns the providers of this program, sorted by name, with those that only adopted clusters
+// have.
 func All() []Provider {
 	registry.Lock()
 	defer registry.Unlock()
 	return slices.Clone(registry.list)
 }
 
-// Names returns the names of all providers, sorted.
+// Clouds returns the providers that can make a cluster, sorted by name.
+func Clouds() []Provider {
+	return slices.DeleteFunc(All(), func(p Provider) bool { return p.Inventory })
+}
+
+// Names returns the names of the providers that can make a cluster, sorted.
 func Names() []string {
 	var names []string
-	for _, p := range All() {
+	for _, p := range Clouds() {
 		names = append(names, p.Name)
 	}
 	return names
 }
 
-// Find returns the provider of a name. The error lists the names that there are.
-func Find(name string) (Provider, error) {
+// Named returns the provider of a name, which need not be able to make a cluster.
+func Named(name string) (p Provider, ok bool) {
 	all := All()
 	if n := slices.IndexFunc(all, func(p Provider) bool { return p.Name == name }); n >= 0 {
-		return all[n], nil
+		return all[n], true
+	}
+	return Provider{}, false
+}
+
+// Find returns the provider of a name that can make a cluster. The error lists the names that there
+// are.
+func Find(name string) (Provider, error) {
+	p, ok := Named(name)
+	switch {
+	case ok && p.Inventory:
+		return Provider{}, fmt.Errorf("provider %s cannot make, delete or join machines: only adopted clusters have it", name)
+	case ok:
+		return p, nil
 	}
 	return Provider{}, fmt.Errorf("provider %q is not known: use %s", name, strings.Join(Names(), " or "))
 }

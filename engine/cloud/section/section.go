@@ -15,10 +15,11 @@ type Kind int
 
 // Kinds of fields, with the types of their values.
 const (
-	Text Kind = iota // string
-	Bool             // bool
-	Int              // int
-	List             // []string
+	Text  Kind = iota // string
+	Bool              // bool
+	Int               // int
+	List              // []string
+	Table             // []Values, with the fields of Field.Columns
 )
 
 // Field is one field of a section.
@@ -30,6 +31,10 @@ type Field struct {
 	// Identity marks a field that configuration and state must have in common: a state
 	// with another value is of other machines.
 	Identity bool
+	// Unique marks a column of a Table: no two rows have the same text.
+	Unique bool
+	// Columns are the fields of each row of a Table.
+	Columns Schema
 	// Valid reports whether a text, or an entry of a list, is valid; nil accepts all.
 	Valid func(string) bool
 	// Problem and Remedy complete the error about a text that is not valid:
@@ -63,6 +68,9 @@ func (v Values) Int(name string) int { i, _ := v[name].(int); return i }
 // List returns a list of texts; nil if the field is absent.
 func (v Values) List(name string) []string { l, _ := v[name].([]string); return l }
 
+// Table returns the rows of a table; nil if the field is absent.
+func (v Values) Table(name string) []Values { t, _ := v[name].([]Values); return t }
+
 // Zero reports whether a field is absent or has the zero value of its type.
 func (v Values) Zero(name string) bool {
 	switch x := v[name].(type) {
@@ -75,6 +83,8 @@ func (v Values) Zero(name string) bool {
 	case int:
 		return x == 0
 	case []string:
+		return len(x) == 0
+	case []Values:
 		return len(x) == 0
 	}
 	return false

@@ -551,6 +551,11 @@ func slimPod(p *corev1.Pod) pod {
 	}
 	if p.Namespace == metav1.NamespaceSystem && p.Labels["tier"] == "control-plane" {
 		out.component = p.Labels["component"]
+		for _, v := range p.Spec.Volumes {
+			if v.HostPath != nil {
+				out.hostPaths = append(out.hostPaths, v.HostPath.Path)
+			}
+		}
 		if len(p.Spec.Containers) > 0 {
 			c := &p.Spec.Containers[0]
 			out.args = slices.Concat(c.Command, c.Args)

@@ -42,6 +42,11 @@ const answerLimit = 10 * time.Second
 // then by check. A check without findings yields one finding with severity Info. The error
 // is that of the first request if the API server does not respond, or the context's.
 func Run(ctx context.Context, config *rest.Config, hops []check.PreflightRequest, emit func(plan.Event)) ([][]plan.Finding, error) {
+	return run(ctx, config, hops, emit, nil)
+}
+
+// run is Run. collected, unless it is nil, is called with what was read before the checks run.
+func run(ctx context.Context, config *rest.Config, hops []check.PreflightRequest, emit func(plan.Event), collected func(kubernetes.Interface, *world)) ([][]plan.Finding, error) {
 	config = rest.CopyConfig(config)
 	// Reading everything is one burst. API priority and fairness protects other clients.
 	config.QPS, config.Burst = 500, 1000
@@ -66,6 +71,9 @@ func Run(ctx context.Context, config *rest.Config, hops []check.PreflightRequest
 	w, err := collect(ctx, config, core, reading)
 	if err != nil {
 		return nil, err
+	}
+	if collected != nil {
+		collected(core, w)
 	}
 	var found [][]plan.Finding
 	for _, r := range hops {

@@ -212,6 +212,7 @@ type pod struct {
 	notEvict              string // the annotation that forbids eviction; empty if none does
 	pending               string // reason why it is not scheduled
 	images                []string
+	hostPaths             []string // paths of the machine; of control plane pods alone
 	args                  []string // command and args of the first container; of control plane pods alone
 	seLinux               string   // seLinuxLabel
 	component             string   // label component, of control plane pods alone

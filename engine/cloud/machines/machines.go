@@ -1,0 +1,52 @@
+// Package machines is the provider of machines that exist already. Its machines are a list in the
+// configuration. It cannot make or delete machines yet: a workspace with it comes from `adopt`.
+package machines
+
+import (
+	"net/netip"
+	"regexp"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/section"
+)
+
+// Name is the name of the provider, and of the list in its section.
+const Name = "machines"
+
+// Machine is one machine of the inventory.
+type Machine struct {
+	// Name is the name of the machine's Node.
+	Name string
+	// Address is an IP address of the machine; empty if it is not known.
+	Address string
+	// Group is the role of the machine, control-plane or worker.
+	Group cloud.Role
+}
+
+var nameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
+
+// Config returns the schema of the section in the configuration.
+func Config() section.Schema {
+	return section.Schema{{Name: Name, Kind: section.Table, Required: true, Columns: section.Schema{
+		{Name: "name", Required: true, Unique: true, Valid: nameRE.MatchString, Problem: "cannot name a node", Remedy: "write the name of its Node: `kubectl get nodes` lists them"},
+		{Name: "address", Unique: true, Valid: func(s string) bool { _, err := netip.ParseAddr(s); return err == nil }, Problem: "is no IP address", Remedy: "write the address at which the machine is reached, without a port"},
+		{Name: "group", Required: true, Valid: func(s string) bool { return cloud.Role(s).Valid() }, Problem: "is no group", Remedy: "write control-plane or worker"},
+	}}}
+}
+
+// List returns the machines of a section.
+func List(v section.Values) (out []Machine) {
+	for _, row := range v.Table(Name) {
+		out = append(out, Machine{row.Text("name"), row.Text("address"), cloud.Role(row.Text("group"))})
+	}
+	return out
+}
+
+// Section returns the section of machines.
+func Section(list []Machine) section.Values {
+	rows := make([]section.Values, len(list))
+	for i, m := range list {
+		rows[i] = section.Values{"name": m.Name, "address": m.Address, "group": string(m.Group)}
+	}
+	return section.Values{Name: rows}
+}

@@ -1,0 +1,189 @@
+package workspace
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/machines"
+	"constellation/engine/plan"
+)
+
+func adoption() Adoption {
+	return Adoption{
+		Name: "prod", UID: "uid-1", Kubernetes: "v1.36.4", Server: "https://10.0.0.1:6443",
+		Kubeconfig: []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: k, cluster: {server: 'https://10.0.0.1:6443'}}]\nusers: [{name: u, user: {token: secret}}]\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n"),
+		Machines:   []machines.Machine{{Name: "cp-0", Address: "10.0.0.11", Group: cloud.ControlPlane}, {Name: "w-0", Group: cloud.Worker}},
+	}
+}
+
+func namesIn(t *testing.T, dir string) (out []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
+func TestAdoptAndUndo(t *testing.T) {
+	t.Parallel()
+	w := &Workspace{t.TempDir()}
+	if err := os.WriteFile(w.Path("notes.txt"), []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	written, err := w.Adopt(adoption(), time.Now())
+	if err != nil || !slices.Equal(written, []string{KubeconfigFile, ConfigFile, StateFile}) {
+		t.Fatalf("wrote %v, %v", written, err)
+	}
+	for _, name := range []string{KubeconfigFile, StateFile, JournalFile} {
+		if info, err := os.Stat(w.Path(name)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+		}
+	}
+	c, err := w.Config()
+	if err != nil || c.Name != "prod" || c.ControlPlanes() != 1 || c.Workers() != 1 || !slices.Equal(machines.List(c.Provider.Section), adoption().Machines) {
+		t.Errorf("configuration %+v, %v", c, err)
+	}
+	if s, err := w.State(); err != nil || s.Infrastructure.UID != "uid-1" || s.Infrastructure.ClusterEndpoint != "10.0.0.1:6443" || !w.IsAdopted() {
+		t.Errorf("state %+v, %v", s, err)
+	}
+	if _, _, err := w.Load(); !errors.Is(err, ErrAdopted) || plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), "kubeadm") {
+		t.Errorf("a verb that needs the operator: %v", err)
+	}
+	if written, err := w.Adopt(adoption(), time.Now()); err != nil || len(written) > 0 {
+		t.Errorf("adopted again: wrote %v, %v", written, err)
+	}
+	other := adoption()
+	other.UID = "uid-2"
+	if _, err := w.Adopt(other, time.Now()); plan.ExitCode(err) != plan.ExitUsage {
+		t.Errorf("another cluster: %v", err)
+	}
+	done, err := w.UndoAdopt()
+	if err != nil || len(done.Removed) != 4 || len(done.Kept) != 0 {
+		t.Errorf("undone: %+v, %v", done, err)
+	}
+	if left := namesIn(t, w.Dir()); !slices.Equal(left, []string{"notes.txt"}) {
+		t.Errorf("left: %q", left)
+	}
+	if _, err := w.UndoAdopt(); plan.ExitCode(err) != plan.ExitNothing {
+		t.Errorf("undone again: %v", err)
+	}
+}
+
+// TestUndoKeepsChangedFiles checks that a file that was changed after the adoption is kept and named.
+func TestUndoKeepsChangedFiles(t *testing.T) {
+	t.Parallel()
+	w := &Workspace{t.TempDir()}
+	if _, err := w.Adopt(adoption(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(w.Path(ConfigFile), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = f.WriteString("# mine\n")
+	f.Close()
+	if done, err := w.UndoAdopt(); err != nil || !slices.Equal(done.Kept, []string{ConfigFile}) || slices.Contains(done.Removed, ConfigFile) {
+		t.Errorf("%+v, %v", done, err)
+	}
+	if left := namesIn(t, w.Dir()); !slices.Equal(left, []string{ConfigFile}) {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// TestAdoptionResumes ends an adoption after each of its writes, with a temporary file as a kill leaves
+// it. The next adoption completes the workspace, and its undo leaves nothing.
+func TestAdoptionResumes(t *testing.T) {
+	t.Parallel()
+	for done := range 4 {
+		for _, undo := range []bool{false, true} {
+			w := &Workspace{t.TempDir()}
+			if _, err := w.Adopt(adoption(), time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range adoptedFiles[done:] {
+				if err := os.Remove(w.Path(name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.WriteFile(w.Path("."+KubeconfigFile+".12345"), []byte("half"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			again := adoption()
+			again.Machines = append(again.Machines, machines.Machine{Name: "w-1", Address: "10.0.0.22", Group: cloud.Worker}) // it joined meanwhile
+			if !undo {
+				written, err := w.Adopt(again, time.Now())
+				if err != nil || !slices.Equal(written, adoptedFiles[done:]) && len(written)+done != len(adoptedFiles) {
+					t.Errorf("after %d: wrote %v, %v", done, written, err)
+				}
+				if _, err := w.Config(); err != nil || !w.IsAdopted() {
+					t.Errorf("after %d: %v", done, err)
+				}
+			}
+			if out, err := w.UndoAdopt(); err != nil || len(out.Kept) > 0 {
+				t.Errorf("after %d: undone %+v, %v", done, out, err)
+			}
+			if left := namesIn(t, w.Dir()); len(left) > 0 {
+				t.Errorf("after %d: left %q", done, left)
+			}
+		}
+	}
+}
+
+func TestAdoptRefuses(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{ConfigFile, StateFile, KubeconfigFile, MasterSecretFile, PendingFile} {
+		w := &Workspace{t.TempDir()}
+		if err := os.WriteFile(w.Path(name), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Adopt(adoption(), time.Now()); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if left := namesIn(t, w.Dir()); !slices.Equal(left, []string{name}) {
+			t.Errorf("%s: left %q", name, left)
+		}
+	}
+	for name, edit := range map[string]func(*Adoption){
+		"a name of two machines":      func(a *Adoption) { a.Machines[1].Name = "cp-0" },
+		"an escape sequence":          func(a *Adoption) { a.Machines[1].Name = "\x1b[2J" },
+		"an invalid address":          func(a *Adoption) { a.Machines[1].Address = "10.0.0.300" },
+		"no control plane":            func(a *Adoption) { a.Machines = a.Machines[1:] },
+		"a bad name of the cluster":   func(a *Adoption) { a.Name = "Prod" },
+		"a server without encryption": func(a *Adoption) { a.Server = "http://10.0.0.1" },
+	} {
+		w := &Workspace{t.TempDir()}
+		a := adoption()
+		edit(&a)
+		if _, err := w.Adopt(a, time.Now()); plan.ExitCode(err) != plan.ExitUsage && !strings.Contains(name, "encryption") || err == nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if left := namesIn(t, w.Dir()); len(left) > 0 {
+			t.Errorf("%s: left %q", name, left)
+		}
+	}
+	// A journal cannot name files of others.
+	w := &Workspace{t.TempDir()}
+	victim := filepath.Join(t.TempDir(), "victim")
+	if err := os.WriteFile(victim, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(w.Path(JournalFile), []byte(`{"uid":"uid-1","files":[{"name":"`+victim+`","sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.UndoAdopt(); plan.ExitCode(err) != plan.ExitUsage {
+		t.Errorf("a journal with another file: %v", err)
+	}
+	if _, err := os.Stat(victim); err != nil {
+		t.Errorf("a file that no adoption wrote: %v", err)
+	}
+}
