@@ -80,15 +80,9 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 	}, kubeadm.Node{Name: self.Name, ProviderID: self.ProviderID, IP: self.IP, CloudProvider: cloudProvider}); err != nil {
 		return nil, err
 	}
-	cert, err := parseCertificate("kubelet certificate", raw.GetKubeletCertificate())
+	cert, err := kubeletCertificate(raw.GetKubeletCertificate(), self, key)
 	if err != nil {
 		return nil, err
-	}
-	if !key.PublicKey.Equal(cert.PublicKey) {
-		return nil, errors.New("the kubelet certificate is for another key")
-	}
-	if cert.VerifyHostname(self.Name) != nil || cert.VerifyHostname(self.IP.String()) != nil {
-		return nil, errors.New("the kubelet certificate is for another node")
 	}
 	if t.files, err = servingFiles(raw.GetKubeletCertificate(), key); err != nil {
 		return nil, err
@@ -129,6 +123,21 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 		return nil, fmt.Errorf("it contains %d of the %d files of the cluster's PKI that a control plane needs", len(got), len(authorityFiles))
 	}
 	return t, nil
+}
+
+// kubeletCertificate parses the kubelet's serving certificate, which must be for this machine and key.
+func kubeletCertificate(b []byte, self cloud.Instance, key *ecdsa.PrivateKey) (*x509.Certificate, error) {
+	cert, err := parseCertificate("kubelet certificate", b)
+	if err != nil {
+		return nil, err
+	}
+	if !key.PublicKey.Equal(cert.PublicKey) {
+		return nil, errors.New("the kubelet certificate is for another key")
+	}
+	if cert.VerifyHostname(self.Name) != nil || cert.VerifyHostname(self.IP.String()) != nil {
+		return nil, errors.New("the kubelet certificate is for another node")
+	}
+	return cert, nil
 }
 
 func parseCertificate(what string, b []byte) (*x509.Certificate, error) {
