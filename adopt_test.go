@@ -30,6 +30,8 @@ func TestAdopt(t *testing.T) {
 	}
 	must(err)
 	ctx := t.Context()
+	root, err := os.Getwd()
+	must(err)
 	home := t.TempDir()
 	t.Chdir(home)
 	kubeconfig, err := cp.Kubeconfig()
@@ -103,11 +105,13 @@ func TestAdopt(t *testing.T) {
 			t.Errorf("%s: exit %d\n%s%s", verb, code, out, errs)
 		}
 	}
-	for _, verb := range []string{"init --yes --non-interactive", "upgrade check", "upgrade apply --yes --non-interactive", "upgrade prepare --yes --non-interactive"} {
+	for _, verb := range []string{"init --yes --non-interactive", "upgrade check", "upgrade apply --yes --non-interactive", "upgrade prepare --yes --non-interactive", "upgrade pause --non-interactive", "upgrade skip cp-0 --non-interactive"} {
 		if out, errs, code := runHere(append([]string{"-C", "prod"}, strings.Fields(verb)...)...); code != plan.ExitUsage || !strings.Contains(out+errs, "adopted") {
 			t.Errorf("%s: exit %d\n%s%s", verb, code, out, errs)
 		}
 	}
+	terminal := newScreen(t, home, filepath.Join(root, "bin", "constellation"), "-C", "prod", "init")
+	terminal.shows(`its cluster was adopted, and the operator is not installed there`)
 	if after := adoptedObjects(ctx, t, core); after != before {
 		t.Errorf("the cluster changed from\n%s\nto\n%s", before, after)
 	}

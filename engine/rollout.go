@@ -292,6 +292,9 @@ func (e *Engine) onCluster(ctx context.Context, op string, f func(context.Contex
 	if err != nil {
 		return err
 	}
+	if err := e.ws.NeedsOperator(); err != nil {
+		return err
+	}
 	k, err := e.connect(ctx, b)
 	if err != nil {
 		return &plan.Error{Op: "read " + e.ws.Path(workspace.KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}

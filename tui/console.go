@@ -31,7 +31,11 @@ func showConsole(ctx context.Context, s *session, o consoleOptions) error {
 		return err
 	}
 	var access cluster.Access
-	if o.watch != nil && o.watch.Cluster != nil {
+	if o.watch == nil {
+		if err := ws.NeedsOperator(); err != nil {
+			return err
+		}
+	} else if o.watch.Cluster != nil {
 		access = o.watch.Cluster.Access
 	}
 	g, err := guardOf(s, access)

@@ -38,6 +38,15 @@ func (w *Workspace) adoptedError() error {
 	}
 }
 
+// NeedsOperator returns the error of a verb that needs the operator; nil unless the cluster was adopted.
+// The error has plan.ExitUsage and wraps [ErrAdopted].
+func (w *Workspace) NeedsOperator() error {
+	if !w.IsAdopted() {
+		return nil
+	}
+	return w.adoptedError()
+}
+
 // IsAdopted reports whether this is the workspace of an adopted cluster.
 func (w *Workspace) IsAdopted() bool {
 	s, err := w.State()
