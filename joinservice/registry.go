@@ -53,7 +53,7 @@ func (k *kube) registry(ctx context.Context) (*componentproto.Registry, error) {
 
 // parseRegistry reads what the engine wrote. Its errors contain no login.
 func parseRegistry(s *corev1.Secret) (*componentproto.Registry, error) {
-	r := registry.Registry{Address: string(s.Data["address"]), CABundle: string(s.Data["ca.crt"])}
+	r := registry.Registry{Address: string(s.Data[registry.KeyAddress]), CABundle: string(s.Data[registry.KeyCA])}
 	if problem, _ := registry.BadAddress(r.Address); problem != "" {
 		return nil, errors.New("its address " + problem)
 	}

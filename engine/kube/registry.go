@@ -3,7 +3,6 @@ package kube
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -20,12 +19,6 @@ import (
 	"constellation/engine/registry"
 )
 
-// Keys of the Secret of a registry beside Kubernetes' own. The join service reads them.
-const (
-	keyRegistryAddress = "address"
-	keyRegistryCA      = "ca.crt"
-)
-
 // registryNamespaces have pods of our charts.
 func registryNamespaces(plans bool) []string {
 	all := []string{Namespace, systemNamespace}
@@ -37,9 +30,9 @@ func registryNamespaces(plans bool) []string {
 
 // registrySecret is the content of the Secret of r.
 func registrySecret(r registry.Registry) map[string][]byte {
-	m := map[string][]byte{corev1.DockerConfigJsonKey: r.DockerConfig(), keyRegistryAddress: []byte(r.Address)}
+	m := map[string][]byte{corev1.DockerConfigJsonKey: r.DockerConfig(), registry.KeyAddress: []byte(r.Address)}
 	if r.CABundle != "" {
-		m[keyRegistryCA] = []byte(r.CABundle)
+		m[registry.KeyCA] = []byte(r.CABundle)
 	}
 	return m
 }
@@ -125,7 +118,7 @@ func (c *Client) registryAddress(ctx context.Context) (address string, err error
 			return nil
 		}
 		if err == nil {
-			address = string(s.Data[keyRegistryAddress])
+			address = string(s.Data[registry.KeyAddress])
 		}
 		return err
 	})
@@ -183,8 +176,9 @@ func withImageRepository(config, to string) (string, error) {
 	if out == config {
 		out = strings.TrimSuffix(config, "\n") + "\n" + line + "\n"
 	}
-	if is, err := imageRepository(out); err != nil || is != to {
-		return "", fmt.Errorf("write %s: imageRepository would be %q, want %q: %w", keyClusterConfig, is, to, errors.Join(err, errors.ErrUnsupported))
+	is, err := imageRepository(out)
+	if err == nil && is != to {
+		err = fmt.Errorf("write %s: imageRepository would be %q, want %q", keyClusterConfig, is, to)
 	}
-	return out, nil
+	return out, err
 }

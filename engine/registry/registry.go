@@ -32,6 +32,12 @@ const Upstream = "registry.k8s.io"
 // SecretName is the Secret with the address and the login, in each namespace with pods of ours.
 const SecretName = "constellation-registry"
 
+// Keys of the Secret beside Kubernetes' own, .dockerconfigjson.
+const (
+	KeyAddress = "address"
+	KeyCA      = "ca.crt"
+)
+
 // Limits of what a configuration may have, in bytes.
 const (
 	maxAddress = 200
