@@ -211,4 +211,5 @@ require (
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 )
 
+// For tests of the charts, in the version of the library.
 tool helm.sh/helm/v3/cmd/helm

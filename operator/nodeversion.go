@@ -726,7 +726,8 @@ func onlyLine(a, b *v1alpha1.UpgradeProgress) bool {
 	return a != nil && b != nil && a.Phase == b.Phase && a.Version == b.Version
 }
 
-// lasting returns the waits that have lasted for decision.StallGrace.
+// lasting returns the waits that have lasted for decision.StallGrace without a gap. A wait that ended
+// begins again, which decision.FirstSeen would not notice.
 func (r *nodeVersions) lasting(waits []decision.Wait) (old []decision.Wait) {
 	now, since := r.now(), make(map[string]time.Time, len(waits))
 	for _, w := range waits {

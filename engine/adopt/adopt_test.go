@@ -18,6 +18,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/distribution"
 	"constellation/engine/plan"
+	"constellation/engine/sandbox/build"
 	"constellation/internal/testneeds"
 )
 
@@ -161,17 +162,7 @@ func TestNameOf(t *testing.T) {
 // is found.
 func TestRendersLikeKubeadm(t *testing.T) {
 	t.Parallel()
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Skip(err)
-	}
-	built, _ := filepath.Glob(filepath.Join(cache, "constellation", "kubernetes", "v1.*", "bin", "kubeadm"))
-	if len(built) == 0 {
-		testneeds.Kubernetes(t, "v1.36.4")
-	}
-	for _, path := range built {
-		version := filepath.Base(filepath.Dir(filepath.Dir(path)))
-		testneeds.Kubernetes(t, version)
+	for _, version := range build.Versions() {
 		for name, more := range map[string]string{
 			"defaults": "",
 			"external etcd": "etcd: {external: {endpoints: [https://e-0:2379, https://e-1:2379], caFile: /etc/etcd/ca.crt, certFile: /etc/etcd/c.crt, keyFile: /etc/etcd/c.key}}\n" +
@@ -182,6 +173,7 @@ func TestRendersLikeKubeadm(t *testing.T) {
 		} {
 			t.Run(version+", "+name, func(t *testing.T) {
 				t.Parallel()
+				path := filepath.Join(testneeds.Kubernetes(t, version), "kubeadm")
 				cluster := "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: " + version + "\n" + more
 				f := facts()
 				f.Config, f.StaticPods = cluster, rendered(t, path, cluster, name != "external etcd")
