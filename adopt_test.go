@@ -105,7 +105,7 @@ func TestAdopt(t *testing.T) {
 			t.Errorf("%s: exit %d\n%s%s", verb, code, out, errs)
 		}
 	}
-	for _, verb := range []string{"init --yes --non-interactive", "upgrade check", "upgrade apply --yes --non-interactive", "upgrade prepare --yes --non-interactive", "upgrade pause --non-interactive", "upgrade skip cp-0 --non-interactive"} {
+	for _, verb := range []string{"init --yes --non-interactive", "upgrade check", "upgrade apply --yes --non-interactive", "upgrade prepare --yes --non-interactive", "upgrade execute --helm --yes --non-interactive", "upgrade pause --non-interactive", "upgrade resume --non-interactive", "upgrade cancel --non-interactive", "upgrade skip cp-0 --non-interactive", "upgrade retry cp-0 --non-interactive", "machine revoke cp-0 --yes --non-interactive"} {
 		if out, errs, code := runHere(append([]string{"-C", "prod"}, strings.Fields(verb)...)...); code != plan.ExitUsage || !strings.Contains(out+errs, "adopted") {
 			t.Errorf("%s: exit %d\n%s%s", verb, code, out, errs)
 		}

@@ -70,12 +70,15 @@ func (w *Workspace) Belong(c *Config, s *State) error {
 	return nil
 }
 
-// OnMachines is the error of a verb that changes what is on machines, where the provider
-// has machines that cannot be changed.
+// OnMachines is the error of a verb that changes the cluster or its machines, if the cluster was adopted or the provider
+// has machines that cannot be changed. An adopted cluster is upgraded with kubeadm ([ErrAdopted]).
 func (w *Workspace) OnMachines(v plan.Verb) error {
 	s, err := w.State()
 	if err != nil {
 		return nil // other callers report problems of the state
+	}
+	if s.Adopted() {
+		return w.adoptedError()
 	}
 	p, ok := providers.Named(s.Infrastructure.Provider)
 	if !ok || p.Fixed == nil {
