@@ -147,3 +147,44 @@ func genericToolsFollow(t *testing.T, r *rolling) {
 		t.Errorf("the PendingNode of the worker was %q", all)
 	}
 }
+
+// TestLastingWait checks which waits have lasted for a minute when they are absent in some rounds.
+func TestLastingWait(t *testing.T) {
+	drain := decision.Wait{Reason: "DrainBlocked", Object: decision.NodeReference("w-1")}
+	for _, tt := range []struct {
+		name  string
+		gap   time.Duration // between the rounds with the wait, of which the middle one has none
+		lasts bool
+	}{
+		{name: "a drain that began again", gap: time.Second, lasts: true},
+		{name: "the longest gap", gap: waitGap - 1, lasts: true},
+		{name: "ended, and began again", gap: waitGap},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			now := time.Date(2026, 11, 27, 8, 0, 0, 0, time.UTC)
+			r := &nodeVersions{now: func() time.Time { return now }}
+			round := func(after time.Duration, waits ...decision.Wait) bool {
+				now = now.Add(after)
+				return slices.Contains(r.lasting(waits), drain)
+			}
+			if round(0, drain) || round(decision.StallGrace-1, drain) {
+				t.Error("it lasts before the grace is over")
+			}
+			if !round(1, drain) {
+				t.Error("it does not last after the grace")
+			}
+			if round(1) {
+				t.Error("it lasts while it is absent")
+			}
+			if got := round(tt.gap, drain); got != tt.lasts {
+				t.Errorf("it lasts %t after a gap, want %t", got, tt.lasts)
+			}
+			if round(waitGap); len(r.waiting) != 1 {
+				t.Errorf("%d waits are known at the beginning of a gap", len(r.waiting))
+			}
+			if round(waitGap); len(r.waiting) != 0 {
+				t.Errorf("%d waits are known after a gap", len(r.waiting))
+			}
+		})
+	}
+}

@@ -103,7 +103,7 @@ type nodeVersions struct {
 	// reportedImpostors is the last message about each impostor, by node.
 	reportedImpostors map[string]string
 	lines             map[string]time.Time // when the run of a machine's agent was last reported
-	waiting           map[string]time.Time // see lasting
+	waiting           map[string]waited    // by reason and object; see lasting
 	starts            *rate.Limiter        // of replacements
 	telling           *rate.Limiter
 	recording         *rate.Limiter
@@ -726,21 +726,41 @@ func onlyLine(a, b *v1alpha1.UpgradeProgress) bool {
 	return a != nil && b != nil && a.Phase == b.Phase && a.Version == b.Version
 }
 
-// lasting returns the waits that have lasted for decision.StallGrace without a gap. A wait that ended
+// waited is when a wait began, and since when no round has had it; zero: the last round had it.
+type waited struct{ began, absent time.Time }
+
+// waitGap is how long a wait may be absent and still counts as the same. A drain that begins again, after
+// the view of the cloud was too old to act on, knows its blocker only after an eviction, and one whose pod
+// has just changed after the next, at most evictAgainMax later.
+const waitGap = 2 * evictAgainMax
+
+// lasting returns the waits that have lasted for decision.StallGrace, but for gaps. A wait that ended
 // begins again, which decision.FirstSeen would not notice.
 func (r *nodeVersions) lasting(waits []decision.Wait) (old []decision.Wait) {
-	now, since := r.now(), make(map[string]time.Time, len(waits))
+	now, known := r.now(), make(map[string]waited, len(waits))
 	for _, w := range waits {
 		key := w.Reason + " " + w.Object.Kind + " " + w.Object.Name
-		began, known := r.waiting[key]
-		if !known {
-			began = now
+		is, before := r.waiting[key]
+		if !before || !is.absent.IsZero() && now.Sub(is.absent) >= waitGap {
+			is.began = now
 		}
-		if since[key] = began; now.Sub(began) >= decision.StallGrace {
+		is.absent = time.Time{}
+		if known[key] = is; now.Sub(is.began) >= decision.StallGrace {
 			old = append(old, w)
 		}
 	}
-	r.waiting = since
+	for key, is := range r.waiting {
+		if _, present := known[key]; present {
+			continue
+		}
+		if is.absent.IsZero() {
+			is.absent = now
+		}
+		if now.Sub(is.absent) < waitGap {
+			known[key] = is
+		}
+	}
+	r.waiting = known
 	return old
 }
 
