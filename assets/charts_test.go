@@ -52,7 +52,7 @@ func rendered(t *testing.T, chart, release string, values map[string]any) []byte
 		values = map[string]any{}
 	}
 	values["release"] = release
-	b, err := render.Chart(chart, release, namespace, providers.DefaultValues(), values)
+	b, err := render.Chart(chart, release, namespace, providers.LocalValues(), values)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -610,7 +610,7 @@ func TestChartMatchesPlansManifest(t *testing.T) {
 	if d := deployment(t, "v1.0.0", "constellation-plans"); d.Name != "" {
 		t.Errorf("v1.0.0, whose operator supports no Plans, has %s", d.Name)
 	}
-	if b, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.DefaultValues(), map[string]any{"release": "v1.1.0", "plans": map[string]any{"enabled": false}}); err != nil || strings.Contains(string(b), "system-upgrade") {
+	if b, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0", "plans": map[string]any{"enabled": false}}); err != nil || strings.Contains(string(b), "system-upgrade") {
 		t.Errorf("switched off (%v) it still exists", err)
 	}
 	type settings struct {
@@ -669,7 +669,7 @@ func TestChartMatchesPlansManifest(t *testing.T) {
 // were kept until a new one is Ready, both would wait for each other.
 func TestOperatorUpdatesOnOneSchedulableControlPlane(t *testing.T) {
 	for _, replicas := range []int{1, 2, 5} {
-		b, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.DefaultValues(), map[string]any{"release": "v1.1.0", "operator": map[string]any{"replicas": replicas}})
+		b, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0", "operator": map[string]any{"replicas": replicas}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -814,11 +814,11 @@ func TestSchemaRefusesUnknownValues(t *testing.T) {
 		cloud, values        map[string]any
 		want                 string // empty: accepted
 	}{
-		{name: "defaults", chart: "constellation-services", cloud: providers.DefaultValues(), values: release("v1.1.0", nil)},
-		{name: "no release", chart: "constellation-services", cloud: providers.DefaultValues(), values: map[string]any{}, want: "release"},
-		{name: "an unknown key", chart: "constellation-services", cloud: providers.DefaultValues(), values: release("v1.1.0", map[string]any{"joinservce": map[string]any{}}), want: "joinservce"},
-		{name: "a port out of range", chart: "constellation-services", cloud: providers.DefaultValues(), values: release("v1.1.0", map[string]any{"joinservice": map[string]any{"nodePort": 80}}), want: "nodePort"},
-		{name: "an image without a tag", chart: "constellation-operator", cloud: providers.DefaultValues(), values: release("v1.1.0", map[string]any{"operator": map[string]any{"image": "operator"}}), want: "image"},
+		{name: "defaults", chart: "constellation-services", cloud: providers.LocalValues(), values: release("v1.1.0", nil)},
+		{name: "no release", chart: "constellation-services", cloud: providers.LocalValues(), values: map[string]any{}, want: "release"},
+		{name: "an unknown key", chart: "constellation-services", cloud: providers.LocalValues(), values: release("v1.1.0", map[string]any{"joinservce": map[string]any{}}), want: "joinservce"},
+		{name: "a port out of range", chart: "constellation-services", cloud: providers.LocalValues(), values: release("v1.1.0", map[string]any{"joinservice": map[string]any{"nodePort": 80}}), want: "nodePort"},
+		{name: "an image without a tag", chart: "constellation-operator", cloud: providers.LocalValues(), values: release("v1.1.0", map[string]any{"operator": map[string]any{"image": "operator"}}), want: "image"},
 		{name: "an operator of no cloud", chart: "constellation-operator", values: release("v1.1.0", nil), want: "provider"},
 		{name: "services of no cloud", chart: "constellation-services", values: release("v1.1.0", nil), want: "provider"},
 		{name: "services without a TPM", chart: "constellation-services", values: release("v1.1.0", map[string]any{"provider": "odd"}), want: "anyOf"},
@@ -826,8 +826,8 @@ func TestSchemaRefusesUnknownValues(t *testing.T) {
 		{name: "services in a cloud without HTTP addresses", chart: "constellation-services", cloud: odd, values: release("v1.1.0", nil)},
 		{name: "services of the older release in a cloud without HTTP addresses", chart: "constellation-services", release: "v1.0.0", cloud: odd, values: release("v1.0.0", nil)},
 		{name: "an address with a blank", chart: "constellation-operator", cloud: odd, values: release("v1.1.0", map[string]any{"cloudURL": "odd://demo --role=relay"}), want: "cloudURL"},
-		{name: "a value of the newer release", chart: "constellation-operator", release: "v1.0.0", cloud: providers.DefaultValues(), values: release("v1.0.0", map[string]any{"operator": map[string]any{"discoveryInterval": "1m"}}), want: "discoveryInterval"},
-		{name: "the same in the newer release", chart: "constellation-operator", cloud: providers.DefaultValues(), values: release("v1.1.0", map[string]any{"operator": map[string]any{"discoveryInterval": "1m"}})},
+		{name: "a value of the newer release", chart: "constellation-operator", release: "v1.0.0", cloud: providers.LocalValues(), values: release("v1.0.0", map[string]any{"operator": map[string]any{"discoveryInterval": "1m"}}), want: "discoveryInterval"},
+		{name: "the same in the newer release", chart: "constellation-operator", cloud: providers.LocalValues(), values: release("v1.1.0", map[string]any{"operator": map[string]any{"discoveryInterval": "1m"}})},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := render.Chart(tt.chart, gocmp.Or(tt.release, "v1.1.0"), namespace, tt.cloud, tt.values)
@@ -855,7 +855,7 @@ func TestChartsHaveNoDefaultsOfACloud(t *testing.T) {
 				}
 			}
 		}
-		for path := range providers.DefaultValues() {
+		for path := range providers.LocalValues() {
 			if !assets.HasValue(files, strings.Split(path, ".")...) {
 				continue
 			}
@@ -869,10 +869,44 @@ func TestChartsHaveNoDefaultsOfACloud(t *testing.T) {
 			}
 		}
 	}
-	for path := range providers.DefaultValues() {
+	for path := range providers.LocalValues() {
 		if !seen[path] {
 			t.Errorf("no chart has the value %s", path)
 		}
+	}
+}
+
+// The daemons' flag --provider has no default, so the charts of every release set it. Pods of the
+// operator with another role than operator have no cloud.
+func TestPodsNameTheirProvider(t *testing.T) {
+	releases, err := fs.Glob(assets.Releases(), "releases/*.yaml")
+	if err != nil || len(releases) < 2 {
+		t.Fatalf("releases: %v, %v", releases, err)
+	}
+	for _, file := range releases {
+		release := strings.TrimSuffix(path.Base(file), ".yaml")
+		t.Run(release, func(t *testing.T) {
+			var all []*appsv1.DaemonSet // a Deployment has its template at the same place
+			for _, chart := range charts {
+				documents(t, rendered(t, chart, release, nil), func(kind string) any {
+					if kind != "Deployment" && kind != "DaemonSet" {
+						return nil
+					}
+					all = append(all, &appsv1.DaemonSet{})
+					return all[len(all)-1]
+				})
+			}
+			var named []string
+			for _, d := range all {
+				if slices.Contains(d.Spec.Template.Spec.Containers[0].Args, "--provider="+providers.Local) {
+					named = append(named, d.Name)
+				}
+			}
+			slices.Sort(named)
+			if d := cmp.Diff([]string{"constellation-operator", "joinservice"}, named); d != "" {
+				t.Errorf("workloads that name their provider (-want +got):\n%s", d)
+			}
+		})
 	}
 }
 

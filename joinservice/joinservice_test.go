@@ -175,7 +175,7 @@ func newSite(t testing.TB) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	chart, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.DefaultValues(), map[string]any{"release": "v1.1.0"})
+	chart, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -133,7 +133,7 @@ func TestClientRequestsAreJudged(t *testing.T) {
 // worker's own identity and for a control plane's.
 func TestBootstrapTokenOfAWorkerGetsNoOtherIdentity(t *testing.T) {
 	c := newClusterWith(t, controlplane.Options{Controllers: true})
-	services, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.DefaultValues(), map[string]any{"release": "v1.1.0"})
+	services, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -245,7 +245,7 @@ func sampleMetrics(t *testing.T) []*dto.MetricFamily {
 // expressions returns the PromQL expressions of the chart's dashboard and alerts, by their location.
 func expressions(t *testing.T) map[string]string {
 	t.Helper()
-	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.DefaultValues(), map[string]any{
+	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.LocalValues(), map[string]any{
 		"release": "v1.1.0", "metrics": map[string]any{"dashboard": true, "prometheusOperator": true},
 	})
 	if err != nil {

@@ -180,7 +180,7 @@ func newClusterWith(t *testing.T, o controlplane.Options) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.DefaultValues(), map[string]any{"release": "v1.1.0"})
+	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0"})
 	if err != nil {
 		t.Fatal(err)
 	}

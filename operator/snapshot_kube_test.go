@@ -63,7 +63,7 @@ func newSnapshotCluster(t *testing.T) *snapshotCluster {
 	var err error
 	s.core, err = kubernetes.NewForConfig(s.cp.Config())
 	s.must(err)
-	chart, err := render.Chart("constellation-operator", "v1.1.0", kube.Namespace, providers.DefaultValues(), map[string]any{"release": "v1.1.0"})
+	chart, err := render.Chart("constellation-operator", "v1.1.0", kube.Namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0"})
 	s.must(err)
 	s.must(s.cp.Apply(t.Context(), []byte("{apiVersion: v1, kind: Namespace, metadata: {name: "+kube.Namespace+"}}")))
 	s.must(s.cp.Apply(t.Context(), chart))

@@ -34,14 +34,14 @@ never replaced.
 If the workspace has a sandbox, the file gets the sandbox's measurements and versions.`,
 		Example: `  constellation config generate sandbox --name demo
   constellation -C demo config generate sandbox --kubernetes ` + first(s.Kubernetes),
-		Args:              cobra.ExactArgs(1),
+		Args:              oneArg("the name of a provider", "use "+words.Or(providers.Names())),
 		ValidArgsFunction: fixed(providers.Names()...),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ws, dir, err := s.newWorkspace()
 			if err != nil {
 				return err
 			}
-			if args[0] == providers.Default {
+			if args[0] == providers.Local {
 				o.Sandbox = s.findSandbox(cmd.Context(), dir)
 			}
 			b, err := workspace.GenerateConfig(args[0], o)

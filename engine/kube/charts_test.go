@@ -181,7 +181,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 		if ours.Files, err = assets.ChartFor(ours.Name, "v1.1.0"); err != nil {
 			t.Fatal(err)
 		}
-		assets.SetValues(ours.Values, ours.Files, providers.DefaultValues())
+		assets.SetValues(ours.Values, ours.Files, providers.LocalValues())
 		bring := func() {
 			t.Helper()
 			ch, err := load(ours)
@@ -218,7 +218,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 			t.Errorf("our controller is reported as another: %q, %v", got, err)
 		}
 		ours.Values = map[string]any{"release": "v1.1.0", "plans": map[string]any{"enabled": false}}
-		assets.SetValues(ours.Values, ours.Files, providers.DefaultValues())
+		assets.SetValues(ours.Values, ours.Files, providers.LocalValues())
 		if got := compare(t, ours); len(got.Destroys) > 0 {
 			t.Errorf("switching it off destroys %v", got.Destroys)
 		}

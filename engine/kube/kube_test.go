@@ -178,7 +178,7 @@ func ourCharts(t *testing.T, c *Client) {
 		for patience := 1500 * time.Millisecond; patience < 20*time.Second; patience *= 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			values := map[string]any{"release": tt.release, tt.service: map[string]any{"image": "registry.constellation.example/" + tt.service + ":" + tt.release}}
-			assets.SetValues(values, files, providers.DefaultValues())
+			assets.SetValues(values, files, providers.LocalValues())
 			err = c.ApplyChart(ctx, cluster.Chart{Name: tt.chart, Namespace: Namespace, Version: tt.release[1:], Files: files, Values: values}, func(string, int64, int64) {})
 			cancel()
 			if err == nil || strings.Contains(err.Error(), "Unschedulable") {

@@ -210,10 +210,10 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		}
 	}
 	always := func(string) bool { return true }
-	required := []string{"version", "name", "microserviceVersion", "kubernetesVersion", "provider", "nodeGroups", "attestation"}
+	required := []string{"version", "name", "microserviceVersion", "kubernetesVersion", "nodeGroups", "attestation"}
 	p, named := namedProvider(doc)
 	if p.Inventory {
-		required = []string{"version", "name", "kubernetesVersion", "provider", "nodeGroups"}
+		required = []string{"version", "name", "kubernetesVersion", "nodeGroups"}
 		c.ServiceCIDR, c.PodCIDR = netip.Prefix{}, netip.Prefix{} // kubeadm-config has them
 	}
 	if !p.NoImages {
@@ -223,7 +223,7 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 	if named {
 		c.advice = providers.AdviceFor(p.Name, nil)
 	}
-	r.mapping(doc, "", map[string]field{
+	whole := r.mapping(doc, "", map[string]field{
 		"version":             r.str(&c.Version, always, "", ""),
 		"name":                note(c.readName(r)),
 		"image":               note(r.version(&c.Image, "v1.1.0")),
@@ -240,6 +240,9 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		"plans":               note(c.readPlans(r)),
 		"registry":            note(c.readRegistry(r)),
 	}, required...)
+	if _, has := c.lines["provider"]; whole && !has {
+		r.bad(nil, "provider", "is missing", "write it with "+words.Or(providers.Names())+": below it")
+	}
 	if n := valueOf(doc, "image"); p.NoImages && n != nil {
 		r.bad(n, "image", "is not selected by provider "+p.Name, "remove it")
 	}

@@ -201,6 +201,7 @@ func TestConfigProblems(t *testing.T) {
 		{"an empty field", "image: v1.0.0\n", "image:\n", []FieldError{{"image", line(good, "image: v1"), "is empty, want a text", "put the value in quotes"}}},
 		{"a minor", "kubernetesVersion: v1.35.4", "kubernetesVersion: 1.35", []FieldError{{"kubernetesVersion", line(good, "kubernetesVersion"), `"1.35" is not a full version`, "write major, minor and patch, such as v1.35.4"}}},
 		{"a provider of another release", "  sandbox:\n    name: demo", "  gcp:\n    project: p", []FieldError{{"provider.gcp", line(good, "  sandbox:"), "is not in this release", "use sandbox"}}},
+		{"no section provider", "provider:\n  sandbox:\n    name: demo\n", "", []FieldError{{"provider", 0, "is missing", "write it with sandbox: below it"}}},
 		{"no provider", "  sandbox:\n    name: demo", "  {}", []FieldError{{"provider", line(good, "provider:"), "names no provider", "write sandbox: below it"}}},
 		{"an unknown role", "role: worker", "role: wroker", []FieldError{{"nodeGroups.workers.role", line(good, "role: worker"), `"wroker" is no role`, "write control-plane or worker"}}},
 		{"ranges that overlap", "podCIDR: 10.244.0.0/16", "podCIDR: 10.100.0.0/16", []FieldError{{"podCIDR", line(good, "podCIDR:"), "10.100.0.0/16 overlaps serviceCIDR 10.96.0.0/12", "pods and services need ranges of their own"}}},

@@ -132,6 +132,7 @@ func TestStateOfAnotherProvider(t *testing.T) {
 	for _, tt := range []struct{ name, old, new, want string }{
 		{"no section", "  moon:\n    crater: tycho\n", "", "infrastructure.moon: is missing"},
 		{"the section of another provider", "  moon:\n    crater: tycho\n", "  sandbox:\n    name: demo\n    socket: /x\n", "infrastructure.moon: is missing"},
+		{"no provider", "  provider: moon\n", "", "infrastructure.provider: is missing"},
 		{"a provider that is not registered", "provider: moon", "provider: mars", `"mars" is no provider of this release (this release has moon and sandbox)`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

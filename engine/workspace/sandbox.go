@@ -49,7 +49,7 @@ type SandboxInfo struct {
 }
 
 // provider is the name of the provider that the information is of.
-func (i SandboxInfo) provider() string { return providers.Default }
+func (i SandboxInfo) provider() string { return providers.Local }
 
 // config returns the provider's section of a configuration.
 func (i SandboxInfo) config() section.Values {

@@ -37,7 +37,7 @@ func main() {
 func run(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("joinservice", flag.ContinueOnError)
 	var (
-		provider   = f.String("provider", providers.Default, "`name` of the cloud: "+strings.Join(providers.Names(), ", "))
+		provider   = f.String("provider", "", "`name` of the cloud, required: "+strings.Join(providers.Names(), " or "))
 		metadata   = f.String("metadata", "", "`URL` of the cloud's metadata server; empty: the provider's default")
 		listen     = f.String("listen", ":9090", "`address` for joining machines (attested TLS)")
 		health     = f.String("health", "127.0.0.1:9091", "`address` for /healthz and /readyz (HTTP)")

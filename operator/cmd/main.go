@@ -57,7 +57,7 @@ func run(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("operator", flag.ContinueOnError)
 	var (
 		role       = f.String("role", "operator", "role of this process: operator; relay, which forwards the operator's requests to this machine's agent; plans; or, as the first argument, autoscaler-stand-in")
-		provider   = f.String("provider", providers.Default, "`name` of the cloud: "+strings.Join(providers.Names(), ", "))
+		provider   = f.String("provider", "", "`name` of the cloud, required: "+strings.Join(providers.Names(), " or "))
 		metadata   = f.String("metadata", "", "`URL` of the cloud's metadata server; empty: the provider's default")
 		address    = f.String("cloud", "", "`URL` of the cloud's control API, or unix:PATH; empty: the provider's default")
 		namespace  = f.String("namespace", "constellation-system", "`namespace` of the operator and of the leader's lease")

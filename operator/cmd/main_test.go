@@ -53,7 +53,7 @@ func (a *countingAgent) Upgrade(_ *upgradeproto.UpgradeRequest, s grpc.ServerStr
 // chart's rights. It calls the relay as callers with a port-forward can.
 func TestRelayServesOnlyTheOperator(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{})
-	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.DefaultValues(), map[string]any{"release": "v1.1.0"})
+	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,6 +183,25 @@ func TestRelayServesOnlyTheOperator(t *testing.T) {
 			reached := agent.calls.Load() - before
 			if tc.want == codes.OK && reached != 2 || tc.want != codes.OK && reached != 0 {
 				t.Errorf("%d calls reached the agent", reached)
+			}
+		})
+	}
+}
+
+// An operator without a cloud ends before it asks for access to a cluster.
+func TestNoProviderIsAssumed(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{name: "no provider", want: "--provider: no provider is named: use sandbox"},
+		{name: "an empty provider", args: []string{"--provider="}, want: "--provider: no provider is named: use sandbox"},
+		{name: "another provider", args: []string{"--provider=moon"}, want: `--provider: provider "moon" is not known: use sandbox`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if err := run(t.Context(), tt.args); err == nil || err.Error() != tt.want {
+				t.Errorf("got error %v, want %q", err, tt.want)
 			}
 		})
 	}

@@ -207,7 +207,7 @@ func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formF
 				Remedy: providers.Start(),
 			}
 		}
-		b, err := workspace.GenerateConfig(providers.Default, o)
+		b, err := workspace.GenerateConfig(providers.Local, o)
 		if err != nil {
 			return "", err
 		}

@@ -116,7 +116,7 @@ func kustomization(name, release string, files []assets.File) ([]assets.File, er
 	if name == assets.PlansChart {
 		values = map[string]any{"namespace": map[string]any{"create": true}}
 	}
-	rendered, err := render.Chart(name, release, namespaces[name], providers.DefaultValues(), values)
+	rendered, err := render.Chart(name, release, namespaces[name], providers.LocalValues(), values)
 	if err != nil {
 		return nil, err
 	}

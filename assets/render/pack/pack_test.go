@@ -180,7 +180,7 @@ func TestPackOperator(t *testing.T) {
 	if resources != len(kinds)+1 || resources != len(files)-1 {
 		t.Errorf("%d resources of %d files:\n%s", resources, len(files), index)
 	}
-	rendered, err := render.Chart(operatorChart, "v1.1.0", "constellation-system", providers.DefaultValues(), map[string]any{"release": "v1.1.0"})
+	rendered, err := render.Chart(operatorChart, "v1.1.0", "constellation-system", providers.LocalValues(), map[string]any{"release": "v1.1.0"})
 	if err != nil {
 		t.Fatal(err)
 	}

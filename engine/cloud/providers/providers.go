@@ -261,9 +261,9 @@ func (p Provider) ChartValues() map[string]any {
 	}
 }
 
-// DefaultValues returns the values of our charts for the provider [Default]. The published base of
+// LocalValues returns the values of our charts for the provider [Local]. The published base of
 // the operator and hollow clusters, which have no state file, are rendered with them.
-func DefaultValues() map[string]any { return sandbox().ChartValues() }
+func LocalValues() map[string]any { return sandbox().ChartValues() }
 
 var registry = struct {
 	sync.Mutex
@@ -328,6 +328,8 @@ func Find(name string) (Provider, error) {
 		return Provider{}, fmt.Errorf("provider %s cannot make, delete or join machines: only adopted clusters have it", name)
 	case ok:
 		return p, nil
+	case name == "":
+		return Provider{}, fmt.Errorf("no provider is named: use %s", strings.Join(Names(), " or "))
 	}
 	return Provider{}, fmt.Errorf("provider %q is not known: use %s", name, strings.Join(Names(), " or "))
 }

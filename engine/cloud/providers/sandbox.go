@@ -8,10 +8,8 @@ import (
 	"constellation/engine/cloud/section"
 )
 
-// Default is the provider of a daemon that is started without one: the only one when
-// the flag got its default. It is also the provider of a cloud that this program runs on
-// this computer.
-const Default = "sandbox"
+// Local is the provider of a cloud that this program runs on this computer.
+const Local = "sandbox"
 
 // LocalSections returns the sections of configuration and state of a cloud on this computer.
 func LocalSections(name, socket string, hollow, simulated bool) (config, state section.Values) {
@@ -22,7 +20,7 @@ func LocalSections(name, socket string, hollow, simulated bool) (config, state s
 func sandbox() Provider {
 	const problem = "cannot name a sandbox"
 	return Provider{
-		Name: Default,
+		Name: Local,
 		Config: section.Schema{
 			{Name: "name", Required: true, Identity: true, Valid: sandboxapi.ValidName, Problem: problem, Remedy: "use at most 40 of a-z, 0-9 and -"},
 		},

@@ -196,7 +196,7 @@ func (c *hollowCluster) prepare(ctx context.Context) error {
 
 // rights applies those of the operator's chart; its Deployment is not for hollow machines.
 func (c *hollowCluster) rights(ctx context.Context) error {
-	all, err := render.Chart("constellation-operator", c.releaseTo, hollowNamespace, providers.DefaultValues(), map[string]any{"release": c.releaseTo, "plans": map[string]any{"enabled": false}})
+	all, err := render.Chart("constellation-operator", c.releaseTo, hollowNamespace, providers.LocalValues(), map[string]any{"release": c.releaseTo, "plans": map[string]any{"enabled": false}})
 	if err != nil {
 		return err
 	}

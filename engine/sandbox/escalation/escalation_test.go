@@ -105,7 +105,7 @@ func cluster(t testing.TB, cp *controlplane.ControlPlane, charts ...string) esca
 func apply(t testing.TB, cp *controlplane.ControlPlane, charts ...string) {
 	t.Helper()
 	for _, c := range charts {
-		b, err := render.Chart(c, "v1.1.0", escalation.System, providers.DefaultValues(), map[string]any{"release": "v1.1.0"})
+		b, err := render.Chart(c, "v1.1.0", escalation.System, providers.LocalValues(), map[string]any{"release": "v1.1.0"})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -263,7 +263,7 @@ func (c *cluster) chart() {
 	c.t.Helper()
 	const namespace = "constellation-system"
 	c.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
-	all, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.DefaultValues(), map[string]any{"release": "v1.1.0", "plans": map[string]any{"enabled": false}})
+	all, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0", "plans": map[string]any{"enabled": false}})
 	if err != nil {
 		c.t.Fatalf("%v", err)
 	}

@@ -400,7 +400,7 @@ func (b *box) install(ctx context.Context) (client.Client, error) {
 	if assets.HasValue(files, "plans") {
 		values["plans"] = map[string]any{"enabled": false}
 	}
-	all, err := render.Chart(chart, b.Release, operatorNamespace, providers.DefaultValues(), values)
+	all, err := render.Chart(chart, b.Release, operatorNamespace, providers.LocalValues(), values)
 	if err != nil {
 		return nil, err
 	}
