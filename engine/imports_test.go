@@ -18,14 +18,14 @@ var imports = []struct {
 	{"distribution", nil},
 	{"adopt", []string{"cloud", "cloud/machines", "distribution", "plan", "version", "words"}},
 	{"preferences", []string{"plan", "words"}},
-	{"mirror", []string{"chart", "release", "internal/ocipack"}},
 	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},
 	{"lifecycle", []string{"version"}},
 	{"compat", []string{"cluster", "lifecycle", "plan", "release", "version", "words"}},
 	{"registry", []string{"component/componentproto"}},
+	{"mirror", []string{"chart", "registry", "release", "internal/ocipack"}},
 	{"workspace", []string{"assets", "attestation", "cloud", "cloud/machines", "cloud/providers", "cloud/section", "plan", "registry", "release", "version", "words"}},
 	{"rollout", []string{"cloud/providers", "cluster", "plan", "version", "words"}},
-	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/providers", "cluster", "compat", "component", "distribution", "lifecycle", "plan", "release", "rollout", "version", "words", "workspace"}},
+	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/providers", "cluster", "compat", "component", "distribution", "lifecycle", "plan", "registry", "release", "rollout", "version", "words", "workspace"}},
 }
 
 func TestRoomsImportOneWay(t *testing.T) {

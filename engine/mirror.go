@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -15,6 +16,7 @@ import (
 	"constellation/engine/mirror"
 	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/version"
 	"constellation/engine/workspace"
 )
 
@@ -27,6 +29,11 @@ type MirrorRequest struct {
 	Release string
 	// Keys are files with public keys of the publisher.
 	Keys []string
+	// Kubernetes are the versions of Kubernetes whose images are copied too.
+	Kubernetes []string
+	// KubernetesFrom is a mirror, or a registry with the layout of registry.k8s.io, that has these
+	// images; empty: From if it has them, else the addresses of the release data.
+	KubernetesFrom string
 	// Unsigned accepts contents without a verified signature.
 	Unsigned bool
 }
@@ -58,8 +65,12 @@ func MirrorRelease(ctx context.Context, w *workspace.Workspace, r MirrorRequest,
 		}
 		o.Keys = keys
 	}
-	c := &workspace.Config{}
 	var err error
+	if o.Images, err = imagesToMirror(ctx, w, r); err != nil {
+		return out, err
+	}
+	o.ImagesFrom = r.KubernetesFrom
+	c := &workspace.Config{}
 	if r.Feed == "" {
 		if c, err = workspace.PartOfConfig(w, "releases"); err != nil {
 			return out, err
@@ -95,9 +106,77 @@ func MirrorRelease(ctx context.Context, w *workspace.Workspace, r MirrorRequest,
 	return out, nil
 }
 
+// imagesToMirror returns the images of the requested versions of Kubernetes, by the data of the
+// release that is copied, or else by those of this program's release.
+func imagesToMirror(ctx context.Context, w *workspace.Workspace, r MirrorRequest) ([]mirror.Image, error) {
+	if len(r.Kubernetes) == 0 {
+		if r.KubernetesFrom != "" {
+			return nil, &plan.Error{Op: "mirror release", Err: errors.New("--kubernetes-from has no effect without --kubernetes"), Exit: plan.ExitUsage, Remedy: "name versions with --kubernetes, such as v1.36.4"}
+		}
+		return nil, nil
+	}
+	k, err := knownReleases(ctx, w, r.FeedRequest)
+	if err != nil {
+		return nil, err
+	}
+	rel, err := k.mirrored(ctx, r.Release)
+	if err != nil {
+		return nil, &plan.Error{Op: "read release data", Err: err, Remedy: check.FeedRemedy(err)}
+	}
+	digests := map[string]string{}
+	switch all, err := k.images(ctx, rel.Version); {
+	case err == nil:
+		for _, c := range all.Containers {
+			digests[c.Reference] = c.Digest
+		}
+	case !errors.Is(err, release.ErrNotOffered):
+		return nil, &plan.Error{Op: "read release data", Err: err, Remedy: check.FeedRemedy(err)}
+	}
+	var out []mirror.Image
+	for _, text := range r.Kubernetes {
+		v, err := version.Parse(text)
+		var images []string
+		if err == nil {
+			images, err = rel.ImagesToMirror(v)
+		}
+		if err != nil {
+			return nil, &plan.Error{Op: "mirror images of Kubernetes", Err: err, Exit: plan.ExitUsage, Remedy: "`constellation release show " + rel.Version.String() + "` lists the versions; those of a newer release are in its --feed"}
+		}
+		for _, i := range images {
+			image := mirror.Image{Reference: i, Digest: digests[i]}
+			if !slices.Contains(out, image) { // versions have images in common
+				out = append(out, image)
+			}
+		}
+	}
+	return out, nil
+}
+
+// mirrored returns a release by its name, or that of this program if it is unknown.
+func (k *knowledge) mirrored(ctx context.Context, name string) (*release.Release, error) {
+	if v, err := version.Parse(name); err == nil {
+		if r, err := k.Release(ctx, v); !errors.Is(err, release.ErrNotOffered) {
+			return r, err
+		}
+	}
+	own, err := version.Parse(version.Release)
+	if err != nil {
+		return nil, err
+	}
+	return k.Release(ctx, own)
+}
+
 // mirrorRemedy returns what to do about an error of a mirror.
 func mirrorRemedy(err error, r MirrorRequest) string {
+	var image *mirror.ImageError
+	isImage := errors.As(err, &image)
 	switch {
+	case isImage && errors.Is(err, chart.ErrUnreachable):
+		return "run the command again: it continues; if no network leads there, name a registry that has the image with --kubernetes-from"
+	case isImage && errors.Is(err, chart.ErrDigest):
+		return "copy the image from another registry with --kubernetes-from: the content of this one was altered"
+	case isImage && errors.Is(err, chart.ErrAbsent) && !errors.Is(err, chart.ErrDenied):
+		return "name a registry or mirror that has the image with --kubernetes-from"
 	case errors.Is(err, chart.ErrDenied):
 		return "log in with `docker login` or `helm registry login`, then run the command again: it continues"
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EFBIG), errors.Is(err, syscall.EDQUOT):

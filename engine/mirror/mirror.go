@@ -37,6 +37,12 @@ type Options struct {
 	Keys []release.Key
 	// Feed has the files of a feed, which is copied too; it may be nil.
 	Feed map[string][]byte
+	// Images are images of Kubernetes, which are copied too, below the folder
+	// [constellation/engine/registry.Kubernetes].
+	Images []Image
+	// ImagesFrom is a mirror, or a registry with the layout of the publisher's, that has Images;
+	// empty: From if it has them, else their publisher's registry.
+	ImagesFrom string
 	// Stage is a folder for blobs on their way to a registry. It keeps parts for the next call.
 	Stage string
 	// Progress is called after each step; it may be nil.
@@ -62,14 +68,16 @@ type Report struct {
 	Artifacts int    `json:"artifacts"`
 	Files     int    `json:"files"`
 	FeedFiles int    `json:"feedFiles"`
+	// Images are the images of Kubernetes.
+	Images []Copied `json:"images,omitempty"`
 	// Bytes are those that this call transferred.
 	Bytes int64 `json:"bytes"`
 }
 
-// Copy copies a release. It can be repeated: what exists is not copied again. The error wraps one
-// of the errors of package chart, [ErrContents], one of package release, or that of ctx.
+// Copy copies a release. It can be repeated: what exists is not copied again. The error of an
+// image of Kubernetes is an [ImageError]. The error wraps one of the errors of package chart, [ErrContents], one of package release, or that of ctx.
 func Copy(ctx context.Context, o Options) (Report, error) {
-	from, err := o.source()
+	from, err := o.sourceAt(o.From)
 	if err != nil {
 		return Report{}, err
 	}
@@ -88,16 +96,25 @@ func Copy(ctx context.Context, o Options) (Report, error) {
 	if o.Release != "" && c.Release != o.Release {
 		return Report{}, fmt.Errorf("%w: %s is of release %s, want %s", ErrContents, file, c.Release, o.Release)
 	}
-	r := &run{Options: o, from: from, to: to}
-	r.at.Total = len(c.Artifacts) + 1
+	r := &run{Options: o, to: to}
+	r.at.Total = len(c.Artifacts) + len(o.Images) + 1
 	if len(o.Feed) > 0 {
 		r.at.Total++
 	}
 	for _, a := range c.Artifacts {
-		if err := r.manifest(ctx, a, a.descriptor(), a.Tag, 0); err != nil {
+		if err := r.manifest(ctx, origin{from, a}, a, a.descriptor(), a.Tag, 0); err != nil {
 			return Report{}, fmt.Errorf("copy %s: %w", a, err)
 		}
 		r.finished(a.String())
+	}
+	var images []Copied
+	for _, i := range o.Images {
+		got, err := r.image(ctx, i)
+		if err != nil {
+			return Report{}, &ImageError{i.Reference, err}
+		}
+		images = append(images, got)
+		r.finished(got.Name)
 	}
 	if len(o.Feed) > 0 {
 		if err := to.feed(ctx, o.Feed); err != nil {
@@ -115,15 +132,14 @@ func Copy(ctx context.Context, o Options) (Report, error) {
 		return Report{}, err
 	}
 	r.finished("files")
-	return Report{c.Release, signer, len(c.Artifacts), len(c.Files), len(o.Feed), r.at.Bytes}, nil
+	return Report{c.Release, signer, len(c.Artifacts), len(c.Files), len(o.Feed), images, r.at.Bytes}, nil
 }
 
 // run is one call of Copy.
 type run struct {
 	Options
-	from source
-	to   destination
-	at   Progress
+	to destination
+	at Progress
 }
 
 func (r *run) finished(part string) {
@@ -145,9 +161,15 @@ func (r *run) count(n int64) {
 // maxDepth bounds manifests that name manifests: an index of images has two levels.
 const maxDepth = 3
 
+// origin is where an artifact is copied from. Its repository may have another name there.
+type origin struct {
+	source
+	Artifact
+}
+
 // manifest copies a manifest of an artifact with all that it names, its parts first.
-func (r *run) manifest(ctx context.Context, a Artifact, d v1.Descriptor, tag string, depth int) error {
-	b, err := r.fetchManifest(ctx, a, d)
+func (r *run) manifest(ctx context.Context, from origin, a Artifact, d v1.Descriptor, tag string, depth int) error {
+	b, err := from.fetchManifest(ctx, d)
 	if err != nil {
 		return err
 	}
@@ -172,16 +194,19 @@ func (r *run) manifest(ctx context.Context, a Artifact, d v1.Descriptor, tag str
 		if !digestOK(child.Digest) || child.Size < 1 || child.Size > maxManifest {
 			return fmt.Errorf("%w: manifest %s of %d bytes", ErrContents, child.Digest, child.Size)
 		}
-		if err := r.manifest(ctx, a, child, "", depth+1); err != nil {
+		if err := r.manifest(ctx, from, a, child, "", depth+1); err != nil {
 			return err
 		}
 	}
 	for _, blob := range blobs {
+		if !blob.MediaType.IsDistributable() { // the layer of an OS that its owner alone serves
+			continue
+		}
 		if !digestOK(blob.Digest) || blob.Size < 0 {
 			return fmt.Errorf("%w: blob %s of %d bytes", ErrContents, blob.Digest, blob.Size)
 		}
 		open := func(ctx context.Context, offset int64) (io.ReadCloser, int64, error) {
-			return r.from.blob(ctx, a, blob, offset)
+			return from.blob(ctx, from.Artifact, blob, offset)
 		}
 		if err := r.to.blob(ctx, a, blob, open, r.count); err != nil {
 			return fmt.Errorf("blob %s: %w", blob.Digest, err)
@@ -191,9 +216,9 @@ func (r *run) manifest(ctx context.Context, a Artifact, d v1.Descriptor, tag str
 }
 
 // fetchManifest reads a manifest and verifies its digest. It repeats as downloads do.
-func (r *run) fetchManifest(ctx context.Context, a Artifact, d v1.Descriptor) (b []byte, err error) {
+func (o origin) fetchManifest(ctx context.Context, d v1.Descriptor) (b []byte, err error) {
 	err = repeat(ctx, unreachable, func() error {
-		if b, err = r.from.manifest(ctx, a, d); err == nil && digestOf(b) != d.Digest {
+		if b, err = o.manifest(ctx, o.Artifact, d); err == nil && digestOf(b) != d.Digest {
 			err = fmt.Errorf("%w: manifest %s", chart.ErrDigest, d.Digest)
 		}
 		return err
@@ -201,13 +226,14 @@ func (r *run) fetchManifest(ctx context.Context, a Artifact, d v1.Descriptor) (b
 	return b, err
 }
 
-func (o *Options) source() (source, error) {
-	if base, ok := strings.CutPrefix(o.From, Scheme); ok {
+// sourceAt returns the source at a folder or registry.
+func (o *Options) sourceAt(from string) (source, error) {
+	if base, ok := strings.CutPrefix(from, Scheme); ok {
 		r := &registry{base: strings.TrimSuffix(base, "/"), next: o.transport()}
 		_, err := r.repository(releaseRepository)
 		return r, err
 	}
-	dir, err := filepath.Abs(o.From)
+	dir, err := filepath.Abs(from)
 	return folder{dir}, err
 }
 

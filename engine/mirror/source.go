@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"constellation/engine/chart"
+	"constellation/internal/ocipack"
 )
 
 // source has the parts of a release.
@@ -33,6 +35,9 @@ type source interface {
 	// blob returns a blob of an artifact from at most offset on, and where it begins. It is not
 	// verified.
 	blob(ctx context.Context, a Artifact, d v1.Descriptor, offset int64) (io.ReadCloser, int64, error)
+	// tagged returns what the tag of an artifact names. Only the repository, layout and tag of the
+	// artifact are read.
+	tagged(ctx context.Context, a Artifact) (v1.Descriptor, error)
 	// file is blob for a file of the release.
 	file(ctx context.Context, c *Contents, f File, offset int64) (io.ReadCloser, int64, error)
 }
@@ -78,6 +83,24 @@ func (f folder) manifest(_ context.Context, a Artifact, d v1.Descriptor) ([]byte
 
 func (f folder) blob(_ context.Context, a Artifact, d v1.Descriptor, offset int64) (io.ReadCloser, int64, error) {
 	return openAt(f.blobPath(a, d), offset)
+}
+
+func (f folder) tagged(_ context.Context, a Artifact) (v1.Descriptor, error) {
+	file := filepath.Join(f.dir, filepath.FromSlash(a.Layout), "index.json")
+	b, err := readAtMost(file, maxManifest)
+	if err != nil {
+		return v1.Descriptor{}, err
+	}
+	index, err := v1.ParseIndexManifest(bytes.NewReader(b))
+	if err != nil {
+		return v1.Descriptor{}, fmt.Errorf("%w: %s: %w", ErrContents, file, err)
+	}
+	for _, d := range index.Manifests {
+		if d.Annotations[ocipack.TagAnnotation] == a.Tag {
+			return v1.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}, nil
+		}
+	}
+	return v1.Descriptor{}, fmt.Errorf("%w: %s has no tag %s", chart.ErrAbsent, file, a.Tag)
 }
 
 func (f folder) file(_ context.Context, _ *Contents, file File, offset int64) (io.ReadCloser, int64, error) {
@@ -297,6 +320,26 @@ func (r *registry) manifest(ctx context.Context, a Artifact, d v1.Descriptor) ([
 		return nil, chart.RegistryError(err)
 	}
 	return b, nil
+}
+
+// manifestTypes are those of images and of indexes of images.
+var manifestTypes = []types.MediaType{types.OCIImageIndex, types.DockerManifestList, types.OCIManifestSchema1, types.DockerManifestSchema2}
+
+func (r *registry) tagged(ctx context.Context, a Artifact) (d v1.Descriptor, err error) {
+	err = repeat(ctx, unreachable, func() error {
+		res, err := r.get(ctx, a.Repository, "manifests", a.Tag, manifestTypes, "")
+		if err != nil {
+			return err
+		}
+		defer res.Body.Close()
+		b, err := io.ReadAll(io.LimitReader(res.Body, maxManifest+1))
+		if err != nil {
+			return chart.RegistryError(err)
+		}
+		d = v1.Descriptor{MediaType: types.MediaType(res.Header.Get("Content-Type")), Digest: digestOf(b), Size: int64(len(b))}
+		return nil
+	})
+	return d, err
 }
 
 func (r *registry) blob(ctx context.Context, a Artifact, d v1.Descriptor, offset int64) (io.ReadCloser, int64, error) {

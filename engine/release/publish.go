@@ -436,12 +436,9 @@ func (r *Release) containers() []string {
 		}
 	}
 	for _, k := range r.Kubernetes {
-		for _, image := range r.images {
-			all[expandImage(image, k)] = true
-		}
-		if tag := r.NextEtcd(k.Version); tag != "" {
-			k.Etcd = tag
-			all[expandImage(r.images["etcd"], k)] = true
+		images, _ := r.ImagesToMirror(k.Version) // it offers its own versions
+		for _, image := range images {
+			all[image] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(all))

@@ -557,6 +557,25 @@ func (r *Release) Images(v version.Version) (map[string]string, error) {
 	return out, nil
 }
 
+// ImagesToMirror returns the references of all images that a registry needs for clusters of a
+// Kubernetes version: [Release.Images], and etcd of [Release.NextEtcd]. The error wraps
+// ErrNotOffered.
+func (r *Release) ImagesToMirror(v version.Version) ([]string, error) {
+	k, err := r.ForKubernetes(v)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]bool{}
+	for _, image := range r.images {
+		all[expandImage(image, k)] = true
+	}
+	if tag := r.NextEtcd(v); tag != "" {
+		k.Etcd = tag
+		all[expandImage(r.images["etcd"], k)] = true
+	}
+	return slices.Sorted(maps.Keys(all)), nil
+}
+
 // NextEtcd returns the tag of the etcd that a cluster with a Kubernetes version must run before it
 // gets the next minor that the release offers. New clusters start with it, so that no upgrade has a
 // hop of etcd. It is empty if the etcd of the version is new enough, or if that is unknown.

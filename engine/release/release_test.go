@@ -280,6 +280,30 @@ func TestImagesAreNamedAsKubeadmNamesThem(t *testing.T) {
 	}
 }
 
+// The images of a mirror have the etcd of new clusters beside that of kubeadm.
+func TestImagesToMirror(t *testing.T) {
+	r, err := embedded(t).Release(version.MustParse("v1.1.0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for v, want := range map[string][]string{
+		"v1.36.4": {"registry.k8s.io/etcd:3.6.11-0", "registry.k8s.io/etcd:3.6.8-0"},
+		"v1.37.2": {"registry.k8s.io/etcd:3.7.0-0"},
+	} {
+		got, err := r.ImagesToMirror(version.MustParse(v))
+		if err != nil || len(got) != 6+len(want) {
+			t.Errorf("%s: %q, %v", v, got, err)
+		}
+		etcd := slices.DeleteFunc(slices.Clone(got), func(i string) bool { return !strings.Contains(i, "/etcd:") })
+		if !slices.Equal(etcd, want) {
+			t.Errorf("%s: etcd is %q, want %q", v, etcd, want)
+		}
+	}
+	if _, err := r.ImagesToMirror(version.MustParse("v1.99.0")); !errors.Is(err, ErrNotOffered) {
+		t.Errorf("unknown version: %v", err)
+	}
+}
+
 func TestNotOfferedErrorsListAlternatives(t *testing.T) {
 	c := embedded(t)
 	_, err := c.Release(version.MustParse("v9.0.0"))
