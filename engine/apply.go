@@ -109,6 +109,9 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	if err := c.Decide(ctx); err != nil {
 		return nil, err
 	}
+	if !r.skips(plan.StepCharts) {
+		c.CompareRegistry(ctx)
+	}
 	p.From = c.Out.Current
 	p.LastBackup, _ = e.lastBackup(c.State) // one that cannot be looked for is none
 	if c.Hop == nil {

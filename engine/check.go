@@ -35,6 +35,7 @@ func (e *Engine) Check(ctx context.Context, r check.Request, emit func(plan.Even
 	if err := c.Decide(ctx); err != nil {
 		return check.Check{}, err
 	}
+	c.CompareRegistry(ctx)
 	c.Tell(emit)
 	if err := c.Foresee(ctx, emit); err != nil {
 		return check.Check{}, err

@@ -84,6 +84,9 @@ type Cluster interface {
 	// it was written. The error wraps ErrConflict if the configuration names a third one.
 	SetEtcdTag(ctx context.Context, from, to string) error
 
+	// Registry returns the registry that the cluster was given, with its login; the zero value
+	// without one.
+	Registry(ctx context.Context) (registry.Registry, error)
 	// HasRegistry reports whether the cluster pulls from want: Secrets with its login, and kubeadm's
 	// configuration. The zero value is no registry of ours. plans is whether there is PlansNamespace.
 	HasRegistry(ctx context.Context, want registry.Registry, plans bool) (bool, error)

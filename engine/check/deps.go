@@ -11,6 +11,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
+	"constellation/engine/registry"
 	"constellation/engine/release"
 	"constellation/engine/version"
 	"constellation/engine/workspace"
@@ -58,6 +59,8 @@ type Known interface {
 type Published interface {
 	Components(ctx context.Context, name string) (cluster.Components, error)
 	OutdatedKinds(ctx context.Context, kinds []assets.File) ([]string, error)
+	Registry(ctx context.Context) (registry.Registry, error)
+	HasRegistry(ctx context.Context, want registry.Registry, plans bool) (bool, error)
 }
 
 // Cloud is what a check needs of the cloud.

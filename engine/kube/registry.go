@@ -37,6 +37,29 @@ func registrySecret(r registry.Registry) map[string][]byte {
 	return m
 }
 
+// Registry implements [engine.Cluster].
+func (c *Client) Registry(ctx context.Context) (r registry.Registry, err error) {
+	err = retry(ctx, func(ctx context.Context) error {
+		s, err := c.core.CoreV1().Secrets(Namespace).Get(ctx, registry.SecretName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			r = registry.Registry{}
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		r = registry.Registry{Address: string(s.Data[registry.KeyAddress]), CABundle: string(s.Data[registry.KeyCA])}
+		if with, err := r.FromSecret(s.Data[corev1.DockerConfigJsonKey]); err == nil {
+			r = with
+		} // else somebody changed the Secret, and its login is none
+		return nil
+	})
+	if err != nil {
+		return registry.Registry{}, fmt.Errorf("read Secret %s: %w", registry.SecretName, err)
+	}
+	return r, nil
+}
+
 // HasRegistry implements [engine.Cluster].
 func (c *Client) HasRegistry(ctx context.Context, want registry.Registry, plans bool) (has bool, err error) {
 	err = retry(ctx, func(ctx context.Context) error {

@@ -356,6 +356,18 @@ func (c *Cluster) SetEtcdTag(ctx context.Context, from, to string) error {
 	return nil
 }
 
+// PutKubeadmConfig does nothing: the configuration is part of the cluster.
+func (c *Cluster) PutKubeadmConfig() {}
+
+// Registry implements [engine.Cluster].
+func (c *Cluster) Registry(ctx context.Context) (registry.Registry, error) {
+	if err := c.enter(ctx, "Registry", false); err != nil {
+		return registry.Registry{}, err
+	}
+	defer c.mu.Unlock()
+	return c.registry, nil
+}
+
 // HasRegistry implements [engine.Cluster].
 func (c *Cluster) HasRegistry(ctx context.Context, want registry.Registry, _ bool) (bool, error) {
 	if err := c.enter(ctx, "HasRegistry", false); err != nil {
