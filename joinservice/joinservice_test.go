@@ -52,6 +52,7 @@ import (
 	"constellation/engine/cloud/providers"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/engine/registry"
 	"constellation/engine/release/releasetest"
 	"constellation/engine/revocation"
 	"constellation/engine/sandbox/controlplane"
@@ -104,6 +105,8 @@ type site struct {
 	roots string
 	caKey string
 	sky   *sky
+	// registrySecret is that of services that run starts.
+	registrySecret string
 }
 
 // sky is the cloud's metadata.
@@ -175,7 +178,7 @@ func newSite(t testing.TB) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	chart, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0"})
+	chart, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0", "joinservice": map[string]any{"registrySecret": registry.SecretName}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +325,7 @@ func (s *site) run(issuer attestation.Issuer, addr string) *replica {
 	var err error
 	r.Server, err = New(Config{
 		Cluster: cfg, Namespace: namespace, Metadata: s.sky, Issuer: issuer, Attestation: attestation.TPMMethod(), PKI: s.cp.PKI(), APIServerPort: 6443,
-		Log: slog.New(slog.NewJSONHandler(r.log, nil)),
+		RegistrySecret: s.registrySecret, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
 	})
 	if err != nil {
 		s.t.Fatal(err)
@@ -488,6 +491,7 @@ func TestJoinService(t *testing.T) {
 		{"a claimed machine may report and nothing else", claimedMachine},
 		{"a join continues after a restart", restarts},
 		{"a statement that is published after its list is served", statements},
+		{"tickets have the registry", registries},
 		{"published components are not read from a stale watch", watchBehind},
 		{"a graceful shutdown finishes requests", politeStop},
 	} {

@@ -147,6 +147,12 @@ func (w world) EndMove(name string) {
 	w.must(w.c.dynamic.Resource(pendingNodes).Delete(w.t.Context(), name, metav1.DeleteOptions{}))
 }
 
+func (w world) PutKubeadmConfig() {
+	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: kubeadmConfigName}, Data: map[string]string{keyClusterConfig: "imageRepository: registry.k8s.io\nkind: ClusterConfiguration\n"}}
+	_, err := w.c.core.CoreV1().ConfigMaps(systemNamespace).Create(w.t.Context(), m, metav1.CreateOptions{})
+	w.must(err)
+}
+
 func TestRealClusterKeepsTheContract(t *testing.T) {
 	c := start(t)
 	kubetest.Contract(t, c, world{t, c})
@@ -155,6 +161,7 @@ func TestRealClusterKeepsTheContract(t *testing.T) {
 	t.Run("a killed console's pending revision is adopted", func(t *testing.T) { adopt(t, c) })
 	t.Run("a failed set of charts is rolled back", func(t *testing.T) { set(t, c) })
 	t.Run("unready services report the reason", func(t *testing.T) { services(t, c) })
+	t.Run("all parts of a registry are compared", func(t *testing.T) { registryParts(t, c) })
 	t.Run("history is bounded", func(t *testing.T) { boundedHistory(t, c) })
 }
 

@@ -16,6 +16,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
+	"constellation/engine/registry"
 	"constellation/engine/revocation"
 )
 
@@ -31,6 +32,8 @@ type World interface {
 	// Tainted reports whether the node has a taint that evicts its pods.
 	Tainted(node string) bool
 	EndMove(name string)
+	// PutKubeadmConfig creates the ConfigMap of kubeadm.
+	PutKubeadmConfig()
 }
 
 // Contract checks the contract of [engine.Cluster]. The cluster must be empty, and a chart with a
@@ -93,6 +96,37 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		other.List = component.List{{Name: "kubeadm"}}
 		if err := c.PublishComponents(ctx, other); err == nil {
 			t.Error("a name that does not belong to the list was accepted")
+		}
+	})
+
+	mustRun("the registry is published, changed and removed", func(t *testing.T) {
+		w.PutKubeadmConfig()
+		one := registry.Registry{Address: "one.example.com:5000/mirror", Username: "robot", Password: "secret"}
+		login, moved := one, one
+		login.Password = "other"
+		moved.Address = "two.example.com"
+		open := registry.Registry{Address: moved.Address}
+		none := registry.Registry{}
+		at := none
+		for i, step := range []struct {
+			to      registry.Registry
+			changed bool // of kubeadm's configuration
+		}{{none, false}, {one, true}, {one, false}, {login, false}, {one, false}, {moved, true}, {open, false}, {none, true}, {none, false}, {one, true}, {none, true}} {
+			if has, err := c.HasRegistry(ctx, step.to, true); err != nil || has != (at == step.to) {
+				t.Errorf("before step %d the cluster has its registry: %t, %v", i, has, err)
+			}
+			if changed, err := c.SetRegistry(ctx, step.to, true); err != nil || changed != step.changed {
+				t.Fatalf("step %d changed kubeadm's configuration: %t, %v", i, changed, err)
+			}
+			if is, err := c.Registry(ctx); err != nil || is != step.to {
+				t.Errorf("after step %d the registry is %s: %v", i, is.Address, err)
+			}
+			for _, other := range []registry.Registry{none, one, login, moved, open} {
+				if has, err := c.HasRegistry(ctx, other, true); err != nil || has != (other == step.to) {
+					t.Errorf("after step %d the cluster has %q: %t, %v", i, other.Address, has, err)
+				}
+			}
+			at = step.to
 		}
 	})
 
