@@ -346,7 +346,7 @@ type program struct {
 	seen  []byte // what it wrote
 }
 
-func startOnTerminal(b *testing.B, path string, args ...string) *program {
+func startOnTerminal(b testing.TB, path string, args ...string) *program {
 	b.Helper()
 	tty, own, err := pty.Open()
 	if err != nil {
@@ -372,7 +372,7 @@ func startOnTerminal(b *testing.B, path string, args ...string) *program {
 
 // until waits for texts, one after the other, in the output of the program, and returns the
 // times from its start.
-func (p *program) until(b *testing.B, texts ...string) time.Duration {
+func (p *program) until(b testing.TB, texts ...string) time.Duration {
 	b.Helper()
 	buf := make([]byte, 1<<16)
 	guard := time.AfterFunc(time.Minute, func() { _ = p.cmd.Process.Kill() }) // ends the reads
@@ -398,8 +398,16 @@ func inOrder(s []byte, texts []string) bool {
 	return true
 }
 
+// press writes keys to the terminal of the program.
+func (p *program) press(b testing.TB, keys string) {
+	b.Helper()
+	if _, err := p.tty.WriteString(keys); err != nil {
+		b.Fatal(err)
+	}
+}
+
 // stop kills the program.
-func (p *program) stop(b *testing.B) {
+func (p *program) stop(b testing.TB) {
 	b.Helper()
 	if err := p.cmd.Process.Kill(); err != nil {
 		b.Fatal(err)
@@ -409,7 +417,7 @@ func (p *program) stop(b *testing.B) {
 }
 
 // exit waits for the program to exit with 0, and returns how long it ran.
-func (p *program) exit(b *testing.B) time.Duration {
+func (p *program) exit(b testing.TB) time.Duration {
 	b.Helper()
 	err := p.cmd.Wait()
 	took := time.Since(p.start)
