@@ -2,6 +2,7 @@ package engine
 
 import (
 	"os"
+	"path/filepath"
 	"runtime/debug"
 
 	"constellation/assets"
@@ -14,6 +15,8 @@ import (
 type SelfReport struct {
 	Build provenance.Build `json:"build"`
 	provenance.Report
+	// Others are programs of other installations in PATH.
+	Others []provenance.Other `json:"others,omitempty"`
 }
 
 // VerifySelf verifies the running program and the programs beside it against the statements of
@@ -39,5 +42,5 @@ func VerifySelf(keyFiles []string) (SelfReport, error) {
 	if err != nil {
 		return SelfReport{}, &plan.Error{Op: "verify " + exe, Err: err, Remedy: "install it again"}
 	}
-	return SelfReport{build, r}, nil
+	return SelfReport{build, r, provenance.Others(r.Dir, filepath.SplitList(os.Getenv("PATH")))}, nil
 }

@@ -43,6 +43,9 @@ must have the digest of its provenance statement, and a key of the publisher mus
 signed the statement. A release installs the statements beside the program; a program
 that you built with "make build" has none.
 
+Programs of other installations in PATH are listed, with the commits that they contain.
+They are not verified and do not change the exit code.
+
 The exit code is 1 if a file is not verified. An attacker who can replace the program can
 also replace this check: verify the downloaded archive or package with other tools first.`,
 		Example: `  constellation self verify --key constellation.pub
@@ -119,6 +122,20 @@ func writeSelf(out io.Writer, release string, r engine.SelfReport, modules bool)
 			told[remedy] = true
 			fmt.Fprintf(out, "remedy   %s\n", remedy)
 		}
+	}
+	for _, o := range r.Others {
+		text := "is another installation in PATH"
+		if o.First {
+			text += ", found before this one"
+		}
+		commit := ""
+		if o.Commit != "" {
+			commit = fmt.Sprintf(" (commit %s of %s)", o.Commit, o.CommitTime)
+		}
+		fmt.Fprintf(out, "other    %s\n", term.Clean(o.File+commit+" "+text))
+	}
+	if len(r.Others) > 0 {
+		fmt.Fprintln(out, "remedy   remove the installation that you do not use, or put the folder of the one that you use first in PATH")
 	}
 	verdict := "verified"
 	if !r.OK() {

@@ -142,11 +142,11 @@ func packService(dir string, spec imageSpec, binary string) (Image, error) {
 }
 
 // ReleaseBinary returns the path of one of our own binaries (joinservice, operator,
-// bootstrapper, agent) as it is in a release. "make build" puts them beside the
-// constellation binary; a test, which runs from elsewhere, finds them in the tree
+// bootstrapper, agent) as it is in a release. Packages, archives and "make build" put them
+// beside the constellation binary; a test, which runs from elsewhere, finds them in the tree
 // that it is part of.
 func ReleaseBinary(release, name string) (string, error) {
-	e := &Error{Op: "find " + name + " of release " + release, Remedy: "run `make build` in the source tree and use its bin/constellation"}
+	e := &Error{Op: "find " + name + " of release " + release, Remedy: "install this release again; in a source tree run `make build` and use its bin/constellation"}
 	if !filepath.IsLocal(release) || strings.ContainsAny(release, `/\`) {
 		e.Err, e.Remedy = errors.New("that is not the name of a release"), "name a release such as v1.1.0"
 		return "", e

@@ -100,8 +100,8 @@ func TestMissingServicesNameTheRemedy(t *testing.T) {
 		name, release, remedy string
 		missing               bool
 	}{
-		{"a service that was not built", "v9.9.9", "run `make build` in the source tree and use its bin/constellation", true},
-		{"a release that was not built", "v0.1.0", "run `make build` in the source tree and use its bin/constellation", true},
+		{"a service that was not built", "v9.9.9", "install this release again; in a source tree run `make build` and use its bin/constellation", true},
+		{"a release that was not built", "v0.1.0", "install this release again; in a source tree run `make build` and use its bin/constellation", true},
 		{"a path for a release", "../v9.9.9", "name a release such as v1.1.0", false},
 		{"nothing for a release", "", "name a release such as v1.1.0", false},
 	} {

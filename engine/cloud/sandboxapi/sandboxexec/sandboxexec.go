@@ -38,13 +38,22 @@ const versionTimeout = 10 * time.Second
 // FindVerb is the hidden verb below sandbox that Find calls.
 const FindVerb = "find"
 
+// self returns the path of the executable of this process, if possible without links.
+func self() string {
+	exe, err := os.Executable()
+	if err != nil {
+		return "constellation"
+	}
+	if real, err := filepath.EvalSymlinks(exe); err == nil {
+		return real
+	}
+	return exe
+}
+
 // path returns the path of the program: beside the executable of this process, or in PATH.
 func path() (string, error) {
-	if self, err := os.Executable(); err == nil {
-		if real, err := filepath.EvalSymlinks(self); err == nil {
-			self = real
-		}
-		p := filepath.Join(filepath.Dir(self), Name)
+	if exe := self(); filepath.IsAbs(exe) {
+		p := filepath.Join(filepath.Dir(exe), Name)
 		info, err := os.Stat(p)
 		if err == nil && info.Mode().IsRegular() {
 			return p, nil
@@ -66,7 +75,7 @@ func missing(err error) error {
 	}
 	return &plan.Error{
 		Op: "find the program " + Name, Err: err, Exit: plan.ExitUsage,
-		Remedy: "install " + Name + " in the directory of constellation; `make build` builds both",
+		Remedy: "install " + Name + " of the same release beside constellation; packages and archives contain both, and `make build` builds both",
 	}
 }
 
@@ -86,13 +95,13 @@ func sameRelease(ctx context.Context, path string) error {
 	case err != nil:
 		err = fmt.Errorf("read its release: %w", err)
 	case release != version.Release:
-		err = fmt.Errorf("its release is %.40q, want %s, the release of constellation", release, version.Release)
+		err = fmt.Errorf("its release is %.40q, want %s, the release of %s", release, version.Release, self())
 	default:
 		return nil
 	}
 	return &plan.Error{
 		Op: "execute " + path, Err: err, Exit: plan.ExitUsage,
-		Remedy: "install constellation and " + Name + " from the same release, in one directory",
+		Remedy: "install constellation and " + Name + " from the same release, in one directory; after an upgrade, start constellation again",
 	}
 }
 

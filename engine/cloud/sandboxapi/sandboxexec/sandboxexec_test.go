@@ -154,6 +154,52 @@ func TestRefusedPrograms(t *testing.T) {
 	}
 }
 
+// With two installations, a console executes the program beside itself, whatever PATH has first.
+// Without one beside itself it takes that in PATH, and an error names both files.
+func TestTwoInstallations(t *testing.T) {
+	script(t, "#!/bin/sh\necho constellation v0.9.0\n")
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	console, beside := filepath.Join(dir, "constellation"), filepath.Join(dir, Name)
+	b, err := os.ReadFile(exe)
+	if err == nil {
+		err = os.WriteFile(console, b, 0o700)
+	}
+	if err == nil {
+		err = os.WriteFile(beside, []byte("#!/bin/sh\nif [ \"$1\" = --version ]; then echo constellation "+version.Release+"; exit; fi\necho beside\n"), 0o700)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func() (code int, out string) {
+		cmd := exec.CommandContext(t.Context(), console, "sandbox", "status")
+		cmd.Env = append(os.Environ(), runEnv+"=1")
+		b, err := cmd.CombinedOutput()
+		if cmd.ProcessState == nil {
+			t.Fatal(err)
+		}
+		return cmd.ProcessState.ExitCode(), string(b)
+	}
+	if code, out := run(); code != 0 || out != "beside\n" {
+		t.Errorf("the console exited with %d and printed %q, want the program beside it", code, out)
+	}
+	if err := os.Remove(beside); err != nil {
+		t.Fatal(err)
+	}
+	code, out := run()
+	for _, want := range []string{console, filepath.Join(strings.Split(os.Getenv("PATH"), ":")[0], Name), `"v0.9.0"`, "start constellation again"} {
+		if code != plan.ExitUsage || !strings.Contains(out, want) {
+			t.Errorf("the console exited with %d and printed %q; want %d and %s", code, out, plan.ExitUsage, want)
+		}
+	}
+}
+
 func TestMissingProgram(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	if _, err := Find(t.Context(), t.TempDir()); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), "not found beside constellation") {
