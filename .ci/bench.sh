@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs all benchmarks, each with a reference measurement (peer) in the same run, and writes docs/bench.md. A regular
-# expression as first argument selects sections (frame init check anycluster joiners rollout charts backup agent atls screen watch plans engine);
+# expression as first argument selects sections (frame sizes init check anycluster joiners rollout charts backup agent atls screen watch plans engine);
 # the figures are then only printed, because docs/bench.md must come from one run on one machine.
 # Slow figures are not an error, since the machine may be busy. Requires `make build`.
 set -euo pipefail
@@ -55,8 +55,40 @@ frame() {
   v=$(value frame FirstFrame version-ms) && k=$(value frame FirstFrame kubectl-ms) || return
   row "console, first frame" "$(number %.0f "$f") ms" "\`kubectl version --client\` $(number %.0f "$k") ms" "$(number %.2f "$f/$k")" "≤ 1.1"
   row "console, first frame with the contents of the folder" "$(number %.0f "$c") ms" "the same" "$(number %.2f "$c/$k")" "-"
-  row "\`constellation version\`" "$(number %.0f "$v") ms" "the same" "$(number %.2f "$v/$k")" "-"
+  row "\`constellation version\`" "$(number %.0f "$v") ms" "the same" "$(number %.2f "$v/$k")" "≤ 1.1"
   note "The console is measured from exec to the end of the frame, on a pseudo terminal in an empty folder. The other programs are measured from exec to exit. Medians of 31 interleaved rounds."
+}
+
+# programs FOLDER builds the linux/amd64 programs of the tree in the current folder, as a release has them, and prints the
+# size of each program and image.
+programs() {
+  local package
+  for package in . ./engine/sandbox/cmd ./agent/cmd ./bootstrapper/cmd ./joinservice/cmd ./operator/cmd; do
+    local name=${package#./}
+    case $name in .) name=constellation ;; engine/*) name=constellation-sandbox ;; *) name=${name%/cmd} ;; esac
+    CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go build -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/linux_amd64/$name" "$package" || return
+    echo "$name $(stat -c %s "$1/linux_amd64/$name")"
+  done
+  "$out/attest" images -binaries "$1" -out "$1/images" -release v0 | sed 's/^image \(.*\) .*: \(.*\) bytes$/image-\1 \2/'
+}
+
+sizes() {
+  heading sizes "Sizes"
+  # The release before is the newest tag before this commit. Until there is one, it is the first commit that `make release` built.
+  local before name size old title
+  before=${BEFORE:-$(git describe --tags --abbrev=0 --match 'v*' HEAD^ 2>/dev/null || echo 31e03a0d)}
+  git rev-parse --verify --quiet "$before^{commit}" >/dev/null || { note "Skipped: this clone has no commit $before."; return 0; }
+  go build -o "$out/attest" ./engine/provenance/attest && programs "$out/now" >"$out/sizes" || return
+  git worktree add --quiet --detach "$out/tree" "$before" || return
+  (cd "$out/tree" && programs "$out/then") >"$out/sizes-before" || { git worktree remove --force "$out/tree"; return 1; }
+  git worktree remove --force "$out/tree"
+  while read -r name size; do
+    old=$(awk -v n="$name" '$1 == n { print $2 }' "$out/sizes-before")
+    title="\`$name\`" target=-
+    case $name in image-*) title="image \`${name#image-}\`, compressed" target="≤ 45 MB" ;; esac
+    row "$title" "$(number %.1f "$size/1e6") MB" "${old:+$(number %.1f "$old/1e6") MB}" "${old:+$(number %.2f "$size/$old")}" "$target"
+  done <"$out/sizes"
+  note "Peer: the same programs of $(git describe --tags --always "$before") of $(git log -1 --format=%cs "$before"), $(git tag --list 'v*' | grep -qxF "$before" && echo "the release before" || echo "because no release is published"). \`BEFORE=COMMIT make bench BENCH=sizes\` compares with another one. Programs of linux/amd64 without symbols; packing an image fails above its limit."
 }
 
 init() {
@@ -313,7 +345,7 @@ plans() {
 
 load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo unknown)
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-for section in frame init check anycluster joiners rollout charts backup agent atls screen watch plans engine; do
+for section in frame sizes init check anycluster joiners rollout charts backup agent atls screen watch plans engine; do
   if ! [[ $section =~ $choice ]]; then
     complete=0
     continue
@@ -325,7 +357,7 @@ for section in frame init check anycluster joiners rollout charts backup agent a
     failed=1
   fi
 done
-[ "$chosen" = 1 ] || { echo "no section matches '$choice'; sections are frame, init, check, anycluster, joiners, rollout, charts, backup, agent, atls, screen, watch, plans, engine" >&2; exit 2; }
+[ "$chosen" = 1 ] || { echo "no section matches '$choice'; sections are frame, sizes, init, check, anycluster, joiners, rollout, charts, backup, agent, atls, screen, watch, plans, engine" >&2; exit 2; }
 
 {
   cat <<TEXT

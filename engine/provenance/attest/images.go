@@ -7,6 +7,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -32,6 +33,9 @@ var releaseImages = []struct{ name, title, description string }{
 	{"operator", "constellation operator", "Upgrades nodes; carries out Plans; relays to agents"},
 }
 
+// imageLimit is the largest compressed size of an image in bytes, which each node downloads.
+const imageLimit = 45_000_000
+
 // imageArchitectures are the architectures of the images.
 var imageArchitectures = []string{"amd64", "arm64"}
 
@@ -51,7 +55,7 @@ func images(args []string) error {
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	p := &packer{Options: o, binaries: *binaries, commit: *commit, date: time.Unix(*seconds, 0).UTC()}
+	p := &packer{Options: o, binaries: *binaries, commit: *commit, date: time.Unix(*seconds, 0).UTC(), limit: imageLimit, report: os.Stdout}
 	if *key != "" {
 		b, err := os.ReadFile(*key)
 		if err != nil {
@@ -75,6 +79,8 @@ type packer struct {
 	binaries, commit string
 	date             time.Time
 	key              *release.PrivateKey // nil: no signatures
+	limit            int64               // of the compressed size of an image
+	report           io.Writer           // gets a line with the size of each image
 }
 
 // pack writes the layout of one image: an index of all architectures, the SBOM of each, and the
@@ -157,6 +163,18 @@ func (p *packer) image(l *ocipack.Layout, name, binary, arch string, labels map[
 	if err != nil {
 		return v1.Descriptor{}, err
 	}
+	m, err := img.Manifest()
+	if err != nil {
+		return v1.Descriptor{}, err
+	}
+	size := m.Config.Size
+	for _, layer := range m.Layers {
+		size += layer.Size
+	}
+	if size > p.limit {
+		return v1.Descriptor{}, fmt.Errorf("its compressed size is %d bytes, want at most %d: find what %s links with `go version -m` and `go tool nm -size`", size, p.limit, binary)
+	}
+	fmt.Fprintf(p.report, "image %s linux/%s: %d bytes\n", name, arch, size)
 	return l.Image(img)
 }
 

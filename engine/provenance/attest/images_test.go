@@ -248,3 +248,23 @@ func checkSignature(t *testing.T, index v1.ImageIndex, d v1.Descriptor, signed v
 		t.Errorf("payload %s", payload)
 	}
 }
+
+func TestLargeImageIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	binary := filepath.Join(dir, "linux_amd64", "operator")
+	if err := os.MkdirAll(filepath.Dir(binary), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err == nil {
+		err = os.Symlink(exe, binary)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var report strings.Builder
+	p := &packer{binaries: dir, limit: 1_000_000, report: &report}
+	if err := p.pack("operator", "", "", filepath.Join(dir, "out")); err == nil || !strings.Contains(err.Error(), "want at most 1000000") || report.Len() > 0 {
+		t.Errorf("an image above the limit: %v, %q", err, &report)
+	}
+}
