@@ -22,7 +22,7 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 			n := &s.inside.running.Nodes[i]
 			n.InPlace = n.Role == "worker"
 			s.cluster.PutNode(*n)
-			s.cloud.machines = append(s.cloud.machines, cluster.CloudMachine{Instance: cloud.Instance{Name: n.Name, Group: "sandboxes/demo/groups/" + n.Group, Image: "sandboxes/demo/images/v1.0.0"}})
+			s.cloud.machines = append(s.cloud.machines, cluster.CloudMachine{Instance: cloud.Instance{Name: n.Name, Group: "sandboxes/demo/groups/" + n.Group, Image: "sandboxes/demo/images/v1.0.0"}, GroupName: n.Group})
 		}
 		s.cloud.agent = program
 		return s

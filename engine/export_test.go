@@ -41,7 +41,7 @@ func BenchLook(b *testing.B, n int) {
 	var nodes []*cluster.Node
 	for i := range n {
 		name := fmt.Sprintf("worker-%d", i)
-		machines = append(machines, cluster.CloudMachine{Instance: cloud.Instance{Name: name, Group: "sandboxes/demo/groups/workers"}})
+		machines = append(machines, cluster.CloudMachine{Instance: cloud.Instance{Name: name, Group: "sandboxes/demo/groups/workers"}, GroupName: "workers"})
 		nodes = append(nodes, &cluster.Node{Name: name, State: plan.NodeReady})
 	}
 	i := &clusterRun{}

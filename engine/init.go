@@ -692,7 +692,7 @@ func (i *initRun) attach(ctx context.Context, r *plan.Reporter, d dialer, seq *u
 	i.link = l
 	name := l.machine.Name
 	r.Wait("", "", "")
-	i.nodes.Set(r, rollout.Entry{Name: name, Group: cluster.GroupName(l.machine.Group), State: plan.NodeJoining, Text: "attested"})
+	i.nodes.Set(r, rollout.Entry{Name: name, Group: i.config.ControlPlaneGroup(), State: plan.NodeJoining, Text: "attested"})
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

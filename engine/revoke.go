@@ -161,10 +161,15 @@ type revokeView struct {
 	inCloud  bool
 	claims   string // another provider ID that the Node claims; empty: it does not
 	later    string // key of a machine that got the name after the recorded one; empty: none has
+	// groups are the names of groups by ID, as far as a node or a machine of the cloud has one.
+	groups map[string]string
 	// machine is the provider ID for the operator, which compares it with the cloud. Without
 	// the cloud it is what the Node claims, which is not recorded.
 	machine string
 }
+
+// group returns the name of the machine's group, or the ID of a group of which nothing has the name.
+func (v *revokeView) group() string { return cmp.Or(v.groups[v.entry.Group], v.entry.Group) }
 
 func (v *revokeView) exists() bool { return v.node != nil || v.joins || v.inCloud }
 
@@ -179,7 +184,7 @@ func (v *revokeView) replaced() bool {
 }
 
 func (x *revoking) see(ctx context.Context) (*revokeView, error) {
-	name, v := x.request.Node, &revokeView{}
+	name, v := x.request.Node, &revokeView{groups: map[string]string{}}
 	record, err := x.cluster.Revoked(ctx)
 	if err != nil {
 		return nil, err
@@ -209,6 +214,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 		}
 	}
 	for _, n := range v.nodes {
+		v.groups[n.GroupID] = n.Group
 		if n.Name == name {
 			// Its kubelet writes ID and address, and the record refuses what has them: an honest
 			// machine's must not get there.
@@ -266,6 +272,9 @@ func (x *revoking) seeCloud(ctx context.Context, v *revokeView, now *revocation.
 	}
 	if err != nil && !errors.Is(err, cloud.ErrPartial) {
 		machines = nil // a part of them is true, the rest of another error is not
+	}
+	for _, m := range machines {
+		v.groups[m.Group] = m.GroupName
 	}
 	elsewhere := slices.ContainsFunc(machines, func(m cluster.CloudMachine) bool {
 		return m.Name != x.request.Node && cloud.SameMachine(m.Key(), entry.ProviderID)
@@ -486,7 +495,7 @@ func (x *revoking) steps(v *revokeView) []plan.Step {
 	if x.request.Replace {
 		steps = append(steps, plan.Step{
 			ID: StepReplacement, Title: "Wait until its replacement is Ready",
-			Effect: fmt.Sprintf("a new machine in group %s has joined and is Ready, so the group has as many as before", cluster.GroupName(e.Group)),
+			Effect: fmt.Sprintf("a new machine in group %s has joined and is Ready, so the group has as many as before", v.group()),
 			Done:   x.done(func(v *revokeView) bool { return v.recorded && v.entry.Replacement != "" }),
 			Run:    x.waitReplaced,
 		})
@@ -619,7 +628,7 @@ func (x *revoking) waitReplaced(ctx context.Context, r *plan.Reporter) error {
 			return false, &plan.Error{
 				Op:     op,
 				Err:    fmt.Errorf("the cloud gave the name %s to the new machine %s, and the record refuses this name until %s", name, v.later, v.entry.Until.UTC().Format("2006-01-02")),
-				Remedy: fmt.Sprintf("create one more machine in group %s while %s exists, so that it gets another name; the operator deletes %s 30 minutes after its creation", cluster.GroupName(v.entry.Group), v.later, v.later),
+				Remedy: fmt.Sprintf("create one more machine in group %s while %s exists, so that it gets another name; the operator deletes %s 30 minutes after its creation", v.group(), v.later, v.later),
 			}
 		case v.heir == nil && (v.refill == nil || v.refill.Leaves):
 			return false, &plan.Error{Op: op, Err: errors.New("no machine was created in time, or it did not join in time"), Remedy: "read `kubectl -n constellation-system logs deploy/constellation-operator`; run the same command again for another machine"}

@@ -385,7 +385,7 @@ func (s *revokeStage) incarnation(serial string, state cloud.State, before bool)
 	defer c.mu.Unlock()
 	m := cluster.CloudMachine{Instance: cloud.Instance{
 		Name: "worker-1", ProviderID: "sandbox://demo/worker-1", Incarnation: serial, Group: "sandboxes/demo/groups/workers", Role: cloud.Worker, State: state, Created: time.Now(),
-	}}
+	}, GroupName: "workers"}
 	if c.machines = append(c.machines, m); before {
 		c.machines = slices.Insert(c.machines[:len(c.machines)-1], 0, m)
 	}

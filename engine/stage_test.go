@@ -268,7 +268,7 @@ func (c *testCloud) add(name string, role cloud.Role, n int) {
 	c.machines = append(c.machines, cluster.CloudMachine{Instance: cloud.Instance{
 		Name: name, ProviderID: "sandbox://demo/" + name, Group: "sandboxes/demo/groups/" + group, Role: role, State: cloud.Ready, Image: "sandboxes/demo/images/v1.1.0",
 		IP: netip.AddrFrom4([4]byte{10, 42, 0, byte(10 + len(c.machines))}), Created: time.Now(),
-	}})
+	}, GroupName: group})
 }
 
 func (c *testCloud) list() []cluster.CloudMachine {

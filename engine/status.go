@@ -325,7 +325,7 @@ func (st *Status) merge(machines []cluster.CloudMachine, in inside, catalogue *c
 			}
 		}
 		st.Machines = append(st.Machines, Machine{
-			Name: m.Name, Group: cluster.GroupName(m.Group), Role: string(m.Role), State: state, Image: m.Image, ImageVersion: versionOf(m.Image),
+			Name: m.Name, Group: m.GroupName, Role: string(m.Role), State: state, Image: m.Image, ImageVersion: versionOf(m.Image),
 			IP: m.IP.String(), ProviderID: m.ProviderID, Message: m.Message, Created: m.Created,
 		})
 	}

@@ -1,6 +1,8 @@
 package engine_test
 
 import (
+	"bytes"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -46,8 +48,7 @@ var mayNameSandbox = map[string]string{
 	"operator/api/v1alpha1/scalinggroup.go": "an example of an ID in the API's description",
 	"assets/crds/":                          "generated from it",
 	"assets/samples/":                       "examples",
-	"assets/charts/constellation-operator/templates/autoscaler-stand-in.yaml": "says where the Deployment is installed",
-	"engine/attestation/internal/evidence/":                                   "comments of the certificate's format",
+	"engine/attestation/internal/evidence/": "comments of the certificate's format",
 }
 
 var (
@@ -58,6 +59,10 @@ var (
 
 // traceRE is what only the sandbox's machines and its cloud have: addresses, paths and units.
 var traceRE = regexp.MustCompile(`169\.254\.169\.254|10\.42\.0\.1\b|tpm\.sock|constellation-tpm|swtpm|machine-setup`)
+
+// segmentRE takes the last segment of a path, as the sandbox has names at the end of IDs. IDs of other
+// clouds can be opaque.
+var segmentRE = regexp.MustCompile(`(LastIndex(Byte)?|path\.Base)\((\w+\.)*(id|ID|\w*[gG]roup(ID)?|\w*[pP]roviderID)\b`)
 
 // TestNoSandboxInTheWalls keeps assumptions about the sandbox out of code that serves every
 // cloud. The entry in the registry has the data of a provider.
@@ -99,6 +104,9 @@ func TestNoSandboxInTheWalls(t *testing.T) {
 			for i, line := range strings.Split(string(b), "\n") {
 				if sandboxRE.MatchString(runtimeRE.ReplaceAllString(line, "")) && !allowed(path) {
 					t.Errorf("%s:%d names the sandbox: put it into the provider's entry, or into mayNameSandbox with a reason\n%s", path, i+1, line)
+				}
+				if segmentRE.MatchString(line) && !allowed(path) {
+					t.Errorf("%s:%d takes the last segment of an ID: take the name from where the cloud or the cluster has it\n%s", path, i+1, line)
 				}
 				if traceRE.MatchString(line) && !allowed(path) {
 					t.Errorf("%s:%d has an address, a path or a unit of the sandbox: put it into the provider's entry\n%s", path, i+1, line)
@@ -159,5 +167,108 @@ func TestSandboxIsImportedByTheRegistryAlone(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// mayUseLocal are the directories and files of production code that may use what the registry exports
+// about the sandbox alone.
+var mayUseLocal = map[string]string{
+	"engine/sandbox/":                "the cloud itself",
+	"engine/workspace/sandbox.go":    "files that the verb sandbox writes",
+	"tui/config.go":                  "config generate sandbox takes the values of a running one",
+	"tui/console/config.go":          "writes the configuration of a running sandbox",
+	"assets/render/pack/operator.go": "the published base for kustomize",
+}
+
+// TestNoCloudIsADefault keeps the name and the values of the sandbox out of code that was not told to use
+// it, such as defaults of flags.
+func TestNoCloudIsADefault(t *testing.T) {
+	root := os.DirFS("..")
+	parse := func(path string) *ast.File {
+		t.Helper()
+		b, err := fs.ReadFile(root, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, b, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	// Exported names of sandbox.go, and of functions that call its function.
+	local := map[string]bool{}
+	for _, d := range parse("engine/cloud/providers/sandbox.go").Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			local[d.Name.Name] = d.Name.IsExported()
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				if v, ok := spec.(*ast.ValueSpec); ok {
+					for _, name := range v.Names {
+						local[name.Name] = name.IsExported()
+					}
+				}
+			}
+		}
+	}
+	for _, d := range parse("engine/cloud/providers/providers.go").Decls {
+		f, ok := d.(*ast.FuncDecl)
+		if !ok || f.Body == nil {
+			continue
+		}
+		ast.Inspect(f.Body, func(n ast.Node) bool {
+			if c, ok := n.(*ast.CallExpr); ok {
+				if callee, ok := c.Fun.(*ast.Ident); ok && callee.Name == "sandbox" {
+					local[f.Name.Name] = true
+				}
+			}
+			return true
+		})
+	}
+	if !local["Local"] || !local["LocalSections"] || !local["LocalValues"] {
+		t.Fatalf("the registry exports %v about the sandbox", local)
+	}
+	used := map[string]bool{}
+	err := fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (d.Name() == "testdata" || path != "." && strings.HasPrefix(d.Name(), ".")) {
+			return fs.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		b, err := fs.ReadFile(root, path)
+		if err != nil || !bytes.Contains(b, []byte(`"constellation/engine/cloud/providers"`)) {
+			return err
+		}
+		ast.Inspect(parse(path), func(n ast.Node) bool {
+			s, ok := n.(*ast.SelectorExpr)
+			if !ok || !local[s.Sel.Name] {
+				return true
+			}
+			if x, ok := s.X.(*ast.Ident); !ok || x.Name != "providers" {
+				return true
+			}
+			for name := range mayUseLocal {
+				if path == name || strings.HasSuffix(name, "/") && strings.HasPrefix(path, name) {
+					used[name] = true
+					return true
+				}
+			}
+			t.Errorf("%s uses providers.%s: take the provider from the configuration, the state or a flag", path, s.Sel.Name)
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range mayUseLocal {
+		if !used[name] {
+			t.Errorf("%s uses nothing of the sandbox: remove it from mayUseLocal", name)
+		}
 	}
 }

@@ -46,7 +46,7 @@ func Unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled 
 			continue
 		}
 		found := *n
-		found.Group, found.Image, found.ImageVersion = cluster.GroupName(m.Group), m.Image, ""
+		found.Group, found.Image, found.ImageVersion = m.GroupName, m.Image, ""
 		if m.Image != "" {
 			if v, err := catalogue.Version(m.Image); err == nil {
 				if release.AgentVerifies(v) {

@@ -25,6 +25,8 @@ type Info struct {
 // Machine is an instance and how far its start has come.
 type Machine struct {
 	Instance
+	// GroupName is the Name of its Group. IDs of groups need not contain names.
+	GroupName string
 	// Stage is plan.NodeCreating, NodeBooting, NodeFailed or NodeGone; empty when the
 	// machine is up.
 	Stage string

@@ -72,7 +72,7 @@ func (c *Client) Running(ctx context.Context) (compat.Running, error) {
 
 	var s seen
 	reads := map[string]func() error{
-		"nodes":       func() (err error) { s.nodes, err = allNodes(ctx, core); return err },
+		"nodes":       func() (err error) { s.nodes, err = c.allNodes(ctx, core); return err },
 		"system pods": func() (err error) { s.pods, err = systemPods(ctx, core); return err },
 		"DaemonSets":  func() (err error) { s.daemonSets, err = daemonSetServices(ctx, core); return err },
 		"Deployments": func() (err error) { s.deployments, err = deploymentServices(ctx, core); return err },
@@ -266,7 +266,7 @@ func podReady(p *corev1.Pod) bool {
 
 // allNodes lists the nodes in one request: in protobuf even thousands are a few megabytes, and
 // each page would cost a request.
-func allNodes(ctx context.Context, core kubernetes.Interface) (out []cluster.Node, err error) {
+func (c *Client) allNodes(ctx context.Context, core kubernetes.Interface) (out []cluster.Node, err error) {
 	err = retry(ctx, func(ctx context.Context) error {
 		l, err := core.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -274,7 +274,7 @@ func allNodes(ctx context.Context, core kubernetes.Interface) (out []cluster.Nod
 		}
 		out = make([]cluster.Node, len(l.Items))
 		for i := range l.Items {
-			out[i] = *toNode(&l.Items[i])
+			out[i] = *c.toNode(ctx, &l.Items[i])
 		}
 		return nil
 	})

@@ -71,6 +71,7 @@ type Client struct {
 	moves    mirror[cluster.Move]
 	plans    mirror[cluster.NodePlan]
 	planless unseen
+	groups   groupNames
 }
 
 var (

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,7 +25,14 @@ import (
 
 const roleLabel = "node-role.kubernetes.io/control-plane"
 
-func toNode(n *corev1.Node) *cluster.Node {
+// toNode converts a node. The cluster itself has the name of its group.
+func (c *Client) toNode(ctx context.Context, n *corev1.Node) *cluster.Node {
+	out := nodeOf(n)
+	out.Group = c.groupName(ctx, out.GroupID)
+	return out
+}
+
+func nodeOf(n *corev1.Node) *cluster.Node {
 	out := &cluster.Node{
 		Name: n.Name, Role: "worker", State: plan.NodeNotReady, Kubernetes: n.Status.NodeInfo.KubeletVersion,
 		Image: n.Annotations[v1alpha1.AnnotationImage], Components: n.Annotations[v1alpha1.AnnotationComponents],
@@ -34,8 +40,7 @@ func toNode(n *corev1.Node) *cluster.Node {
 		Heir: n.Annotations[v1alpha1.AnnotationHeir], Donor: n.Annotations[v1alpha1.AnnotationDonor],
 		Skipped: n.Annotations[v1alpha1.AnnotationHeld] == "true", InPlace: n.Labels[v1alpha1.LabelInPlace] == "true",
 	}
-	group := n.Annotations[v1alpha1.AnnotationGroup]
-	out.Group, out.GroupID, out.UID = group[strings.LastIndexByte(group, '/')+1:], group, string(n.UID)
+	out.GroupID, out.UID = n.Annotations[v1alpha1.AnnotationGroup], string(n.UID)
 	if _, ok := n.Labels[roleLabel]; ok {
 		out.Role = "control-plane"
 	}
@@ -156,7 +161,7 @@ func (c *Client) Nodes(ctx context.Context) ([]*cluster.Node, error) {
 	if !ok {
 		err := retry(ctx, func(ctx context.Context) (err error) {
 			nodes = nil
-			_, err = c.listNodes(ctx, func(n *corev1.Node) { nodes = append(nodes, toNode(n)) })
+			_, err = c.listNodes(ctx, func(n *corev1.Node) { nodes = append(nodes, c.toNode(ctx, n)) })
 			return err
 		})
 		if err != nil {
@@ -234,7 +239,7 @@ func (c *Client) Watch(ctx context.Context, changed func()) error {
 
 func (c *Client) watchNodes(ctx context.Context, changed func()) error {
 	items := map[string]*cluster.Node{}
-	rv, err := c.listNodes(ctx, func(n *corev1.Node) { items[n.Name] = toNode(n) })
+	rv, err := c.listNodes(ctx, func(n *corev1.Node) { items[n.Name] = c.toNode(ctx, n) })
 	if err != nil {
 		return fmt.Errorf("list nodes: %w", classify(err))
 	}
@@ -253,7 +258,7 @@ func (c *Client) watchNodes(ctx context.Context, changed func()) error {
 			return fmt.Errorf("watch nodes: got a %T", o)
 		case t == watch.Deleted:
 			c.nodes.remove(n.Name)
-		case !c.nodes.set(n.Name, toNode(n)):
+		case !c.nodes.set(n.Name, c.toNode(ctx, n)):
 			return nil // heartbeats of kubelets change nothing that is shown
 		}
 		changed()

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/operator/api/v1alpha1"
 )
@@ -50,7 +51,7 @@ func (c *Client) Rollout(ctx context.Context) (cluster.Rollout, error) {
 			}
 			moves = nil
 			for i := range l.Items {
-				m, err := toMove(&l.Items[i])
+				m, err := c.toMove(ctx, &l.Items[i])
 				if err != nil {
 					return err
 				}
@@ -91,14 +92,13 @@ func toRollout(nv *v1alpha1.NodeVersion) cluster.Rollout {
 	return ro
 }
 
-func toMove(u *unstructured.Unstructured) (cluster.Move, error) {
+func (c *Client) toMove(ctx context.Context, u *unstructured.Unstructured) (cluster.Move, error) {
 	var p v1alpha1.PendingNode
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &p); err != nil {
 		return cluster.Move{}, fmt.Errorf("decode PendingNode %s: %w", u.GetName(), err)
 	}
-	group := p.Spec.GroupID
 	m := cluster.Move{
-		Name: p.Name, Node: p.Spec.NodeName, Group: group[strings.LastIndexByte(group, '/')+1:],
+		Name: p.Name, Node: p.Spec.NodeName, Group: c.groupName(ctx, p.Spec.GroupID),
 		Leaves: p.Spec.Goal == v1alpha1.LeaveGoal, Upgrades: p.Spec.Goal == v1alpha1.UpgradeGoal, Donor: p.Spec.Donor, Machine: string(p.Status.CSPState), Reached: p.Status.ReachedGoal,
 		Revoked: p.Annotations[v1alpha1.AnnotationRevoked],
 	}
@@ -164,11 +164,11 @@ func (c *Client) SkipState(ctx context.Context, name string) (cluster.SkipState,
 	}
 	for i := range groups.Items {
 		g := &groups.Items[i]
-		id, _, _ := unstructured.NestedString(g.Object, "spec", "groupId")
+		id, group := groupOf(g)
 		held := g.GetAnnotations()[v1alpha1.AnnotationHeld] == "true"
 		switch {
-		// The suffix of a group's ID is accepted, since lists of nodes show it.
-		case absent != nil && (g.GetName() == name || id[strings.LastIndexByte(id, '/')+1:] == name):
+		// Lists of nodes show the name that the ID or the ScalingGroup has, else the ID.
+		case absent != nil && slices.Contains([]string{g.GetName(), group, id, providers.GroupName(id)}, name):
 			return cluster.SkipState{Name: g.GetName(), Kind: cluster.SkipGroup, Held: held}, nil
 		case absent == nil && held && strings.EqualFold(id, n.Annotations[v1alpha1.AnnotationGroup]):
 			h.By = g.GetName()
@@ -220,7 +220,7 @@ func (c *Client) WatchRollout(ctx context.Context, changed func()) error {
 			})
 		},
 		func(ctx context.Context) error {
-			return watchAll(ctx, c, pendingNodes, &c.moves, changed, toMove)
+			return watchAll(ctx, c, pendingNodes, &c.moves, changed, func(u *unstructured.Unstructured) (cluster.Move, error) { return c.toMove(ctx, u) })
 		},
 		func(ctx context.Context) error { return c.watchPlans(ctx, changed) })
 }

@@ -298,6 +298,28 @@ func TestHoldRequestsOnNodesAndGroups(t *testing.T) {
 	is("worker-3", worker)
 	is("edge", edge)
 	is("group-edge", edge)
+
+	// IDs of another cloud contain no names: the ScalingGroup has it.
+	node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-0", Annotations: map[string]string{v1alpha1.AnnotationGroup: "pools/7F2a"}}}
+	if _, err := c.core.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	group.Name, group.Spec = "group-7", v1alpha1.ScalingGroupSpec{GroupID: "pools/7f2a", NodeGroupName: "gpu", Role: v1alpha1.WorkerRole}
+	if _, err := c.dynamic.Resource(scalingGroups).Create(ctx, asUnstructured(t, group), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	is("gpu", cluster.SkipState{Name: "group-7", Kind: cluster.SkipGroup})
+	nodes, err := c.Nodes(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := map[string]string{}
+	for _, n := range nodes {
+		in[n.Name] = n.Group
+	}
+	if d := cmp.Diff(map[string]string{"worker-3": "Edge", "gpu-0": "gpu"}, in); d != "" {
+		t.Errorf("groups of nodes (-want +got):\n%s", d)
+	}
 	set(worker, true)
 	worker.Held = true
 	is("worker-3", worker)

@@ -140,7 +140,7 @@ func Join(machines []cluster.CloudMachine, nodes []*cluster.Node, expected []clu
 		if m.Stage == plan.NodeGone {
 			continue
 		}
-		e := Entry{Name: m.Name, Group: cluster.GroupName(m.Group), Text: m.Message, booting: m.Stage == plan.NodeBooting, console: m.Console, since: m.Since}
+		e := Entry{Name: m.Name, Group: m.GroupName, Text: m.Message, booting: m.Stage == plan.NodeBooting, console: m.Console, since: m.Since}
 		n, isNode := byName[m.Name]
 		switch {
 		case isNode:

@@ -15,8 +15,8 @@ func TestMachinesThatAreWaitedForSayHowFarTheyAre(t *testing.T) {
 	at := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
 	machine := func(stage, message string, since time.Duration) []cluster.CloudMachine {
 		return []cluster.CloudMachine{{
-			Instance: cloud.Instance{Name: "worker-1", Group: "sandboxes/demo/groups/workers", Message: message},
-			Stage:    stage, Since: at.Add(-since), Console: "/var/demo/worker-1.log",
+			Instance: cloud.Instance{Name: "worker-1", Group: "sandboxes/demo/groups/workers", Message: message}, GroupName: "workers",
+			Stage: stage, Since: at.Add(-since), Console: "/var/demo/worker-1.log",
 		}}
 	}
 	for _, tt := range []struct {
@@ -52,8 +52,8 @@ func TestMachinesWithoutHopeNameTheirConsole(t *testing.T) {
 }
 
 func TestControlPlanesCountOnceTheyHaveTheirRole(t *testing.T) {
-	control := cluster.CloudMachine{Instance: cloud.Instance{Name: "control-plane-1", Group: "groups/control-plane", Role: cloud.ControlPlane}}
-	worker := cluster.CloudMachine{Instance: cloud.Instance{Name: "worker-0", Group: "groups/workers", Role: cloud.Worker}}
+	control := cluster.CloudMachine{Instance: cloud.Instance{Name: "control-plane-1", Group: "groups/control-plane", Role: cloud.ControlPlane}, GroupName: "control-plane"}
+	worker := cluster.CloudMachine{Instance: cloud.Instance{Name: "worker-0", Group: "groups/workers", Role: cloud.Worker}, GroupName: "workers"}
 	wanted := map[string]int{"control-plane": 1, "workers": 1}
 	for _, tt := range []struct {
 		name, role string

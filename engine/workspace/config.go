@@ -147,6 +147,16 @@ func (c *Config) count(r cloud.Role) (n int) {
 	return n
 }
 
+// ControlPlaneGroup returns the name of the group of control planes. A configuration has exactly one.
+func (c *Config) ControlPlaneGroup() string {
+	for name, g := range c.NodeGroups {
+		if g.Role == cloud.ControlPlane {
+			return name
+		}
+	}
+	return ""
+}
+
 // Counts returns the wanted size of each group.
 func (c *Config) Counts() map[string]int {
 	m := make(map[string]int, len(c.NodeGroups))

@@ -114,6 +114,10 @@ type Provider struct {
 	// contains none. Nil: references of this cloud never do, and Console.Images alone has the
 	// versions.
 	ImageVersion func(reference string) string
+	// GroupName returns the name of the group that the ID of a group of this cloud contains; empty for
+	// the ID of another cloud. Nil: IDs of this cloud contain no names. ScalingGroups, Console.Groups
+	// and Console.Machines have the names then.
+	GroupName func(id string) string
 	// Simulated reports whether the machines of a state only imitate machines; nil: never.
 	Simulated func(state section.Values) bool
 	// Fixed returns why nothing on the machines of a state can be changed, with a remedy.
@@ -242,6 +246,20 @@ func ImageVersion(reference string) string {
 		}
 		if v := p.ImageVersion(reference); v != "" {
 			return v
+		}
+	}
+	return ""
+}
+
+// GroupName returns the name that the ID of a group of any provider contains; empty if it contains
+// none.
+func GroupName(id string) string {
+	for _, p := range All() {
+		if p.GroupName == nil {
+			continue
+		}
+		if name := p.GroupName(id); name != "" {
+			return name
 		}
 	}
 	return ""

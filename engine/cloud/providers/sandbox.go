@@ -53,6 +53,10 @@ func sandbox() Provider {
 			_, v, _ := sandboxapi.ParseImageReference(reference)
 			return v
 		},
+		GroupName: func(id string) string {
+			_, group, _ := sandboxapi.ParseGroupID(id)
+			return group
+		},
 		Simulated: func(state section.Values) bool { return state.Bool("simulated") },
 		Fixed: func(state section.Values) (reason, remedy string) {
 			if !state.Bool("hollow") {

@@ -49,6 +49,7 @@ func (c Console) Machines(ctx context.Context) ([]cloud.Machine, error) {
 	out := make([]cloud.Machine, 0, len(i.Machines))
 	for _, m := range i.Machines {
 		x := cloud.Machine{Instance: m.Instance, Since: m.Started, Console: m.Console}
+		_, x.GroupName, _ = ParseGroupID(m.Group)
 		switch {
 		case m.State == cloud.Terminating || m.State == cloud.Terminated:
 			x.Stage = plan.NodeGone

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"constellation/engine"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
@@ -144,6 +146,13 @@ func TestOddCloudInTheConsole(t *testing.T) {
 	}
 	if st.Provider != oddcloud.Name || st.Simulated || len(st.Machines) != 5 || strings.Contains(strings.ToLower(string(b)), "sandbox") {
 		t.Errorf("status %s", b)
+	}
+	in := map[string]int{}
+	for _, m := range st.Machines {
+		in[m.Group]++
+	}
+	if d := cmp.Diff(map[string]int{"control-plane": 3, "workers": 2}, in); d != "" {
+		t.Errorf("machines of groups, whose IDs are opaque (-want +got):\n%s", d)
 	}
 }
 

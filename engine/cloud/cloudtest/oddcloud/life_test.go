@@ -382,6 +382,12 @@ func TestLifeInTheOddCloud(t *testing.T) {
 	if !st.Reachable || st.Provider != oddcloud.Name || st.Target.Image != "" || st.Target.Release != lifeRelease || st.Counts["nodes"] < controlPlanes+workers {
 		t.Errorf("status while a deletion does not end: %+v", st)
 	}
+	for _, n := range st.Nodes {
+		// IDs of groups are opaque in this cloud. The names are those of the configuration.
+		if want := map[string]string{"control-plane": sandboxapi.ControlPlaneGroup, "worker": sandboxapi.WorkerGroup}[n.Role]; n.Group != want {
+			t.Errorf("node %s is in group %q, want %q", n.Name, n.Group, want)
+		}
+	}
 	c.EndStuck()
 	rollout("all nodes are at the target", func(s v1alpha1.NodeVersionStatus) bool {
 		return s.Nodes.UpToDate == controlPlanes+workers && len(c.Machines.Instances()) == controlPlanes+workers && meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReady)

@@ -2,7 +2,7 @@
 // differ. It exists only for tests, and no machine of it runs anything.
 //
 // It reuses names and provider IDs of deleted machines: a new machine gets the lowest
-// free number. Its list lags. It has no images, unless Options name some, whose references then
+// free number. IDs of groups are opaque. Its list lags. It has no images, unless Options name some, whose references then
 // contain no version. It throttles every third call, and names the time of the next one. Machines can be made whose creation never ends, and
 // deletions that never end.
 //
@@ -13,6 +13,7 @@ package oddcloud
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -72,8 +73,16 @@ type snapshot struct {
 // ID returns the provider ID of the machine called name.
 func ID(name string) string { return scheme + "demo/" + name }
 
-// Group returns the ID of a group.
-func Group(name string) string { return scheme + "demo/groups/" + name }
+const groups = scheme + "demo/groups/"
+
+// Group returns the ID of a group, which shows nothing of its name.
+func Group(name string) string { return groups + hex.EncodeToString([]byte(name)) }
+
+// groupName is the inverse of Group.
+func groupName(id string) string {
+	name, _ := hex.DecodeString(strings.TrimPrefix(id, groups)) // the ID of no group has no name
+	return string(name)
+}
 
 // Start starts the cloud. It serves until ctx ends. wait returns after its end.
 func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
@@ -228,7 +237,7 @@ func (c *Cloud) SetGroupImage(ctx context.Context, groupID, image string) error 
 	}
 	for _, i := range c.images {
 		if i.Reference == image {
-			return c.Machines.SetImage(strings.TrimPrefix(groupID, Group("")), i.Version)
+			return c.Machines.SetImage(groupName(groupID), i.Version)
 		}
 	}
 	return fmt.Errorf("set image %q: %w", image, errors.ErrUnsupported)
@@ -239,7 +248,7 @@ func (c *Cloud) CreateInstances(ctx context.Context, groupID string, tokens []st
 	if err := c.enter(ctx); err != nil {
 		return nil, err
 	}
-	made, err := c.Machines.Create(ctx, strings.TrimPrefix(groupID, Group("")), tokens)
+	made, err := c.Machines.Create(ctx, groupName(groupID), tokens)
 	if err != nil {
 		return nil, err
 	}

@@ -63,7 +63,7 @@ func (c console) Machines(ctx context.Context) ([]cloud.Machine, error) {
 	all, err := c.Instances(ctx)
 	out := make([]cloud.Machine, 0, len(all))
 	for _, i := range all {
-		m := cloud.Machine{Instance: i}
+		m := cloud.Machine{Instance: i, GroupName: groupName(i.Group)}
 		switch i.State {
 		case cloud.Creating:
 			m.Stage = plan.NodeCreating
