@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
@@ -110,12 +112,12 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 		d.host.LimitMemory(limit)
 	}
 
-	if err := d.assemble(st); err != nil {
-		return err
-	}
-
 	listeners, err := d.listen(ctx, st)
 	if err != nil {
+		return err
+	}
+	if err := d.assemble(st); err != nil {
+		listeners.close()
 		return err
 	}
 	// Drivers stop after the last request was answered, because a shutdown waits for
@@ -298,17 +300,25 @@ type listeners struct {
 	hostAPIServer, hostInit                                    net.Listener // on the host's loopback
 	socket                                                     net.Listener // for the owner
 	foreign                                                    net.Listener // in the sandbox's network, for another registry; or nil
+	all                                                        []net.Listener
+}
+
+func (l listeners) close() {
+	for _, x := range l.all {
+		x.Close()
+	}
 }
 
 func (d *daemon) listen(ctx context.Context, st *state) (l listeners, err error) {
-	var all []net.Listener
 	defer func() {
 		if err != nil {
-			for _, l := range all {
-				l.Close()
-			}
+			l.close()
 		}
 	}()
+	if l.control, err = d.reserve(ctx, st); err != nil {
+		return l, err
+	}
+	l.all = append(l.all, l.control)
 	gateway := st.gateway()
 	for _, in := range []struct {
 		to   *net.Listener
@@ -316,7 +326,6 @@ func (d *daemon) listen(ctx context.Context, st *state) (l listeners, err error)
 		port uint16
 	}{
 		{&l.metadata, machine.MetadataAddr, metadataPort},
-		{&l.control, gateway, controlPort},
 		{&l.registry, gateway, registryPort},
 		{&l.mirror, gateway, mirrorPort},
 		{&l.apiServer, gateway, apiServerPort},
@@ -333,7 +342,7 @@ func (d *daemon) listen(ctx context.Context, st *state) (l listeners, err error)
 		if *in.to, err = d.host.Listen(ctx, "tcp", netip.AddrPortFrom(in.addr, in.port).String()); err != nil {
 			return l, err
 		}
-		all = append(all, *in.to)
+		l.all = append(l.all, *in.to)
 	}
 	before := *st
 	for _, out := range []struct {
@@ -347,7 +356,7 @@ func (d *daemon) listen(ctx context.Context, st *state) (l listeners, err error)
 		if *out.to, err = hostListener(ctx, d.name, out.port, out.what); err != nil {
 			return l, err
 		}
-		all = append(all, *out.to)
+		l.all = append(l.all, *out.to)
 	}
 	if st.KubernetesPort != before.KubernetesPort || st.InitPort != before.InitPort {
 		if err := st.write(d.dirs.of(d.name, stateName)); err != nil {
@@ -362,12 +371,47 @@ func (d *daemon) listen(ctx context.Context, st *state) (l listeners, err error)
 	if l.socket, err = lc.Listen(ctx, "unix", socket); err != nil {
 		return l, err
 	}
-	all = append(all, l.socket)
+	l.all = append(l.all, l.socket)
 	// The directory belongs to the owner alone, so no other user could connect before this.
 	if err := os.Chmod(socket, 0o600); err != nil {
 		return l, fmt.Errorf("listen on %s: %w", socket, err)
 	}
 	return l, nil
+}
+
+// reserve listens for the control API. The listener reserves the addresses of simulated machines: no
+// other sandbox of this computer can listen there, also of another user. At the first start of a
+// sandbox, reserve chooses them.
+func (d *daemon) reserve(ctx context.Context, st *state) (net.Listener, error) {
+	at := func() (net.Listener, error) {
+		return d.host.Listen(ctx, "tcp", netip.AddrPortFrom(st.gateway(), controlPort).String())
+	}
+	if !st.Simulated || st.KubernetesPort != 0 {
+		l, err := at()
+		if err != nil && st.Simulated {
+			err = fmt.Errorf("listen for the control API: %w; machines have addresses of %s already, so no others will do: "+
+				"end the program that uses this one, or take the sandbox down", err, st.Nodes)
+		}
+		return l, err
+	}
+	taken, before := d.dirs.nodes(), st.Nodes
+	for nodes := range simulated.Ranges(d.name) {
+		if taken[nodes] {
+			continue
+		}
+		st.Nodes = nodes
+		l, err := at()
+		switch {
+		case errors.Is(err, unix.EADDRINUSE):
+			continue
+		case err != nil:
+			return nil, cmp.Or(simulated.Check(nodes), err) // has the remedy for missing addresses
+		case err == nil && nodes != before:
+			err = st.write(d.dirs.of(d.name, stateName))
+		}
+		return l, err
+	}
+	return nil, fmt.Errorf("listen for the control API: port %d is in use at the addresses of all sandboxes", controlPort)
 }
 
 // Ports on the host's loopback are chosen below the kernel's ephemeral port range, so that

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -156,6 +157,19 @@ func (d Dirs) host(name string, st *state, log *slog.Logger) (host, error) {
 		return simulated.NewHost(d.of(name), name, d.Cache, log), nil
 	}
 	return machine.NewHost(d.of(name), name, log)
+}
+
+// nodes returns the addresses of simulated machines that the sandboxes here have had since their first
+// start, started or not.
+func (d Dirs) nodes() map[netip.Prefix]bool {
+	all := map[netip.Prefix]bool{}
+	entries, _ := os.ReadDir(d.sandboxes())
+	for _, e := range entries {
+		if s, err := readState(d.of(e.Name(), stateName)); err == nil && s.Simulated && s.KubernetesPort != 0 {
+			all[s.Nodes] = true
+		}
+	}
+	return all
 }
 
 // residents lists the machines that the sandboxes here must keep, started or not. Unreadable

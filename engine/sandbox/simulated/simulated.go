@@ -34,6 +34,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -56,11 +57,30 @@ import (
 // The address identifies the machine.
 const MetadataPort = 8081
 
-// Nodes returns the range of the machines' loopback addresses. Two
-// sandboxes collide once in 16,000 times; then the second does not start.
+// Nodes returns the range of the machines' loopback addresses that a sandbox tries first. One other
+// name in 16,000 has the same.
 func Nodes(sandbox string) netip.Prefix {
 	d := sha256.Sum256([]byte(sandbox))
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{127, 64 + d[0]%64, d[1], 0}), 24)
+	return nodesAt(int(d[0]%64)*256 + int(d[1]))
+}
+
+// Ranges returns all ranges that a sandbox can have, in the order in which it tries them.
+func Ranges(sandbox string) iter.Seq[netip.Prefix] {
+	first := Nodes(sandbox).Addr().As4()
+	return func(yield func(netip.Prefix) bool) {
+		for n := range ranges {
+			if !yield(nodesAt((int(first[1]-64)*256 + int(first[2]) + n) % ranges)) {
+				return
+			}
+		}
+	}
+}
+
+// ranges is the number of ranges that sandboxes can have.
+const ranges = 64 * 256
+
+func nodesAt(n int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{127, 64 + byte(n/256), byte(n), 0}), 24)
 }
 
 // Gateway is the address of the cloud and its load balancer in Nodes.
