@@ -18,11 +18,11 @@ import (
 	"helm.sh/helm/v3/pkg/chartutil"
 	helmregistry "helm.sh/helm/v3/pkg/registry"
 	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/api/resmap"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 
 	"constellation/assets"
 	"constellation/assets/render"
-	"constellation/engine/cloud/providers"
 	"constellation/internal/golden"
 )
 
@@ -120,8 +120,7 @@ func TestPlansManifestIsTheChart(t *testing.T) {
 	}
 }
 
-// The published chart of the operator has what others need, and its kustomize base has the same
-// objects.
+// The published chart of the operator has what others need.
 func TestPackOperator(t *testing.T) {
 	one, two := t.TempDir(), t.TempDir()
 	for _, dir := range []string{one, two} {
@@ -160,45 +159,59 @@ func TestPackOperator(t *testing.T) {
 			t.Errorf("the schema accepts %v", values)
 		}
 	}
-	base, err := loader.LoadArchiveFiles(strings.NewReader(written["constellation-operator-1.1.0-kustomize.tgz"]))
+}
+
+// cloudOfUser is what users of the operator's Component write.
+const cloudOfUser = `apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: constellation-cloud
+  annotations: {config.kubernetes.io/local-config: "true"}
+data:
+  provider: odd
+  metadataURL: http://10.0.0.1/metadata?a=b
+  cloudURL: ""
+`
+
+// The operator's Component has the objects of its chart with the values of the user's cloud, and cannot be built without them.
+func TestOperatorComponent(t *testing.T) {
+	dir := t.TempDir()
+	if err := pack(operatorChart, "v1.1.0", dir); err != nil {
+		t.Fatal(err)
+	}
+	archive := contents(t, dir)["constellation-operator-1.1.0-kustomize.tgz"]
+	all, err := loader.LoadArchiveFiles(strings.NewReader(archive))
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := map[string]string{}
-	for _, f := range base {
-		files[f.Name] = string(f.Data)
+	for _, f := range all {
+		if f.Name == "base/manifests.yaml" && (bytes.Contains(f.Data, []byte("sandbox")) || !bytes.Contains(f.Data, []byte("--provider=unset"))) {
+			t.Errorf("%s has values of a cloud", f.Name)
+		}
 	}
-	index, resources := files["kustomization.yaml"], 0
-	for line := range strings.Lines(index) {
-		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "- "); ok {
-			resources++
-			if files[name] == "" {
-				t.Errorf("kustomization.yaml names %s, which is missing", name)
+	const user = "resources: [cloud.yaml]\ncomponents: [operator]\nimages:\n- name: registry.constellation.example/operator\n  newName: registry.example.com:5000/mirror/operator\n"
+	buildAll := func(folder string, files map[string]string) (resmap.ResMap, error) {
+		t.Helper()
+		disk := filesys.MakeFsInMemory()
+		write := func(name, content string) {
+			if err := disk.WriteFile("user/"+name, []byte(content)); err != nil {
+				t.Fatal(err)
 			}
 		}
-	}
-	if resources != len(kinds)+1 || resources != len(files)-1 {
-		t.Errorf("%d resources of %d files:\n%s", resources, len(files), index)
-	}
-	rendered, err := render.Chart(operatorChart, "v1.1.0", "constellation-system", providers.LocalValues(), map[string]any{"release": "v1.1.0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(string(rendered), files["manifests.yaml"]); d != "" {
-		t.Errorf("the base differs from the chart:\n%s", d)
-	}
-	// Kustomize builds it, with another image in an overlay.
-	disk := filesys.MakeFsInMemory()
-	for name, content := range files {
-		if err := disk.WriteFile("base/"+name, []byte(content)); err != nil {
-			t.Fatal(err)
+		for _, f := range all {
+			write(folder+"/"+f.Name, string(f.Data))
 		}
+		for name, content := range files {
+			write(name, content)
+		}
+		return krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(disk, "user")
 	}
-	const overlay = "resources: [../base]\nimages:\n- name: registry.constellation.example/operator\n  newName: registry.example.com:5000/mirror/operator\n"
-	if err := disk.WriteFile("overlay/kustomization.yaml", []byte(overlay)); err != nil {
-		t.Fatal(err)
+
+	build := func(kustomization, cloud string) (resmap.ResMap, error) {
+		t.Helper()
+		return buildAll("operator", map[string]string{"kustomization.yaml": kustomization, "cloud.yaml": cloud})
 	}
-	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(disk, "overlay")
+	built, err := build(user, cloudOfUser)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,11 +219,62 @@ func TestPackOperator(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	kinds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rendered, err := render.Chart(operatorChart, "v1.1.0", "constellation-system", nil, map[string]any{"release": "v1.1.0", "provider": "odd", "metadataURL": "http://10.0.0.1/metadata?a=b"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	if objects := strings.Count("\n"+string(rendered), "\nkind: "); built.Size() != objects+len(kinds) {
 		t.Errorf("kustomize has %d objects, the chart %d and %d kinds", built.Size(), objects, len(kinds))
 	}
+	want, err := operatorArguments(rendered)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := operatorArguments(out)
+	if d := cmp.Diff(want, got); d != "" || err != nil {
+		t.Errorf("arguments of the operator (-chart +kustomize), %v:\n%s", err, d)
+	}
+	if strings.Contains(string(out), cloudConfig) {
+		t.Error("the ConfigMap of the user gets into the cluster")
+	}
 	if !strings.Contains(string(out), "image: registry.example.com:5000/mirror/operator:v1.1.0") || strings.Contains(string(out), "image: registry.constellation.example") {
-		t.Error("the overlay does not change the images")
+		t.Error("the user's kustomization does not change the images")
+	}
+
+	for _, tt := range []struct{ name, kustomization, cloud, want string }{
+		{"no ConfigMap", "components: [operator]", "", "nothing selected by ConfigMap.[noVer].[noGrp]/constellation-cloud.[noNs]:data.provider"},
+		{"no address", user, strings.Replace(cloudOfUser, "  metadataURL:", "  other:", 1), "fieldPath `data.metadataURL` is missing for replacement source ConfigMap.[noVer].[noGrp]/constellation-cloud"},
+		{"used as a base", "resources: [operator]", "", "expected kind != 'Component'"},
+	} {
+		if _, err := build(tt.kustomization, tt.cloud); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
+		}
+	}
+
+	// The example of the documentation is complete.
+	page, err := os.ReadFile("../../../docs/gitops.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, _ := strings.Cut(string(page), "```yaml\n# kustomization.yaml\n")
+	example, _, _ = strings.Cut("# kustomization.yaml\n"+example, "```")
+	files := map[string]string{}
+	for doc := range strings.SplitSeq(example, "---\n") {
+		name, content, _ := strings.Cut(strings.TrimPrefix(doc, "# "), "\n")
+		files[name] = content
+	}
+	if built, err = buildAll("constellation-operator", files); err == nil {
+		out, err = built.AsYaml()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err = operatorArguments(out); err != nil || !slices.Contains(got, "--cloud=http://10.42.0.1:8090") || !strings.Contains(string(out), "image: registry.example.com/constellation/operator:v1.1.0") {
+		t.Errorf("the example of the documentation gives the arguments %q, %v", got, err)
 	}
 }
 

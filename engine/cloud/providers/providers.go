@@ -279,8 +279,8 @@ func (p Provider) ChartValues() map[string]any {
 	}
 }
 
-// LocalValues returns the values of our charts for the provider [Local]. The published base of
-// the operator and hollow clusters, which have no state file, are rendered with them.
+// LocalValues returns the values of our charts for the provider [Local]. Hollow
+// clusters, which have no state file, are rendered with them.
 func LocalValues() map[string]any { return sandbox().ChartValues() }
 
 var registry = struct {
