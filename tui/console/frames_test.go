@@ -30,7 +30,6 @@ type scene struct {
 var scenes = []scene{
 	{"home-cluster", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		h := enginefake.DemoHome(engine.StageCluster)
-		h.Next = []engine.Suggestion{{Title: "Use the cluster", Command: "export KUBECONFIG=$PWD/constellation-admin.conf"}, {Title: "Take it down", Command: "constellation -C .demo sandbox down"}}
 		h.Runs = []plan.RunSummary{{ID: "init-1", Verb: plan.VerbInit, Started: enginefake.Start.Add(-26 * time.Hour), Ended: enginefake.Start.Add(-26*time.Hour + 34*time.Second), Status: plan.StateDone}}
 		return s(&enginefake.Engine{HomeData: h, StatusData: enginefake.DemoStatus()}).begin()
 	}},

@@ -194,12 +194,12 @@ func (u *upgradeState) badge() string {
 
 // runMode is the mode of the screens from the run on.
 func (u *upgradeState) runMode() string {
-	elapsed := term.Clock(u.c.t.Elapsed(u.c.now))
+	elapsed := "elapsed " + term.Clock(u.c.t.Elapsed(u.c.now))
 	switch badge := u.badge(); {
 	case u.c.running && badge == "":
 		return "LIVE  " + elapsed
 	case u.c.ran:
-		return badge + "elapsed " + elapsed
+		return badge + elapsed
 	default:
 		return badge + "upgrade"
 	}

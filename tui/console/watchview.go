@@ -19,7 +19,7 @@ func (scr *watchScreen) header() []string {
 	word, st := scr.badge(b)
 	tail := []string{now.UTC().Format("15:04:05 UTC")}
 	if !b.Started.IsZero() {
-		tail = append(tail, term.Clock(now.Sub(b.Started)))
+		tail = append(tail, "elapsed "+term.Clock(now.Sub(b.Started)))
 	}
 	if eta := view.ETA(scr.page(), b, now); eta != "" {
 		tail = append(tail, eta)

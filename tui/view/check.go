@@ -130,7 +130,11 @@ func ItemDetail(pg Page, w int, x CheckItem) []string {
 		lines = append(lines, "")
 		return append(lines, FindingDetail(pg, w, 1, *f)...)
 	case x.Reason != nil:
-		lines := []string{pg.Rule(w, "rule "+term.Clean(x.Reason.rule), "")}
+		title := "Version of a later hop"
+		if x.Reason.Beyond {
+			title = "Version that is not reachable"
+		}
+		lines := []string{pg.Rule(w, title, "")}
 		add := func(head string, st term.Style, s string) {
 			if s == "" {
 				return
@@ -145,6 +149,7 @@ func ItemDetail(pg Page, w int, x CheckItem) []string {
 		add("version", term.Strong, term.Clean(x.Reason.What))
 		add("why", term.Plain, term.Clean(x.Reason.Text))
 		add("fix", term.Accent, term.Clean(pg.Commands.Text(x.Reason.remedy)))
+		add("rule", term.Faint, term.Clean(x.Reason.rule))
 		add("source", term.Faint, term.Clean(x.Reason.reference))
 		if !x.Reason.Beyond {
 			add("", term.Faint, "A later hop of the path reaches it or a newer version.")
@@ -186,12 +191,12 @@ func Beside(a, b []string, left, h int, t *term.Theme) []string {
 
 // cell is a minor version in the lattice.
 type cell struct {
-	version, rule string
-	at            int // the hop that reaches it; 0 for the current version, -1 if none does
+	version string
+	at      int // the hop that reaches it; 0 for the current version, -1 if none does
 }
 
 // Lattice draws components as rows and minor versions as columns. Versions on the path are
-// linked; unreachable ones show the rule that blocks them.
+// linked. The rows of reasons have the rules that block the others.
 func Lattice(pg Page, w int, k *check.Check) []string {
 	var lines []string
 	var minors []string // of the rows above
@@ -217,7 +222,7 @@ func Lattice(pg Page, w int, k *check.Check) []string {
 			r.To(16 + i*col)
 			switch {
 			case x.at < 0:
-				r.Add(term.Bad, pg.Fail+" ").Add(term.Faint, term.Clean(x.version)+" "+term.Clean(x.rule))
+				r.Add(term.Bad, pg.Fail+" ").Add(term.Faint, term.Clean(x.version)+" not reachable")
 			default:
 				sign, st := pg.Running, term.Accent
 				if x.at > 0 {
@@ -274,10 +279,10 @@ func latticeRow(k *check.Check, component string) []cell {
 		}
 		switch {
 		case last.at < 0 && minorOf(last.version) == minorOf(b.Version):
-			last.version, last.rule = b.Version, b.Rule
+			last.version = b.Version
 		case minorOf(last.version) == minorOf(b.Version): // the reasons below list a newer patch
 		default:
-			cells = append(cells, cell{version: b.Version, rule: b.Rule, at: -1})
+			cells = append(cells, cell{version: b.Version, at: -1})
 		}
 	}
 	return cells

@@ -434,7 +434,7 @@ func Newer(a, b string) bool {
 }
 
 // blockedRows lists why newer versions cannot be reached. most bounds the number of one-line
-// rows; 0 means all, with remedy and rule.
+// rows; 0 means all, with the remedy.
 func blockedRows(pg Page, w int, k *check.Check, most int) []string {
 	var lines []string
 	list := ReasonsOf(k)
@@ -452,7 +452,7 @@ func blockedRows(pg Page, w int, k *check.Check, most int) []string {
 	return lines
 }
 
-// ReasonBlock is a reason with its rule and remedy, on as many lines as it needs.
+// ReasonBlock is a reason with its remedy, on as many lines as it needs.
 func ReasonBlock(pg Page, w int, x reason, here bool) []string {
 	var lines []string
 	sign, st := reasonSign(pg, x)
@@ -467,14 +467,10 @@ func ReasonBlock(pg Page, w int, x reason, here bool) []string {
 		}
 		lines = append(lines, r.Add(name, p).String())
 	}
-	if !x.Beyond {
+	if !x.Beyond || x.remedy == "" {
 		return lines
 	}
-	what := term.Clean(x.rule)
-	if x.remedy != "" {
-		what += ": " + term.Clean(pg.Commands.Text(x.remedy))
-	}
-	for i, p := range term.Wrap(what, w-6) {
+	for i, p := range term.Wrap("fix: "+term.Clean(pg.Commands.Text(x.remedy)), w-6) {
 		r := pg.Row(w).Pad(6)
 		if i == 0 {
 			r = pg.Row(w).Pad(4).Add(term.Faint, pg.Branch+" ")
