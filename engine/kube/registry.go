@@ -92,16 +92,15 @@ func (c *Client) HasRegistry(ctx context.Context, want registry.Registry, plans 
 
 // SetRegistry implements [engine.Cluster].
 func (c *Client) SetRegistry(ctx context.Context, want registry.Registry, plans bool) (changed bool, err error) {
-	before, err := c.registryAddress(ctx)
+	before, err := c.Registry(ctx)
 	if err != nil {
-		return false, fmt.Errorf("read Secret %s: %w", registry.SecretName, err)
+		return false, err
 	}
 	if want.Address == "" {
-		if before == "" {
+		if before.Address == "" {
 			return false, nil
 		}
-		old := registry.Registry{Address: before}
-		if changed, err = c.setRepository(ctx, old.Repository(), registry.Upstream); err != nil {
+		if changed, err = c.setRepository(ctx, before.Repository(), registry.Upstream); err != nil {
 			return false, err
 		}
 		// Ours last: it is the record of the address.
@@ -131,21 +130,6 @@ func (c *Client) SetRegistry(ctx context.Context, want registry.Registry, plans 
 		}
 	}
 	return c.setRepository(ctx, "", want.Repository())
-}
-
-// registryAddress returns the address in the Secret; empty if there is none.
-func (c *Client) registryAddress(ctx context.Context) (address string, err error) {
-	err = retry(ctx, func(ctx context.Context) error {
-		s, err := c.core.CoreV1().Secrets(Namespace).Get(ctx, registry.SecretName, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if err == nil {
-			address = string(s.Data[registry.KeyAddress])
-		}
-		return err
-	})
-	return address, err
 }
 
 // setRepository writes imageRepository into kubeadm's configuration, and reports whether it was another. With from, only that
