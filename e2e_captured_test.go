@@ -124,8 +124,8 @@ ip route del 169.254.169.254/32 via 10.42.0.1; ip link set eth0 address $old; ip
 
 	// Static pods: the kubelet runs them, and the API server refuses their mirror pods.
 	for _, pod := range []struct{ namespace, name, label, refused string }{
-		{"constellation-system", "constellation-operator", `"app.kubernetes.io/name": "constellation-operator"`, "there are no mirror pods in this namespace"},
-		{"kube-system", "dns", `"k8s-app": "kube-dns"`, "mirror pods of kube-system have the labels of control planes and no others"},
+		{namespace: "constellation-system", name: "constellation-operator", label: `"app.kubernetes.io/name": "constellation-operator"`, refused: "there are no mirror pods in this namespace"},
+		{namespace: "kube-system", name: "dns", label: `"k8s-app": "kube-dns"`, refused: "mirror pods of kube-system have the labels of control planes and no others"},
 	} {
 		mirror := pod.namespace + "/" + pod.name + "-" + worker
 		// A kubelet parses a manifest that begins with a brace as JSON, never as YAML.

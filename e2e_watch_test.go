@@ -421,7 +421,7 @@ func TestRecordRollouts(t *testing.T) {
 	for _, size := range []struct {
 		workers, surge, pods int
 		cut                  time.Duration // of a rollout that is resumed; zero: to the end
-	}{{5, 1, 4, 0}, {500, 40, 60, 0}, {5000, 500, 60, time.Minute}} {
+	}{{workers: 5, surge: 1, pods: 4, cut: 0}, {workers: 500, surge: 40, pods: 60, cut: 0}, {workers: 5000, surge: 500, pods: 60, cut: time.Minute}} {
 		for _, how := range []string{"good", "failed", "resumed"} {
 			t.Run(fmt.Sprintf("%d-%s", size.workers, how), func(t *testing.T) {
 				r := newHollowRollout(t, size.workers, size.surge, size.pods, hollow.Times{

@@ -115,9 +115,9 @@ func TestStatusOfAHostOfNoCluster(t *testing.T) {
 
 func TestStatusNamesUnreadableParts(t *testing.T) {
 	for _, tt := range []struct{ name, file, content, want string }{
-		{"a kubelet that fails", "usr/local/bin/kubelet", "#!/bin/sh\nexit 3\n", "kubelet"},
-		{"a kubeadm without output", "usr/local/bin/kubeadm", "#!/bin/sh\n", "no version in its output"},
-		{"a static pod that is not YAML", "etc/kubernetes/manifests/etcd.yaml", "spec: [", "etcd.yaml"},
+		{name: "a kubelet that fails", file: "usr/local/bin/kubelet", content: "#!/bin/sh\nexit 3\n", want: "kubelet"},
+		{name: "a kubeadm without output", file: "usr/local/bin/kubeadm", content: "#!/bin/sh\n", want: "no version in its output"},
+		{name: "a static pod that is not YAML", file: "etc/kubernetes/manifests/etcd.yaml", content: "spec: [", want: "etcd.yaml"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			root := t.TempDir()

@@ -335,16 +335,16 @@ func TestQuorumIsKept(t *testing.T) {
 		id      uint64
 		want    string // "" means that it may leave
 	}{
-		{"one of three", list{m(1, "L"), m(2, ""), m(3, "")}, 3, ""},
-		{"the unhealthy one of three", list{m(1, "L"), m(2, ""), m(3, "s")}, 3, ""},
-		{"a healthy one besides an unhealthy one", list{m(1, "L"), m(2, ""), m(3, "s")}, 2, "another member is not healthy"},
-		{"an unhealthy one besides another unhealthy one", list{m(1, "L"), m(2, "s"), m(3, "s")}, 2, "another member is not healthy"},
-		{"a voter besides an unhealthy learner", list{m(1, "L"), m(2, ""), m(3, ""), m(4, "ls")}, 2, "another member is not healthy"},
-		{"the unhealthy one of two", list{m(1, "L"), m(2, "s")}, 2, "not a quorum"},
-		{"one of two", list{m(1, "L"), m(2, "")}, 2, ""},
-		{"the leader", list{m(1, "L"), m(2, ""), m(3, "")}, 1, "move the leader first"},
-		{"the only voter", list{m(1, ""), m(2, "l")}, 1, "the only voter"},
-		{"a learner", list{m(1, "L"), m(2, "l")}, 2, ""},
+		{name: "one of three", members: list{m(1, "L"), m(2, ""), m(3, "")}, id: 3, want: ""},
+		{name: "the unhealthy one of three", members: list{m(1, "L"), m(2, ""), m(3, "s")}, id: 3, want: ""},
+		{name: "a healthy one besides an unhealthy one", members: list{m(1, "L"), m(2, ""), m(3, "s")}, id: 2, want: "another member is not healthy"},
+		{name: "an unhealthy one besides another unhealthy one", members: list{m(1, "L"), m(2, "s"), m(3, "s")}, id: 2, want: "another member is not healthy"},
+		{name: "a voter besides an unhealthy learner", members: list{m(1, "L"), m(2, ""), m(3, ""), m(4, "ls")}, id: 2, want: "another member is not healthy"},
+		{name: "the unhealthy one of two", members: list{m(1, "L"), m(2, "s")}, id: 2, want: "not a quorum"},
+		{name: "one of two", members: list{m(1, "L"), m(2, "")}, id: 2, want: ""},
+		{name: "the leader", members: list{m(1, "L"), m(2, ""), m(3, "")}, id: 1, want: "move the leader first"},
+		{name: "the only voter", members: list{m(1, ""), m(2, "l")}, id: 1, want: "the only voter"},
+		{name: "a learner", members: list{m(1, "L"), m(2, "l")}, id: 2, want: ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := mayLeave(tt.members, tt.id, fmt.Sprintf("m%d", tt.id))

@@ -725,38 +725,38 @@ func TestRequestsAreRefused(t *testing.T) {
 		want string
 		do   func(*upgradeproto.UpgradeRequest)
 	}{
-		{"no token", codes.InvalidArgument, "token", func(r *upgradeproto.UpgradeRequest) { r.Token = "" }},
-		{"a token with a line break", codes.InvalidArgument, "token", func(r *upgradeproto.UpgradeRequest) { r.Token = "a\nb" }},
-		{"nothing to upgrade", codes.InvalidArgument, "what", func(r *upgradeproto.UpgradeRequest) { r.What = 0 }},
-		{"add-ons without names", codes.InvalidArgument, "addons: want some", func(r *upgradeproto.UpgradeRequest) { r.What = upgradeproto.What_ADDONS }},
-		{"add-ons of a node", codes.InvalidArgument, "addons: want some", func(r *upgradeproto.UpgradeRequest) { r.Addons = []string{"coredns"} }},
-		{"a kept kubelet of a node's upgrade", codes.InvalidArgument, "keep_kubelet", func(r *upgradeproto.UpgradeRequest) { r.What, r.KeepKubelet = upgradeproto.What_NODE, true }},
-		{"an unknown add-on", codes.InvalidArgument, "addons: want", func(r *upgradeproto.UpgradeRequest) {
+		{name: "no token", code: codes.InvalidArgument, want: "token", do: func(r *upgradeproto.UpgradeRequest) { r.Token = "" }},
+		{name: "a token with a line break", code: codes.InvalidArgument, want: "token", do: func(r *upgradeproto.UpgradeRequest) { r.Token = "a\nb" }},
+		{name: "nothing to upgrade", code: codes.InvalidArgument, want: "what", do: func(r *upgradeproto.UpgradeRequest) { r.What = 0 }},
+		{name: "add-ons without names", code: codes.InvalidArgument, want: "addons: want some", do: func(r *upgradeproto.UpgradeRequest) { r.What = upgradeproto.What_ADDONS }},
+		{name: "add-ons of a node", code: codes.InvalidArgument, want: "addons: want some", do: func(r *upgradeproto.UpgradeRequest) { r.Addons = []string{"coredns"} }},
+		{name: "a kept kubelet of a node's upgrade", code: codes.InvalidArgument, want: "keep_kubelet", do: func(r *upgradeproto.UpgradeRequest) { r.What, r.KeepKubelet = upgradeproto.What_NODE, true }},
+		{name: "an unknown add-on", code: codes.InvalidArgument, want: "addons: want", do: func(r *upgradeproto.UpgradeRequest) {
 			r.What, r.Addons = upgradeproto.What_ADDONS, []string{"coredns", "--help"}
 		}},
-		{"an add-on twice", codes.InvalidArgument, "addons: want", func(r *upgradeproto.UpgradeRequest) {
+		{name: "an add-on twice", code: codes.InvalidArgument, want: "addons: want", do: func(r *upgradeproto.UpgradeRequest) {
 			r.What, r.Addons = upgradeproto.What_ADDONS, []string{"coredns", "coredns"}
 		}},
-		{"add-ons before the control plane", codes.FailedPrecondition, "add-ons follow the control plane", func(r *upgradeproto.UpgradeRequest) {
+		{name: "add-ons before the control plane", code: codes.FailedPrecondition, want: "add-ons follow the control plane", do: func(r *upgradeproto.UpgradeRequest) {
 			r.What, r.Addons = upgradeproto.What_ADDONS, []string{"coredns"}
 		}},
-		{"no version", codes.InvalidArgument, "version", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "" }},
-		{"an option instead of a version", codes.InvalidArgument, "version", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "--force" }},
-		{"a version in another form", codes.InvalidArgument, "is not in canonical form", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "1.36.3" }},
-		{"a downgrade", codes.FailedPrecondition, "downgrade to", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v1.35.3" }},
-		{"two minor versions at once", codes.FailedPrecondition, "more than one minor", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v1.37.0" }},
-		{"another major", codes.FailedPrecondition, "more than one minor", func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v2.36.3" }},
-		{"no digest", codes.InvalidArgument, "digest", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Digest = "" }},
-		{"another path", codes.InvalidArgument, "path is", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Path = "/usr/bin/kubeadm" }},
-		{"another component", codes.InvalidArgument, "not one that", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Name = "sudo" }},
-		{"a file as an archive", codes.InvalidArgument, "path is", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Extract = true }},
-		{"another mode", codes.InvalidArgument, "mode", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Mode = 0o500 }},
-		{"a local file", codes.InvalidArgument, "url", func(r *upgradeproto.UpgradeRequest) { r.Components[0].Url = "file:///etc/shadow" }},
-		{"no kubelet", codes.InvalidArgument, "kubelet is missing", func(r *upgradeproto.UpgradeRequest) { r.Components = r.Components[:1] }},
-		{"all checks ignored", codes.InvalidArgument, "not the name of one check", func(r *upgradeproto.UpgradeRequest) { r.Configuration.IgnorePreflightErrors = []string{"ALL"} }},
-		{"a check with a space", codes.InvalidArgument, "not the name of one check", func(r *upgradeproto.UpgradeRequest) { r.Configuration.IgnorePreflightErrors = []string{"Swap Mem"} }},
-		{"another way to pull", codes.InvalidArgument, "pull policy", func(r *upgradeproto.UpgradeRequest) { r.Configuration.ImagePullPolicy = "Sometimes" }},
-		{"a huge request", codes.ResourceExhausted, "larger than max", func(r *upgradeproto.UpgradeRequest) {
+		{name: "no version", code: codes.InvalidArgument, want: "version", do: func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "" }},
+		{name: "an option instead of a version", code: codes.InvalidArgument, want: "version", do: func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "--force" }},
+		{name: "a version in another form", code: codes.InvalidArgument, want: "is not in canonical form", do: func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "1.36.3" }},
+		{name: "a downgrade", code: codes.FailedPrecondition, want: "downgrade to", do: func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v1.35.3" }},
+		{name: "two minor versions at once", code: codes.FailedPrecondition, want: "more than one minor", do: func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v1.37.0" }},
+		{name: "another major", code: codes.FailedPrecondition, want: "more than one minor", do: func(r *upgradeproto.UpgradeRequest) { r.KubernetesVersion = "v2.36.3" }},
+		{name: "no digest", code: codes.InvalidArgument, want: "digest", do: func(r *upgradeproto.UpgradeRequest) { r.Components[0].Digest = "" }},
+		{name: "another path", code: codes.InvalidArgument, want: "path is", do: func(r *upgradeproto.UpgradeRequest) { r.Components[0].Path = "/usr/bin/kubeadm" }},
+		{name: "another component", code: codes.InvalidArgument, want: "not one that", do: func(r *upgradeproto.UpgradeRequest) { r.Components[0].Name = "sudo" }},
+		{name: "a file as an archive", code: codes.InvalidArgument, want: "path is", do: func(r *upgradeproto.UpgradeRequest) { r.Components[0].Extract = true }},
+		{name: "another mode", code: codes.InvalidArgument, want: "mode", do: func(r *upgradeproto.UpgradeRequest) { r.Components[0].Mode = 0o500 }},
+		{name: "a local file", code: codes.InvalidArgument, want: "url", do: func(r *upgradeproto.UpgradeRequest) { r.Components[0].Url = "file:///etc/shadow" }},
+		{name: "no kubelet", code: codes.InvalidArgument, want: "kubelet is missing", do: func(r *upgradeproto.UpgradeRequest) { r.Components = r.Components[:1] }},
+		{name: "all checks ignored", code: codes.InvalidArgument, want: "not the name of one check", do: func(r *upgradeproto.UpgradeRequest) { r.Configuration.IgnorePreflightErrors = []string{"ALL"} }},
+		{name: "a check with a space", code: codes.InvalidArgument, want: "not the name of one check", do: func(r *upgradeproto.UpgradeRequest) { r.Configuration.IgnorePreflightErrors = []string{"Swap Mem"} }},
+		{name: "another way to pull", code: codes.InvalidArgument, want: "pull policy", do: func(r *upgradeproto.UpgradeRequest) { r.Configuration.ImagePullPolicy = "Sometimes" }},
+		{name: "a huge request", code: codes.ResourceExhausted, want: "larger than max", do: func(r *upgradeproto.UpgradeRequest) {
 			r.Components[0].Url = "data:," + strings.Repeat("x", maxRequest)
 		}},
 	} {

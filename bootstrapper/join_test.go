@@ -529,21 +529,21 @@ func TestTicketsThatAreRefused(t *testing.T) {
 		change func(*service, *joinproto.IssueJoinTicketResponse)
 		want   string
 	}{
-		{"a short cluster ID", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ClusterId = clusterB[:8] }, "8 bytes"},
-		{"no version", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.KubernetesVersion = "" }, "version"},
-		{"components without a digest", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Components[0].Digest = "" }, "digest"},
-		{"lack kubeadm", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
+		{name: "a short cluster ID", r: worker, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ClusterId = clusterB[:8] }, want: "8 bytes"},
+		{name: "no version", r: worker, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.KubernetesVersion = "" }, want: "version"},
+		{name: "components without a digest", r: worker, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Components[0].Digest = "" }, want: "digest"},
+		{name: "lack kubeadm", r: worker, change: func(s *service, t *joinproto.IssueJoinTicketResponse) {
 			t.Components = t.Components[1:]
 			l, _ := component.FromProto(t.Components)
 			t.ComponentsStatement = releasetest.Vouch(s.t, "v1.35.4", l)
-		}, "lack kubeadm"},
-		{"no statement, as of an old join service", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ComponentsStatement = "" }, "no statement of a release builder"},
-		{"other programs", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) {
+		}, want: "lack kubeadm"},
+		{name: "no statement, as of an old join service", r: worker, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ComponentsStatement = "" }, want: "no statement of a release builder"},
+		{name: "other programs", r: controlPlane, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) {
 			t.Components[1].Url = "http://192.0.2.1/kubelet"
-		}, "does not cover these components"},
-		{"another path", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Components[1].Path = "/etc/cron.d/kubelet" }, "does not cover these components"},
-		{"another version", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.KubernetesVersion = "v1.34.8" }, "does not name Kubernetes v1.34.8"},
-		{"a statement by another key", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
+		}, want: "does not cover these components"},
+		{name: "another path", r: worker, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Components[1].Path = "/etc/cron.d/kubelet" }, want: "does not cover these components"},
+		{name: "another version", r: worker, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.KubernetesVersion = "v1.34.8" }, want: "does not name Kubernetes v1.34.8"},
+		{name: "a statement by another key", r: worker, change: func(s *service, t *joinproto.IssueJoinTicketResponse) {
 			k, err := release.NewPrivateKey("stranger")
 			if err != nil {
 				s.t.Fatal(err)
@@ -552,43 +552,43 @@ func TestTicketsThatAreRefused(t *testing.T) {
 			if err != nil {
 				s.t.Fatal(err)
 			}
-		}, "an untrusted key signed it"},
-		{"no hash", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.DiscoveryTokenCaCertHash = "sha256:ab" }, "hash"},
-		{"no token", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Token = "canary" }, "token"},
-		{"no endpoint", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ApiServerEndpoint = "x" }, "endpoint"},
-		{"no certificate", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.KubeletCertificate = nil }, "is not a PEM certificate"},
-		{"a certificate of another node", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
+		}, want: "an untrusted key signed it"},
+		{name: "no hash", r: worker, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.DiscoveryTokenCaCertHash = "sha256:ab" }, want: "hash"},
+		{name: "no token", r: worker, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Token = "canary" }, want: "token"},
+		{name: "no endpoint", r: worker, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ApiServerEndpoint = "x" }, want: "endpoint"},
+		{name: "no certificate", r: worker, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.KubeletCertificate = nil }, want: "is not a PEM certificate"},
+		{name: "a certificate of another node", r: worker, change: func(s *service, t *joinproto.IssueJoinTicketResponse) {
 			t.KubeletCertificate = s.ca.sign(s.t, s.requests[0], func(c *x509.Certificate) { c.DNSNames = []string{"worker-1"} })
-		}, "another node"},
-		{"a certificate of another key", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
+		}, want: "another node"},
+		{name: "a certificate of another key", r: worker, change: func(s *service, t *joinproto.IssueJoinTicketResponse) {
 			_, other, err := (&JoinClient{State: openState(s.t, s.t.TempDir())}).identity(s.r.cloud.instance)
 			if err != nil {
 				s.t.Fatal(err)
 			}
 			t.KubeletCertificate = s.ca.sign(s.t, other, nil)
-		}, "another key"},
-		{"keys of the cluster for a worker", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
+		}, want: "another key"},
+		{name: "keys of the cluster for a worker", r: worker, change: func(s *service, t *joinproto.IssueJoinTicketResponse) {
 			t.ControlPlaneFiles = []*joinproto.File{{Name: "ca.key", Data: s.ca.keyPEM()}}
-		}, "a worker must not have"},
-		{"a control plane without keys", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ControlPlaneFiles = nil }, "0 of the 8 files"},
-		{"a control plane with too few", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) {
+		}, want: "a worker must not have"},
+		{name: "a control plane without keys", r: controlPlane, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ControlPlaneFiles = nil }, want: "0 of the 8 files"},
+		{name: "a control plane with too few", r: controlPlane, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) {
 			t.ControlPlaneFiles = slices.DeleteFunc(t.ControlPlaneFiles, func(f *joinproto.File) bool { return f.Name == "sa.key" })
-		}, "7 of the 8 files"},
-		{"a file that climbs out", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) {
+		}, want: "7 of the 8 files"},
+		{name: "a file that climbs out", r: controlPlane, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) {
 			t.ControlPlaneFiles[0].Name = "../../cron.d/x"
-		}, "unexpected file"},
-		{"a file twice", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) {
+		}, want: "unexpected file"},
+		{name: "a file twice", r: controlPlane, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) {
 			t.ControlPlaneFiles = append(t.ControlPlaneFiles, t.ControlPlaneFiles[0])
-		}, "unexpected file"},
-		{"an empty file", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) {
+		}, want: "unexpected file"},
+		{name: "an empty file", r: controlPlane, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) {
 			for _, f := range t.ControlPlaneFiles {
 				f.Data = nil
 			}
-		}, "unexpected file"},
-		{"another authority than its hash says", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) {
+		}, want: "unexpected file"},
+		{name: "another authority than its hash says", r: controlPlane, change: func(_ *service, t *joinproto.IssueJoinTicketResponse) {
 			other := newAuthority()
 			t.DiscoveryTokenCaCertHash = other.hash()
-		}, "does not match its hash"},
+		}, want: "does not match its hash"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := &JoinClient{State: openState(t, t.TempDir())}

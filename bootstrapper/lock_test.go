@@ -35,17 +35,17 @@ func TestLockAndTPMMustAgree(t *testing.T) {
 		state      string // of the holder; "" = free
 		stuck      string // part of the error
 	}{
-		{"a new machine is free", "", nil, "", ""},
-		{"a claimed machine", file(claimed, byInit, clusterA), clusterA, claimed, ""},
-		{"a claimed machine after a reboot", file(claimed, byJoin, clusterA), nil, claimed, ""},
-		{"a member", file(member, byJoin, clusterA), clusterA, member, ""},
-		{"a member after a reboot", file(member, byInit, clusterA), nil, member, ""},
-		{"a used machine with an empty disk", "", clusterA, "", "the disk has no claim"},
-		{"a disk of another machine", file(member, byJoin, clusterA), clusterB, "", "different clusters"},
-		{"a file that is cut", file(member, byJoin, clusterA)[:40], clusterA, "", "damaged"},
-		{"a file with a state that does not exist", file("free", byJoin, clusterA), nil, "", "damaged"},
-		{"a file without a cluster", file(claimed, byJoin, nil), nil, "", "damaged"},
-		{"a file with more in it", `{"x":1}`, nil, "", "damaged"},
+		{name: "a new machine is free"},
+		{name: "a claimed machine", file: file(claimed, byInit, clusterA), register: clusterA, state: claimed},
+		{name: "a claimed machine after a reboot", file: file(claimed, byJoin, clusterA), state: claimed},
+		{name: "a member", file: file(member, byJoin, clusterA), register: clusterA, state: member},
+		{name: "a member after a reboot", file: file(member, byInit, clusterA), state: member},
+		{name: "a used machine with an empty disk", register: clusterA, stuck: "the disk has no claim"},
+		{name: "a disk of another machine", file: file(member, byJoin, clusterA), register: clusterB, stuck: "different clusters"},
+		{name: "a file that is cut", file: file(member, byJoin, clusterA)[:40], register: clusterA, stuck: "damaged"},
+		{name: "a file with a state that does not exist", file: file("free", byJoin, clusterA), stuck: "damaged"},
+		{name: "a file without a cluster", file: file(claimed, byJoin, nil), stuck: "damaged"},
+		{name: "a file with more in it", file: `{"x":1}`, stuck: "damaged"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -359,19 +359,19 @@ func TestFailuresOfKubeadm(t *testing.T) {
 		name, script, want, calls string
 	}{
 		{
-			"a transient failure is retried", "1",
-			"claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running reset-node:running reset-node:done kubeadm-init:running kubeadm-init:done success control-plane-0",
-			"init-phase-certs-ca init reset init-phase-certs-ca init",
+			name: "a transient failure is retried", script: "1",
+			want:  "claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running reset-node:running reset-node:done kubeadm-init:running kubeadm-init:done success control-plane-0",
+			calls: "init-phase-certs-ca init reset init-phase-certs-ca init",
 		},
 		{
-			"a permanent failure is reported", "1\n1",
-			"claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running reset-node:running reset-node:done kubeadm-init:running kubeadm-init:failed failure kubeadm-init",
-			"init-phase-certs-ca init reset init-phase-certs-ca init",
+			name: "a permanent failure is reported", script: "1\n1",
+			want:  "claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running reset-node:running reset-node:done kubeadm-init:running kubeadm-init:failed failure kubeadm-init",
+			calls: "init-phase-certs-ca init reset init-phase-certs-ca init",
 		},
 		{
-			"a configuration that kubeadm refuses is not retried", "3",
-			"claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running kubeadm-init:failed failure kubeadm-init",
-			"init-phase-certs-ca init",
+			name: "a configuration that kubeadm refuses is not retried", script: "3",
+			want:  "claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running kubeadm-init:failed failure kubeadm-init",
+			calls: "init-phase-certs-ca init",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -500,18 +500,18 @@ func TestFailuresBeforeKubeadm(t *testing.T) {
 		step   string
 		want   string
 	}{
-		{"an altered component", func(_ *rig, q *initproto.InitRequest) { q.Components[1].Url = "data:,other" }, stepInstall, "digest mismatch"},
-		{"a missing component", func(r *rig, q *initproto.InitRequest) {
+		{name: "an altered component", change: func(_ *rig, q *initproto.InitRequest) { q.Components[1].Url = "data:,other" }, step: stepInstall, want: "digest mismatch"},
+		{name: "a missing component", change: func(r *rig, q *initproto.InitRequest) {
 			s := httptest.NewServer(nil)
 			r.t.Cleanup(s.Close)
 			q.Components[1].Url = s.URL + "/kubelet?signature=canary"
-		}, stepInstall, "HTTP 404"},
-		{"a kubeadm of another version", func(r *rig, _ *initproto.InitRequest) { r.script("version", "v1.36.3") }, stepInstall, "installed kubeadm is v1.36.3, want v1.35.4"},
-		{"a TPM that fails", func(r *rig, _ *initproto.InitRequest) {
+		}, step: stepInstall, want: "HTTP 404"},
+		{name: "a kubeadm of another version", change: func(r *rig, _ *initproto.InitRequest) { r.script("version", "v1.36.3") }, step: stepInstall, want: "installed kubeadm is v1.36.3, want v1.35.4"},
+		{name: "a TPM that fails", change: func(r *rig, _ *initproto.InitRequest) {
 			r.tpm.mu.Lock()
 			defer r.tpm.mu.Unlock()
 			r.tpm.broken = fmt.Errorf("%w: it hums", attestation.ErrTPM)
-		}, stepClaim, "it hums"},
+		}, step: stepClaim, want: "it hums"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, cloud.ControlPlane)
@@ -749,8 +749,8 @@ func TestUnavailableCloudIsRetried(t *testing.T) {
 		want  string
 		lines int
 	}{
-		{"unavailable, then throttled", []error{away, away, throttled}, "claim-node:done reset-node:running reset-node:done install-components:running install-components:done kubeadm-init:running kubeadm-init:done success control-plane-0", 3},
-		{"denied", []error{cloud.ErrDenied}, "claim-node:running claim-node:done claim-node:failed failure claim-node", 0},
+		{name: "unavailable, then throttled", errs: []error{away, away, throttled}, want: "claim-node:done reset-node:running reset-node:done install-components:running install-components:done kubeadm-init:running kubeadm-init:done success control-plane-0", lines: 3},
+		{name: "denied", errs: []error{cloud.ErrDenied}, want: "claim-node:running claim-node:done claim-node:failed failure claim-node"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, cloud.ControlPlane)

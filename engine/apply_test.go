@@ -305,24 +305,24 @@ func TestApplyRefuses(t *testing.T) {
 		exit    int
 		says    string
 	}{
-		{"a surge of zero", nil, with(func(r *engine.ApplyRequest) { r.Surge = "0" }), plan.ExitUsage, `surge is "0"`},
-		{"an unknown step", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{"preflight"} }), plan.ExitUsage, `no step "preflight"`},
-		{"the configuration requests image and minor in one hop without --ack", func(s *applyStage) {
+		{name: "a surge of zero", request: with(func(r *engine.ApplyRequest) { r.Surge = "0" }), exit: plan.ExitUsage, says: `surge is "0"`},
+		{name: "an unknown step", request: with(func(r *engine.ApplyRequest) { r.Skip = []string{"preflight"} }), exit: plan.ExitUsage, says: `no step "preflight"`},
+		{name: "the configuration requests image and minor in one hop without --ack", given: func(s *applyStage) {
 			s.edit("image: v1.0.0", "image: v1.1.0")
 			s.edit("kubernetesVersion: v1.35.4", "kubernetesVersion: v1.36.3")
 			s.edit(value(2), value(12))
 			s.edit(value(3), value(13))
-		}, engine.ApplyRequest{}, plan.ExitUnacknowledged, "not accepted by name"},
-		{"local volumes go", func(s *applyStage) {
+		}, request: engine.ApplyRequest{}, exit: plan.ExitUnacknowledged, says: "not accepted by name"},
+		{name: "local volumes go", given: func(s *applyStage) {
 			s.inside.findings = []plan.Finding{{ID: "local-data", Severity: plan.Warn, Title: "data will be lost", Objects: []string{"statefulset/db/pg", "persistentvolumeclaim/db/data"}}}
-		}, upgrade, plan.ExitUnacknowledged, "data will be lost"},
-		{"no backup", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{check.StepBackup} }), plan.ExitUnacknowledged, "no backup is made"},
-		{"a blocking finding", func(s *applyStage) {
+		}, request: upgrade, exit: plan.ExitUnacknowledged, says: "data will be lost"},
+		{name: "no backup", request: with(func(r *engine.ApplyRequest) { r.Skip = []string{check.StepBackup} }), exit: plan.ExitUnacknowledged, says: "no backup is made"},
+		{name: "a blocking finding", given: func(s *applyStage) {
 			s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Block, Title: "no room"}}
-		}, upgrade, plan.ExitBlocked, "no room"},
-		{"skipped components that are not published", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{engine.StepComponents} }), plan.ExitBlocked, "without step components"},
-		{"an incomplete backup", func(s *applyStage) { s.holes = true }, upgrade, plan.ExitFailed, "back up before the upgrade"},
-		{"another run holds the lock of the cluster", func(s *applyStage) { s.cluster.Seize(other, true) }, upgrade, plan.ExitHeld, "held by ops@desk (process 7 in /w, run upgrade-1) since 2026-11-21T07:05:01Z"},
+		}, request: upgrade, exit: plan.ExitBlocked, says: "no room"},
+		{name: "skipped components that are not published", request: with(func(r *engine.ApplyRequest) { r.Skip = []string{engine.StepComponents} }), exit: plan.ExitBlocked, says: "without step components"},
+		{name: "an incomplete backup", given: func(s *applyStage) { s.holes = true }, request: upgrade, exit: plan.ExitFailed, says: "back up before the upgrade"},
+		{name: "another run holds the lock of the cluster", given: func(s *applyStage) { s.cluster.Seize(other, true) }, request: upgrade, exit: plan.ExitHeld, says: "held by ops@desk (process 7 in /w, run upgrade-1) since 2026-11-21T07:05:01Z"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newApplyStage(t)
@@ -416,45 +416,45 @@ func TestWaitForRolloutReportsItsState(t *testing.T) {
 		exit int
 		says string
 	}{
-		{"the rollout is cancelled", func(s *applyStage) {
+		{name: "the rollout is cancelled", do: func(s *applyStage) {
 			s.must(s.cluster.ChangeRollout(s.Context(), cluster.RolloutChange{Cancelled: &yes}))
 			s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Reason = true, "Cancelled" })
-		}, "", plan.ExitStopped, "it was cancelled with 0 of 3 nodes at the target, 3 outdated"},
-		{"the operator refuses the target", func(s *applyStage) {
+		}, exit: plan.ExitStopped, says: "it was cancelled with 0 of 3 nodes at the target, 3 outdated"},
+		{name: "the operator refuses the target", do: func(s *applyStage) {
 			s.cluster.SetRollout(func(r *cluster.Rollout) {
 				r.Observed, r.Stalled, r.Reason, r.Message = true, true, "TargetRefused", "it is older"
 			})
-		}, "", plan.ExitFailed, "the operator refuses the target: it is older"},
-		{"all nodes that are left are skipped", func(s *applyStage) {
+		}, exit: plan.ExitFailed, says: "the operator refuses the target: it is older"},
+		{name: "all nodes that are left are skipped", do: func(s *applyStage) {
 			s.cluster.SetRollout(func(r *cluster.Rollout) {
 				r.Observed, r.Reached, r.Reason, r.Message = true, true, "NodesHeld", "all other nodes are at the target; on hold: 1"
 			})
-		}, "", plan.ExitStopped, "on hold: 1"},
-		{"the permission to read the rollout is lost for good", func(s *applyStage) { s.deny(1 << 30) }, "", plan.ExitFailed, "too few rights"},
-		{"an API server that starts denies everything for a moment", func(s *applyStage) {
+		}, exit: plan.ExitStopped, says: "on hold: 1"},
+		{name: "the permission to read the rollout is lost for good", do: func(s *applyStage) { s.deny(1 << 30) }, exit: plan.ExitFailed, says: "too few rights"},
+		{name: "an API server that starts denies everything for a moment", do: func(s *applyStage) {
 			s.deny(3)
 			s.cluster.SetRollout(func(r *cluster.Rollout) {
 				r.Waiting = cluster.RolloutWait{Reason: "DrainBlocked", Message: "no room on the second try"}
 				r.Observed = true
 			})
-		}, "no room on the second try", 0, ""},
-		{"another target is set meanwhile", func(s *applyStage) {
+		}, wait: "no room on the second try"},
+		{name: "another target is set meanwhile", do: func(s *applyStage) {
 			s.must(s.cluster.SetNodeTarget(s.Context(), cluster.NodeTarget{Image: "x", ImageVersion: "v1.2.0", Kubernetes: "v1.36.4"}))
-		}, "", plan.ExitFailed, "the target was changed meanwhile, to image v1.2.0 and Kubernetes v1.36.4"},
-		{"a drain is blocked", func(s *applyStage) {
+		}, exit: plan.ExitFailed, says: "the target was changed meanwhile, to image v1.2.0 and Kubernetes v1.36.4"},
+		{name: "a drain is blocked", do: func(s *applyStage) {
 			s.cluster.SetRollout(func(r *cluster.Rollout) {
 				r.Observed, r.Stalled = true, true
 				r.Waiting = cluster.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0", NextTry: checkTime}
 			})
-		}, "no room for shop/cart; it is tried again at 07:05:01Z", 0, ""},
-		{"it is paused while a node drains", func(s *applyStage) {
+		}, wait: "no room for shop/cart; it is tried again at 07:05:01Z"},
+		{name: "it is paused while a node drains", do: func(s *applyStage) {
 			s.must(s.cluster.ChangeRollout(s.Context(), cluster.RolloutChange{Paused: &yes}))
 			s.cluster.SetRollout(func(r *cluster.Rollout) {
 				r.Observed, r.Waiting = true, cluster.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0"}
 			})
-		}, "it is being paused: no room for shop/cart", 0, ""},
-		{"no operator has observed the target", func(*applyStage) {}, "the operator has not observed the target yet", 0, ""},
-		{"the API server does not answer", func(s *applyStage) { s.cluster.SetDown(true) }, "0 of 3 nodes at the target, 3 outdated", 0, ""},
+		}, wait: "it is being paused: no room for shop/cart"},
+		{name: "no operator has observed the target", do: func(*applyStage) {}, wait: "the operator has not observed the target yet"},
+		{name: "the API server does not answer", do: func(s *applyStage) { s.cluster.SetDown(true) }, wait: "0 of 3 nodes at the target, 3 outdated"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newApplyStage(t)
@@ -578,18 +578,18 @@ func TestSkip(t *testing.T) {
 		exit int
 		says string
 	}{
-		{"worker-9", false, plan.ExitNothing, "neither skipped nor postponed, and no upgrade of it has failed"},
-		{"worker-9", true, plan.ExitDone, ""},
-		{"worker-9", true, plan.ExitNothing, "node worker-9 is skipped already"},
-		{"worker-9", false, plan.ExitDone, ""},
-		{"edge", true, plan.ExitDone, ""},
-		{"worker-9", true, plan.ExitNothing, "with its group edge"},
-		{"worker-9", false, plan.ExitUsage, "skipped with all of its group edge"},
-		{"edge", true, plan.ExitNothing, "group edge is skipped already"},
-		{"edge", false, plan.ExitDone, ""},
-		{"worker-8", false, plan.ExitDone, ""}, // its upgrade in place has failed
-		{"control-plane-8", false, plan.ExitDone, ""},
-		{"worker-99", true, plan.ExitUsage, `no node and no group is called "worker-99"`},
+		{name: "worker-9", exit: plan.ExitNothing, says: "neither skipped nor postponed, and no upgrade of it has failed"},
+		{name: "worker-9", skip: true, exit: plan.ExitDone},
+		{name: "worker-9", skip: true, exit: plan.ExitNothing, says: "node worker-9 is skipped already"},
+		{name: "worker-9", exit: plan.ExitDone},
+		{name: "edge", skip: true, exit: plan.ExitDone},
+		{name: "worker-9", skip: true, exit: plan.ExitNothing, says: "with its group edge"},
+		{name: "worker-9", exit: plan.ExitUsage, says: "skipped with all of its group edge"},
+		{name: "edge", skip: true, exit: plan.ExitNothing, says: "group edge is skipped already"},
+		{name: "edge", exit: plan.ExitDone},
+		{name: "worker-8", exit: plan.ExitDone}, // its upgrade in place has failed
+		{name: "control-plane-8", exit: plan.ExitDone},
+		{name: "worker-99", skip: true, exit: plan.ExitUsage, says: `no node and no group is called "worker-99"`},
 	} {
 		_, err := s.engine().Skip(t.Context(), tt.name, tt.skip)
 		if plan.ExitCode(err) != tt.exit || tt.says != "" && !strings.Contains(err.Error(), tt.says) {

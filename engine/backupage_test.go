@@ -38,25 +38,25 @@ func TestAgeOfTheLastBackup(t *testing.T) {
 		find  string                          // of upgrade check; a prefix
 		why   string                          // of home; empty if it does not suggest one
 	}{
-		{"a fresh one is fine", func(s *checkStage) string { return s.backup(time.Minute, clusterID) }, "ok backup-age: the last backup is less than 24h old", ""},
-		{"none", func(*checkStage) string { return "" }, "warn backup-age: this cluster has no complete backup", "there is none yet"},
-		{"an old one", func(s *checkStage) string {
+		{name: "a fresh one is fine", given: func(s *checkStage) string { return s.backup(time.Minute, clusterID) }, find: "ok backup-age: the last backup is less than 24h old"},
+		{name: "none", given: func(*checkStage) string { return "" }, find: "warn backup-age: this cluster has no complete backup", why: "there is none yet"},
+		{name: "an old one", given: func(s *checkStage) string {
 			s.backup(80*time.Hour, clusterID)
 			return s.backup(26*time.Hour, clusterID)
-		}, "warn backup-age: the last backup is 26h old", "the last one is 26h old"},
-		{"a very old one", func(s *checkStage) string { return s.backup(80*time.Hour, clusterID) }, "warn backup-age: the last backup is 3 days old", "the last one is 3 days old"},
-		{"one of the cluster that was here before", func(s *checkStage) string { s.backup(time.Minute, strings.Repeat("0", 64)); return "" }, "warn backup-age: this cluster has no complete backup", "there is none yet"},
-		{"one with a hole does not count", func(s *checkStage) string {
+		}, find: "warn backup-age: the last backup is 26h old", why: "the last one is 26h old"},
+		{name: "a very old one", given: func(s *checkStage) string { return s.backup(80*time.Hour, clusterID) }, find: "warn backup-age: the last backup is 3 days old", why: "the last one is 3 days old"},
+		{name: "one of the cluster that was here before", given: func(s *checkStage) string { s.backup(time.Minute, strings.Repeat("0", 64)); return "" }, find: "warn backup-age: this cluster has no complete backup", why: "there is none yet"},
+		{name: "one with a hole does not count", given: func(s *checkStage) string {
 			s.backup(time.Minute, clusterID, "its conversion webhook does not answer")
 			return s.backup(30*time.Hour, clusterID)
-		}, "warn backup-age: the last backup is 30h old", "the last one is 30h old"},
-		{"a directory that others may write is not believed", func(s *checkStage) string {
+		}, find: "warn backup-age: the last backup is 30h old", why: "the last one is 30h old"},
+		{name: "a directory that others may write is not believed", given: func(s *checkStage) string {
 			s.backup(time.Minute, clusterID)
 			if err := os.Chmod(filepath.Join(s.dir, plan.RunsDir), 0o777); err != nil {
 				s.Fatal(err)
 			}
 			return ""
-		}, "not-checked backup-age: not checked how old the last backup is", ""},
+		}, find: "not-checked backup-age: not checked how old the last backup is"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)

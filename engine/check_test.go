@@ -658,8 +658,8 @@ func TestCheckStopsWhenInterrupted(t *testing.T) {
 
 func TestHomeSuggestsToCheckForUpgrades(t *testing.T) {
 	for _, tt := range []struct{ name, old, with, why string }{
-		{"release and Kubernetes are older", "", "", "release v1.1.0 and Kubernetes v1.37.2 are known"},
-		{"Kubernetes is older", "v1.0.0", "v1.1.0", "Kubernetes v1.37.2 is known"},
+		{name: "release and Kubernetes are older", why: "release v1.1.0 and Kubernetes v1.37.2 are known"},
+		{name: "Kubernetes is older", old: "v1.0.0", with: "v1.1.0", why: "Kubernetes v1.37.2 is known"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
@@ -1058,12 +1058,12 @@ func TestCheckReportsFaultyReleasesThatRun(t *testing.T) {
 		titles []string
 		remedy string
 	}{
-		{"nothing", nil, nil, nil, ""},
-		{"a release that the next hop leaves", nil, map[string]string{"v1.0.0": "leaks"}, []string{"the running release v1.0.0 is marked as faulty: leaks"}, "the next hop leads away from it, to v1.1.0"},
-		{"an image alone", func(s *checkStage) { s.inside.running.Services = at("v1.1.0") }, map[string]string{"v1.0.0": "leaks"}, []string{"the running image v1.0.0 is marked as faulty: leaks"}, "the next hop leads away from it, to v1.1.0"},
-		{"a Kubernetes that the second hop leaves", nil, map[string]string{"v1.35.4": "crashes"}, []string{"the running Kubernetes v1.35.4 is marked as faulty: crashes"}, "hop 2 leads away from it, to v1.36.3"},
-		{"one of those that nodes run", func(s *checkStage) { s.inside.running.WorkerKubelet = at("v1.34.2") }, map[string]string{"v1.34.2": "crashes"}, []string{"the running Kubernetes v1.34.2 is marked as faulty: crashes"}, "hop 2 leads away from it, to v1.36.3"},
-		{"a release that there is no way from", nil, map[string]string{"v1.0.0": "leaks", "v1.1.0": "leaks more", "v1.35.4": "", "v1.36.3": "", "v1.36.4": ""}, []string{"the running release v1.0.0 is marked as faulty: leaks"}, "wait for a newer version, and check again then"},
+		{name: "nothing"},
+		{name: "a release that the next hop leaves", why: map[string]string{"v1.0.0": "leaks"}, titles: []string{"the running release v1.0.0 is marked as faulty: leaks"}, remedy: "the next hop leads away from it, to v1.1.0"},
+		{name: "an image alone", given: func(s *checkStage) { s.inside.running.Services = at("v1.1.0") }, why: map[string]string{"v1.0.0": "leaks"}, titles: []string{"the running image v1.0.0 is marked as faulty: leaks"}, remedy: "the next hop leads away from it, to v1.1.0"},
+		{name: "a Kubernetes that the second hop leaves", why: map[string]string{"v1.35.4": "crashes"}, titles: []string{"the running Kubernetes v1.35.4 is marked as faulty: crashes"}, remedy: "hop 2 leads away from it, to v1.36.3"},
+		{name: "one of those that nodes run", given: func(s *checkStage) { s.inside.running.WorkerKubelet = at("v1.34.2") }, why: map[string]string{"v1.34.2": "crashes"}, titles: []string{"the running Kubernetes v1.34.2 is marked as faulty: crashes"}, remedy: "hop 2 leads away from it, to v1.36.3"},
+		{name: "a release that there is no way from", why: map[string]string{"v1.0.0": "leaks", "v1.1.0": "leaks more", "v1.35.4": "", "v1.36.3": "", "v1.36.4": ""}, titles: []string{"the running release v1.0.0 is marked as faulty: leaks"}, remedy: "wait for a newer version, and check again then"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
@@ -1175,10 +1175,10 @@ func TestCheckTellsMeasurementsThatGetWeaker(t *testing.T) {
 		written bool
 		notes   []string
 	}{
-		{"before the configuration is written", check.Request{NoPreflight: true}, false, nil},
-		{"while it is written", check.Request{NoPreflight: true, WriteConfig: true}, true, []string{note}},
-		{"after it was written", check.Request{NoPreflight: true}, false, nil},
-		{"with nothing left to write", check.Request{NoPreflight: true, WriteConfig: true}, false, []string{note, "Nothing else to write: constellation-conf.yaml has the values of the next hop already, except the measurements."}},
+		{name: "before the configuration is written", request: check.Request{NoPreflight: true}},
+		{name: "while it is written", request: check.Request{NoPreflight: true, WriteConfig: true}, written: true, notes: []string{note}},
+		{name: "after it was written", request: check.Request{NoPreflight: true}},
+		{name: "with nothing left to write", request: check.Request{NoPreflight: true, WriteConfig: true}, notes: []string{note, "Nothing else to write: constellation-conf.yaml has the values of the next hop already, except the measurements."}},
 	} {
 		c := s.mustCheck(tt.request)
 		if d := cmp.Diff(changes, c.Changes.Measurements); d != "" {

@@ -36,16 +36,16 @@ func TestCheckReportsAnotherRegistry(t *testing.T) {
 	}{
 		{name: "none", severity: ""},
 		{name: "the same", is: login, want: login},
-		{"added", registry.Registry{}, one, plan.Info, "the cluster pulls images from their publishers, and constellation-conf.yaml", ""},
-		{"added with a login", registry.Registry{}, login, plan.Warn, "names the registry one.example.com/mirror", "have machines in place replaced before"},
-		{"added with authorities", registry.Registry{}, trusted, plan.Warn, "from their publishers", "/etc/containerd/certs.d/one.example.com of each machine"},
-		{"moved", one, registry.Registry{Address: "two.example.com"}, plan.Info, "the cluster pulls images from one.example.com/mirror, and constellation-conf.yaml", ""},
-		{"moved with the same login", login, registry.Registry{Address: "two.example.com", Username: "robot", Password: secret}, plan.Warn, "names the registry two.example.com", "have machines in place replaced"},
-		{"another login", login, registry.Registry{Address: one.Address, Username: "robot", Password: "battery-staple"}, plan.Warn, "and the cluster differ in login of the registry one.example.com/mirror", "keep the old login valid until all machines are replaced"},
-		{"no login any more", login, one, plan.Info, "differ in login of", ""},
-		{"another login and authorities", login, trusted, plan.Warn, "differ in login and authorities of", "add the authorities"},
-		{"authorities removed", trusted, one, plan.Warn, "differ in authorities of", "use a certificate that the machines of the cluster trust"},
-		{"removed", login, registry.Registry{}, plan.Warn, "the cluster pulls images from one.example.com/mirror, and constellation-conf.yaml names no registry", "keep one.example.com/mirror until all machines are replaced"},
+		{name: "added", is: registry.Registry{}, want: one, severity: plan.Info, title: "the cluster pulls images from their publishers, and constellation-conf.yaml"},
+		{name: "added with a login", is: registry.Registry{}, want: login, severity: plan.Warn, title: "names the registry one.example.com/mirror", remedy: "have machines in place replaced before"},
+		{name: "added with authorities", is: registry.Registry{}, want: trusted, severity: plan.Warn, title: "from their publishers", remedy: "/etc/containerd/certs.d/one.example.com of each machine"},
+		{name: "moved", is: one, want: registry.Registry{Address: "two.example.com"}, severity: plan.Info, title: "the cluster pulls images from one.example.com/mirror, and constellation-conf.yaml"},
+		{name: "moved with the same login", is: login, want: registry.Registry{Address: "two.example.com", Username: "robot", Password: secret}, severity: plan.Warn, title: "names the registry two.example.com", remedy: "have machines in place replaced"},
+		{name: "another login", is: login, want: registry.Registry{Address: one.Address, Username: "robot", Password: "battery-staple"}, severity: plan.Warn, title: "and the cluster differ in login of the registry one.example.com/mirror", remedy: "keep the old login valid until all machines are replaced"},
+		{name: "no login any more", is: login, want: one, severity: plan.Info, title: "differ in login of"},
+		{name: "another login and authorities", is: login, want: trusted, severity: plan.Warn, title: "differ in login and authorities of", remedy: "add the authorities"},
+		{name: "authorities removed", is: trusted, want: one, severity: plan.Warn, title: "differ in authorities of", remedy: "use a certificate that the machines of the cluster trust"},
+		{name: "removed", is: login, want: registry.Registry{}, severity: plan.Warn, title: "the cluster pulls images from one.example.com/mirror, and constellation-conf.yaml names no registry", remedy: "keep one.example.com/mirror until all machines are replaced"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)

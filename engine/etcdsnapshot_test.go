@@ -200,13 +200,13 @@ func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
 		name, node, id string
 		err            error
 	}{
-		{"a control plane", "control-plane-0", "sandbox://demo/control-plane-0", nil},
-		{"a worker with its own ID", "worker-1", "sandbox://demo/worker-1", engine.ErrImpostor},
-		{"a worker with the ID of a control plane", "worker-1", "sandbox://demo/control-plane-0", engine.ErrImpostor},
-		{"a Node with the name of a control plane and another ID", "control-plane-0", "sandbox://demo/worker-1", engine.ErrImpostor},
-		{"a machine that the cloud does not know", "control-plane-9", "sandbox://demo/control-plane-9", engine.ErrImpostor},
-		{"a Node that names no machine", "control-plane-0", "", engine.ErrImpostor},
-		{"a control plane that is switched off", "control-plane-1", "sandbox://demo/control-plane-1", cluster.ErrUnreachable},
+		{name: "a control plane", node: "control-plane-0", id: "sandbox://demo/control-plane-0"},
+		{name: "a worker with its own ID", node: "worker-1", id: "sandbox://demo/worker-1", err: engine.ErrImpostor},
+		{name: "a worker with the ID of a control plane", node: "worker-1", id: "sandbox://demo/control-plane-0", err: engine.ErrImpostor},
+		{name: "a Node with the name of a control plane and another ID", node: "control-plane-0", id: "sandbox://demo/worker-1", err: engine.ErrImpostor},
+		{name: "a machine that the cloud does not know", node: "control-plane-9", id: "sandbox://demo/control-plane-9", err: engine.ErrImpostor},
+		{name: "a Node that names no machine", node: "control-plane-0", err: engine.ErrImpostor},
+		{name: "a control plane that is switched off", node: "control-plane-1", id: "sandbox://demo/control-plane-1", err: cluster.ErrUnreachable},
 	} {
 		if err := twinned.confirm(t.Context(), tt.node, tt.id); !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) {
 			t.Errorf("%s: %v, want %v", tt.name, err, tt.err)

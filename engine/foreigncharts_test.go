@@ -150,22 +150,22 @@ func TestChartsThatCannotBeHadBlockBeforeTheFirstEffect(t *testing.T) {
 		spoil                     func(dir string) error
 	}{
 		{
-			"a missing archive", "", "chart cni 1.16.0 cannot be fetched", "look at source, version and digest",
-			func(dir string) error { return os.Remove(filepath.Join(dir, "charts", "cni-1.16.0.tgz")) },
+			name: "a missing archive", title: "chart cni 1.16.0 cannot be fetched", remedy: "look at source, version and digest",
+			spoil: func(dir string) error { return os.Remove(filepath.Join(dir, "charts", "cni-1.16.0.tgz")) },
 		},
 		{
-			"an archive that was changed", "", "chart cni 1.16.0 cannot be fetched", "contact its publisher",
-			func(dir string) error {
+			name: "an archive that was changed", title: "chart cni 1.16.0 cannot be fetched", remedy: "contact its publisher",
+			spoil: func(dir string) error {
 				return os.WriteFile(filepath.Join(dir, "charts", "cni-1.16.0.tgz"), []byte("x"), 0o600)
 			},
 		},
 		{
-			"a source that nobody serves", "charts:\n- {name: cni, namespace: n, source: 'https://127.0.0.1:1', version: 1.0.0, digest: 'sha256:" + strings.Repeat("a", 64) + "'}\n",
-			"chart cni 1.0.0 cannot be fetched", "constellation release bundle", nil,
+			name: "a source that nobody serves", text: "charts:\n- {name: cni, namespace: n, source: 'https://127.0.0.1:1', version: 1.0.0, digest: 'sha256:" + strings.Repeat("a", 64) + "'}\n",
+			title: "chart cni 1.0.0 cannot be fetched", remedy: "constellation release bundle",
 		},
 		{
-			"the name of one of ours", "charts:\n- {name: constellation-operator, namespace: n, source: 'https://127.0.0.1:1', version: 1.0.0, digest: 'sha256:" + strings.Repeat("a", 64) + "'}\n",
-			"release v1.1.0 has a chart named constellation-operator, too", "give it another name", nil,
+			name: "the name of one of ours", text: "charts:\n- {name: constellation-operator, namespace: n, source: 'https://127.0.0.1:1', version: 1.0.0, digest: 'sha256:" + strings.Repeat("a", 64) + "'}\n",
+			title: "release v1.1.0 has a chart named constellation-operator, too", remedy: "give it another name",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -388,18 +388,18 @@ func TestInitErrorsHaveCauseAndRemedy(t *testing.T) {
 		text   string // in the error
 		remedy string
 	}{
-		{"a node with other measurements", func(t *testing.T, s *stage) {
+		{name: "a node with other measurements", break_: func(t *testing.T, s *stage) {
 			s.cloud.measurements = nil // a cloud that does not say
 			m := s.machines[0]
 			m.stop()
 			other := append([]attestation.MeasuredEvent{}, s.events...)
 			other[1].Digest = bytes.Repeat([]byte{0xee}, 32)
 			m.boot(s.ca, m.identity(), other, nil)
-		}, plan.ExitFailed, "measurements differ: PCR 9", "measurements"},
-		{"measurements that are not the image's", func(t *testing.T, s *stage) {
+		}, exit: plan.ExitFailed, text: "measurements differ: PCR 9", remedy: "measurements"},
+		{name: "measurements that are not the image's", break_: func(t *testing.T, s *stage) {
 			s.cloud.measurements[9] = strings.Repeat("ee", 32)
-		}, plan.ExitBlocked, "the measurements are not those of image v1.1.0", "write the value that the image has"},
-		{"a cloud that we do not trust", func(t *testing.T, s *stage) {
+		}, exit: plan.ExitBlocked, text: "the measurements are not those of image v1.1.0", remedy: "write the value that the image has"},
+		{name: "a cloud that we do not trust", break_: func(t *testing.T, s *stage) {
 			certPEM, keyPEM, err := attestationtest.CreateCA("other")
 			if err != nil {
 				t.Fatal(err)
@@ -411,114 +411,114 @@ func TestInitErrorsHaveCauseAndRemedy(t *testing.T) {
 			m := s.machines[0]
 			m.stop()
 			m.boot(ca, m.identity(), s.events, nil)
-		}, plan.ExitFailed, "verify the certificate chain of the first machine's TPM", "trustRoots"},
-		{"a machine of another sandbox", func(t *testing.T, s *stage) {
+		}, exit: plan.ExitFailed, text: "verify the certificate chain of the first machine's TPM", remedy: "trustRoots"},
+		{name: "a machine of another sandbox", break_: func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
 			id := m.identity()
 			id.UID = "another"
 			m.boot(s.ca, id, s.events, nil)
-		}, plan.ExitFailed, "check the identity of the first machine", "initEndpoint"},
-		{"a worker behind the endpoint", func(t *testing.T, s *stage) {
+		}, exit: plan.ExitFailed, text: "check the identity of the first machine", remedy: "initEndpoint"},
+		{name: "a worker behind the endpoint", break_: func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
 			id := m.identity()
 			id.Role = cloud.Worker
 			m.boot(s.ca, id, s.events, nil)
-		}, plan.ExitFailed, "check the identity of the first machine", "initEndpoint"},
-		{"a machine of another cluster", func(t *testing.T, s *stage) {
+		}, exit: plan.ExitFailed, text: "check the identity of the first machine", remedy: "initEndpoint"},
+		{name: "a machine of another cluster", break_: func(t *testing.T, s *stage) {
 			m := s.machines[0]
 			m.stop()
 			m.start(bytes.Repeat([]byte{9}, 32))
-		}, plan.ExitBlocked, "check that the first machine is unused", "unused machines"},
+		}, exit: plan.ExitBlocked, text: "check that the first machine is unused", remedy: "unused machines"},
 		{
-			"a wrong init secret", func(t *testing.T, s *stage) { s.secret = []byte("quite another secret, also long.") },
-			plan.ExitFailed, "wrong init secret", "init secret in constellation-state.yaml",
+			name: "a wrong init secret", break_: func(t *testing.T, s *stage) { s.secret = []byte("quite another secret, also long.") },
+			exit: plan.ExitFailed, text: "wrong init secret", remedy: "init secret in constellation-state.yaml",
 		},
-		{"another initEndpoint than the cloud's", func(t *testing.T, s *stage) {
+		{name: "another initEndpoint than the cloud's", break_: func(t *testing.T, s *stage) {
 			s.cloud.initEndpoint = s.balancer.addr()
 			s.edit(workspace.StateFile, s.balancer.addr(), "127.0.0.1:1")
-		}, plan.ExitBlocked, "initEndpoint in constellation-state.yaml leads elsewhere: it says 127.0.0.1:1, and the cloud has 127.0.0.1:", "write initEndpoint: 127.0.0.1:"},
+		}, exit: plan.ExitBlocked, text: "initEndpoint in constellation-state.yaml leads elsewhere: it says 127.0.0.1:1, and the cloud has 127.0.0.1:", remedy: "write initEndpoint: 127.0.0.1:"},
 		{
-			"another clusterEndpoint than the cloud's", func(t *testing.T, s *stage) { s.cloud.clusterEndpoint = "127.0.0.1:7" },
-			plan.ExitBlocked, "clusterEndpoint in constellation-state.yaml leads elsewhere", "sandbox up",
+			name: "another clusterEndpoint than the cloud's", break_: func(t *testing.T, s *stage) { s.cloud.clusterEndpoint = "127.0.0.1:7" },
+			exit: plan.ExitBlocked, text: "clusterEndpoint in constellation-state.yaml leads elsewhere", remedy: "sandbox up",
 		},
-		{"an endpoint where something else listens", func(t *testing.T, s *stage) {
+		{name: "an endpoint where something else listens", break_: func(t *testing.T, s *stage) {
 			web := httptest.NewServer(http.NotFoundHandler())
 			t.Cleanup(web.Close)
 			s.edit(workspace.StateFile, s.balancer.addr(), web.Listener.Addr().String())
-		}, plan.ExitFailed, "the endpoint is not a bootstrapper", "initEndpoint"},
-		{"an endpoint where a TLS server listens", func(t *testing.T, s *stage) {
+		}, exit: plan.ExitFailed, text: "the endpoint is not a bootstrapper", remedy: "initEndpoint"},
+		{name: "an endpoint where a TLS server listens", break_: func(t *testing.T, s *stage) {
 			web := httptest.NewTLSServer(http.NotFoundHandler())
 			t.Cleanup(web.Close)
 			s.edit(workspace.StateFile, s.balancer.addr(), web.Listener.Addr().String())
-		}, plan.ExitFailed, "the endpoint is not a bootstrapper", "initEndpoint"},
-		{"an endpoint that refuses connections", func(t *testing.T, s *stage) {
+		}, exit: plan.ExitFailed, text: "the endpoint is not a bootstrapper", remedy: "initEndpoint"},
+		{name: "an endpoint that refuses connections", break_: func(t *testing.T, s *stage) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
 			}
 			l.Close()
 			s.edit(workspace.StateFile, s.balancer.addr(), l.Addr().String())
-		}, plan.ExitFailed, "connection refused", "check that a machine is up"},
-		{"machines that never boot", func(t *testing.T, s *stage) { s.machines[0].stop() }, plan.ExitFailed, " for the first machine at 127.0.0.1:", "check that a machine is up"},
-		{"kubeadm fails", func(t *testing.T, s *stage) {
+		}, exit: plan.ExitFailed, text: "connection refused", remedy: "check that a machine is up"},
+		{name: "machines that never boot", break_: func(t *testing.T, s *stage) { s.machines[0].stop() }, exit: plan.ExitFailed, text: " for the first machine at 127.0.0.1:", remedy: "check that a machine is up"},
+		{name: "kubeadm fails", break_: func(t *testing.T, s *stage) {
 			s.machines[0].fail = &initproto.Failure{Step: "kubeadm-init", Message: "port 6443 is in use", Remedy: "reset the machine"}
-		}, plan.ExitFailed, "make control-plane-0 the first node (kubeadm-init): port 6443 is in use", "reset the machine"},
+		}, exit: plan.ExitFailed, text: "make control-plane-0 the first node (kubeadm-init): port 6443 is in use", remedy: "reset the machine"},
 		{
-			"the cloud is down", func(t *testing.T, s *stage) {
+			name: "the cloud is down", break_: func(t *testing.T, s *stage) {
 				s.cloud.down = fmt.Errorf("%w: connection refused", cloud.ErrUnavailable)
 			},
-			plan.ExitBlocked, "sandbox demo does not answer", "sandbox status",
+			exit: plan.ExitBlocked, text: "sandbox demo does not answer", remedy: "sandbox status",
 		},
-		{"an earlier sandbox of that name", func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, plan.ExitUsage, "it belongs to earlier machines of sandbox demo", "away"},
+		{name: "an earlier sandbox of that name", break_: func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, exit: plan.ExitUsage, text: "it belongs to earlier machines of sandbox demo", remedy: "away"},
 		{
-			"a Kubernetes version that the mirror has not", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "v1.35.4", "v1.36.3") },
-			plan.ExitBlocked, "Kubernetes v1.36.3 is not available here", "sandbox fetch v1.36.3",
+			name: "a Kubernetes version that the mirror has not", break_: func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "v1.35.4", "v1.36.3") },
+			exit: plan.ExitBlocked, text: "Kubernetes v1.36.3 is not available here", remedy: "sandbox fetch v1.36.3",
 		},
 		{
-			"a Kubernetes version that the release has not", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "v1.35.4", "v1.34.2") },
-			plan.ExitBlocked, "Kubernetes v1.34.2 is not offered", "constellation-conf.yaml, line ",
+			name: "a Kubernetes version that the release has not", break_: func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "v1.35.4", "v1.34.2") },
+			exit: plan.ExitBlocked, text: "Kubernetes v1.34.2 is not offered", remedy: "constellation-conf.yaml, line ",
 		},
-		{"a release that this program does not know", func(t *testing.T, s *stage) {
+		{name: "a release that this program does not know", break_: func(t *testing.T, s *stage) {
 			s.edit(workspace.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v7.0.0")
-		}, plan.ExitBlocked, "release v7.0.0 is not known", "name one of them"},
-		{"an image that is newer than the services", func(t *testing.T, s *stage) {
+		}, exit: plan.ExitBlocked, text: "release v7.0.0 is not known", remedy: "name one of them"},
+		{name: "an image that is newer than the services", break_: func(t *testing.T, s *stage) {
 			s.edit(workspace.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v1.0.0")
-		}, plan.ExitBlocked, "image v1.1.0 is newer than the services v1.0.0", "image: v1.0.0"},
+		}, exit: plan.ExitBlocked, text: "image v1.1.0 is newer than the services v1.0.0", remedy: "image: v1.0.0"},
 		{
-			"more workers wanted than there are", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "count: 2", "count: 5") },
-			plan.ExitBlocked, "group workers has 2 machines, and the configuration wants 5", "count: 2",
+			name: "more workers wanted than there are", break_: func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "count: 2", "count: 5") },
+			exit: plan.ExitBlocked, text: "group workers has 2 machines, and the configuration wants 5", remedy: "count: 2",
 		},
-		{"a machine that failed to boot", func(t *testing.T, s *stage) {
+		{name: "a machine that failed to boot", break_: func(t *testing.T, s *stage) {
 			s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "no space" })
-		}, plan.ExitBlocked, "1 machine failed to start: worker-1: no space", "console"},
+		}, exit: plan.ExitBlocked, text: "1 machine failed to start: worker-1: no space", remedy: "console"},
 		{
-			"another pod network than the cloud's", func(t *testing.T, s *stage) {
+			name: "another pod network than the cloud's", break_: func(t *testing.T, s *stage) {
 				s.edit(workspace.ConfigFile, "podCIDR: 10.244.0.0/16", "podCIDR: 10.200.0.0/16")
 			},
-			plan.ExitBlocked, "podCIDR is not what the cloud routes", "podCIDR: 10.244.0.0/16",
+			exit: plan.ExitBlocked, text: "podCIDR is not what the cloud routes", remedy: "podCIDR: 10.244.0.0/16",
 		},
-		{"a wrong configuration", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "count: 2", "count: two") }, plan.ExitUsage, "nodeGroups.workers.count", "config validate"},
-		{"no state file", func(t *testing.T, s *stage) {
+		{name: "a wrong configuration", break_: func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "count: 2", "count: two") }, exit: plan.ExitUsage, text: "nodeGroups.workers.count", remedy: "config validate"},
+		{name: "no state file", break_: func(t *testing.T, s *stage) {
 			if err := os.Remove(filepath.Join(s.dir, workspace.StateFile)); err != nil {
 				t.Fatal(err)
 			}
-		}, plan.ExitUsage, "there is no constellation-state.yaml", "sandbox up"},
+		}, exit: plan.ExitUsage, text: "there is no constellation-state.yaml", remedy: "sandbox up"},
 		{
-			"the state file of another sandbox", func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "name: demo", "name: other") },
-			plan.ExitUsage, `it belongs to sandbox "demo", and the configuration names "other"`, "move constellation-state.yaml to a safe place and run `constellation sandbox up`",
+			name: "the state file of another sandbox", break_: func(t *testing.T, s *stage) { s.edit(workspace.ConfigFile, "name: demo", "name: other") },
+			exit: plan.ExitUsage, text: `it belongs to sandbox "demo", and the configuration names "other"`, remedy: "move constellation-state.yaml to a safe place and run `constellation sandbox up`",
 		},
-		{"a kubeconfig of another cluster", func(t *testing.T, s *stage) {
+		{name: "a kubeconfig of another cluster", break_: func(t *testing.T, s *stage) {
 			if err := os.WriteFile(filepath.Join(s.dir, workspace.KubeconfigFile), []byte(testKubeconfig), 0o600); err != nil {
 				t.Fatal(err)
 			}
-		}, plan.ExitUsage, "it belongs to another cluster", "-C"},
-		{"a chart that does not become ready", func(t *testing.T, s *stage) {
+		}, exit: plan.ExitUsage, text: "it belongs to another cluster", remedy: "-C"},
+		{name: "a chart that does not become ready", break_: func(t *testing.T, s *stage) {
 			s.cluster.NeverReady(func(c cluster.Chart) bool { return c.Name == "constellation-operator" })
-		}, plan.ExitFailed, "install chart constellation-operator", "again"},
-		{"an API server that never answers", func(t *testing.T, s *stage) { s.cluster.SetDown(true) }, plan.ExitFailed, "the API server at 127.0.0.1:36443 does not answer in time", "sandbox status"},
-		{"machines that never become ready", func(t *testing.T, s *stage) { s.nodesOnly.Store(true) }, plan.ExitFailed, "nothing changed for", "console"},
+		}, exit: plan.ExitFailed, text: "install chart constellation-operator", remedy: "again"},
+		{name: "an API server that never answers", break_: func(t *testing.T, s *stage) { s.cluster.SetDown(true) }, exit: plan.ExitFailed, text: "the API server at 127.0.0.1:36443 does not answer in time", remedy: "sandbox status"},
+		{name: "machines that never become ready", break_: func(t *testing.T, s *stage) { s.nodesOnly.Store(true) }, exit: plan.ExitFailed, text: "nothing changed for", remedy: "console"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -694,8 +694,8 @@ func TestHomeSaysWhatIsNext(t *testing.T) {
 		stage engine.Stage
 		next  string
 	}{
-		{"machines and no cluster", func() {}, engine.StageReady, "init"},
-		{"init was left", func() {
+		{name: "machines and no cluster", do: func() {}, stage: engine.StageReady, next: "init"},
+		{name: "init was left", do: func() {
 			ctx, cancel := context.WithCancel(t.Context())
 			s.init(ctx, func(e plan.Event) {
 				if e.Step == "components" {
@@ -703,11 +703,11 @@ func TestHomeSaysWhatIsNext(t *testing.T) {
 				}
 			})
 			cancel()
-		}, engine.StagePartial, "init"},
-		{"a cluster", func() { s.mustInit() }, engine.StageCluster, "status"},
-		{"the state is gone", func() { os.Remove(filepath.Join(s.dir, workspace.StateFile)) }, engine.StageConfigured, "sandbox up"},
-		{"the configuration is broken", func() { s.edit(workspace.ConfigFile, "count: 1", "count: x") }, engine.StageConfigured, "config validate"},
-		{"nothing at all", func() { os.Remove(filepath.Join(s.dir, workspace.ConfigFile)) }, engine.StageEmpty, "sandbox up"},
+		}, stage: engine.StagePartial, next: "init"},
+		{name: "a cluster", do: func() { s.mustInit() }, stage: engine.StageCluster, next: "status"},
+		{name: "the state is gone", do: func() { os.Remove(filepath.Join(s.dir, workspace.StateFile)) }, stage: engine.StageConfigured, next: "sandbox up"},
+		{name: "the configuration is broken", do: func() { s.edit(workspace.ConfigFile, "count: 1", "count: x") }, stage: engine.StageConfigured, next: "config validate"},
+		{name: "nothing at all", do: func() { os.Remove(filepath.Join(s.dir, workspace.ConfigFile)) }, stage: engine.StageEmpty, next: "sandbox up"},
 	} {
 		tt.do()
 		h, err := s.engine().Home(t.Context())

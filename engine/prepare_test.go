@@ -278,38 +278,38 @@ func TestPrepareRefuses(t *testing.T) {
 		blocks  []string // IDs
 		exit    int      // of an error of the planning
 	}{
-		{"a new image and a new minor at once, without a word", config, engine.PrepareRequest{}, []string{"oldest-supports-kubernetes"}, 0},
-		{"they are asked for with a word, and all is fine", config, engine.PrepareRequest{Acknowledge: []string{"oldest-supports-kubernetes"}}, nil, 0},
-		{"a word for something else", config, engine.PrepareRequest{Acknowledge: []string{"measurements-weaker", "kubernetes-minor"}}, []string{"oldest-supports-kubernetes"}, 0},
-		{"a word that no finding knows", config, engine.PrepareRequest{Acknowledge: []string{"oldest-supports-kubernetes", "measurement-weaker"}}, nil, plan.ExitUsage},
-		{"a finding that cannot be acknowledged", func(s *checkStage) {
+		{name: "a new image and a new minor at once, without a word", given: config, request: engine.PrepareRequest{}, blocks: []string{"oldest-supports-kubernetes"}},
+		{name: "they are asked for with a word, and all is fine", given: config, request: engine.PrepareRequest{Acknowledge: []string{"oldest-supports-kubernetes"}}},
+		{name: "a word for something else", given: config, request: engine.PrepareRequest{Acknowledge: []string{"measurements-weaker", "kubernetes-minor"}}, blocks: []string{"oldest-supports-kubernetes"}},
+		{name: "a word that no finding knows", given: config, request: engine.PrepareRequest{Acknowledge: []string{"oldest-supports-kubernetes", "measurement-weaker"}}, exit: plan.ExitUsage},
+		{name: "a finding that cannot be acknowledged", given: func(s *checkStage) {
 			s.inside.findings = []plan.Finding{{ID: "pdb", Severity: plan.Block, Title: "no room"}}
-		}, engine.PrepareRequest{Acknowledge: []string{"pdb"}}, []string{"pdb"}, 0},
-		{"services of the release before", func(s *checkStage) {
+		}, request: engine.PrepareRequest{Acknowledge: []string{"pdb"}}, blocks: []string{"pdb"}},
+		{name: "services of the release before", given: func(s *checkStage) {
 			s.edit("microserviceVersion: v1.1.0", "microserviceVersion: v1.0.0")
 			s.inside.running.Services = at("v1.0.0")
-		}, engine.PrepareRequest{}, []string{"services-first"}, 0},
-		{"a goal without a way", nil, engine.PrepareRequest{Request: check.Request{Kubernetes: v("v1.37.0")}}, []string{"kubernetes-offered", "offered-kubernetes"}, 0},
-		{"the cloud does not answer", func(s *checkStage) { s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable)) }, engine.PrepareRequest{}, []string{"cloud"}, 0},
-		{"the measurements of the new image are not known", func(s *checkStage) {
+		}, request: engine.PrepareRequest{}, blocks: []string{"services-first"}},
+		{name: "a goal without a way", request: engine.PrepareRequest{Request: check.Request{Kubernetes: v("v1.37.0")}}, blocks: []string{"kubernetes-offered", "offered-kubernetes"}},
+		{name: "the cloud does not answer", given: func(s *checkStage) { s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable)) }, request: engine.PrepareRequest{}, blocks: []string{"cloud"}},
+		{name: "the measurements of the new image are not known", given: func(s *checkStage) {
 			config(s)
 			s.edit("kubernetesVersion: v1.36.3", "kubernetesVersion: v1.35.4")
 			s.edit(value(13), value(99))
-		}, engine.PrepareRequest{}, []string{"measurements"}, 0},
-		{"a register is dropped", func(s *checkStage) {
+		}, request: engine.PrepareRequest{}, blocks: []string{"measurements"}},
+		{name: "a register is dropped", given: func(s *checkStage) {
 			config(s)
 			s.edit("kubernetesVersion: v1.36.3", "kubernetesVersion: v1.35.4")
 			s.inside.running.JoinConfig.Attestation = demand(map[uint32]string{4: value(1), 9: value(2), 11: value(3), 13: value(7)})
-		}, engine.PrepareRequest{}, []string{"measurements-weaker"}, 0},
-		{"there is no NodeVersion", func(s *checkStage) { s.inside.running.Target = cluster.NodeTarget{} }, engine.PrepareRequest{}, []string{"node-version"}, 0},
-		{"nothing is newer", func(s *checkStage) {
+		}, request: engine.PrepareRequest{}, blocks: []string{"measurements-weaker"}},
+		{name: "there is no NodeVersion", given: func(s *checkStage) { s.inside.running.Target = cluster.NodeTarget{} }, request: engine.PrepareRequest{}, blocks: []string{"node-version"}},
+		{name: "nothing is newer", given: func(s *checkStage) {
 			r := &s.inside.running
 			r.ControlPlaneImage, r.WorkerImage, r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet = at("v1.1.0"), at("v1.1.0"), at("v1.36.3"), at("v1.36.3"), at("v1.36.3")
 			r.Target = cluster.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Kubernetes: "v1.36.3"}
 			r.Etcd = "3.6.8-0"
-		}, engine.PrepareRequest{}, nil, plan.ExitNothing},
-		{"the API server is down", func(s *checkStage) { s.inside.err = cluster.ErrUnreachable }, engine.PrepareRequest{}, nil, plan.ExitFailed},
-		{"the configuration cannot be read", func(s *checkStage) { s.edit("count: 2", "count: two") }, engine.PrepareRequest{}, nil, plan.ExitUsage},
+		}, request: engine.PrepareRequest{}, exit: plan.ExitNothing},
+		{name: "the API server is down", given: func(s *checkStage) { s.inside.err = cluster.ErrUnreachable }, request: engine.PrepareRequest{}, exit: plan.ExitFailed},
+		{name: "the configuration cannot be read", given: func(s *checkStage) { s.edit("count: 2", "count: two") }, request: engine.PrepareRequest{}, exit: plan.ExitUsage},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newPrepareStage(t)

@@ -31,14 +31,14 @@ func TestSelectors(t *testing.T) {
 		matches []engine.ObjectName
 		bad     bool
 	}{
-		{"example.com/widgets", engine.Selector{Group: "example.com", Resource: "widgets"}, []engine.ObjectName{widget}, false},
-		{"widgets.example.com", engine.Selector{Group: "example.com", Resource: "widgets"}, []engine.ObjectName{widget}, false},
-		{"example.com/widgets/shop", engine.Selector{Group: "example.com", Resource: "widgets", Namespace: "shop"}, []engine.ObjectName{widget}, false},
-		{"example.com/widgets/blue", engine.Selector{Group: "example.com", Resource: "widgets", Namespace: "blue"}, nil, false},
-		{"example.com/widgets/shop/blue", engine.Selector{Group: "example.com", Resource: "widgets", Namespace: "shop", Name: "blue"}, []engine.ObjectName{widget}, false},
-		{"example.com/fleets/one", engine.Selector{Group: "example.com", Resource: "fleets", Namespace: "one"}, []engine.ObjectName{fleet}, false},
-		{"core/secrets", engine.Selector{Resource: "secrets"}, []engine.ObjectName{password}, false},
-		{"core/secrets/shop/password", engine.Selector{Resource: "secrets", Namespace: "shop", Name: "password"}, []engine.ObjectName{password}, false},
+		{text: "example.com/widgets", want: engine.Selector{Group: "example.com", Resource: "widgets"}, matches: []engine.ObjectName{widget}},
+		{text: "widgets.example.com", want: engine.Selector{Group: "example.com", Resource: "widgets"}, matches: []engine.ObjectName{widget}},
+		{text: "example.com/widgets/shop", want: engine.Selector{Group: "example.com", Resource: "widgets", Namespace: "shop"}, matches: []engine.ObjectName{widget}},
+		{text: "example.com/widgets/blue", want: engine.Selector{Group: "example.com", Resource: "widgets", Namespace: "blue"}},
+		{text: "example.com/widgets/shop/blue", want: engine.Selector{Group: "example.com", Resource: "widgets", Namespace: "shop", Name: "blue"}, matches: []engine.ObjectName{widget}},
+		{text: "example.com/fleets/one", want: engine.Selector{Group: "example.com", Resource: "fleets", Namespace: "one"}, matches: []engine.ObjectName{fleet}},
+		{text: "core/secrets", want: engine.Selector{Resource: "secrets"}, matches: []engine.ObjectName{password}},
+		{text: "core/secrets/shop/password", want: engine.Selector{Resource: "secrets", Namespace: "shop", Name: "password"}, matches: []engine.ObjectName{password}},
 		{text: "", bad: true},
 		{text: "widgets", bad: true},
 		{text: ".", bad: true},

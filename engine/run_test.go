@@ -76,35 +76,35 @@ func TestStepsEndTheRunAsTheyShould(t *testing.T) {
 		exit int
 		text string
 	}{
-		{"a step that fails", func(func()) plan.Step {
+		{name: "a step that fails", step: func(func()) plan.Step {
 			return plan.Step{ID: "x", Run: func(context.Context, *plan.Reporter) error {
 				return &plan.Error{Op: "do x", Err: errors.New("no"), Remedy: "do y"}
 			}}
-		}, "x:running x:failed", plan.ExitFailed, "do x: no"},
-		{"a step that panics", func(func()) plan.Step {
+		}, want: "x:running x:failed", exit: plan.ExitFailed, text: "do x: no"},
+		{name: "a step that panics", step: func(func()) plan.Step {
 			return plan.Step{ID: "x", Run: func(context.Context, *plan.Reporter) error { panic("boom") }}
-		}, "x:running x:failed", plan.ExitFailed, "run step x: bug in this program: boom"},
-		{"a look that panics", func(func()) plan.Step {
+		}, want: "x:running x:failed", exit: plan.ExitFailed, text: "run step x: bug in this program: boom"},
+		{name: "a look that panics", step: func(func()) plan.Step {
 			return plan.Step{ID: "x", Done: func(context.Context) (bool, error) { panic("boom") }}
-		}, "x:failed", plan.ExitFailed, "boom"},
-		{"a look that fails", func(func()) plan.Step {
+		}, want: "x:failed", exit: plan.ExitFailed, text: "boom"},
+		{name: "a look that fails", step: func(func()) plan.Step {
 			return plan.Step{ID: "x", Done: func(context.Context) (bool, error) { return false, errors.New("dark") }}
-		}, "x:failed", plan.ExitFailed, "look at what step x has done: dark"},
-		{"a step that is done", func(func()) plan.Step {
+		}, want: "x:failed", exit: plan.ExitFailed, text: "look at what step x has done: dark"},
+		{name: "a step that is done", step: func(func()) plan.Step {
 			return plan.Step{ID: "x", Done: func(context.Context) (bool, error) { return true, nil }}
-		}, "x:skipped y:running y:done", plan.ExitDone, ""},
-		{"the user leaves", func(cancel func()) plan.Step {
+		}, want: "x:skipped y:running y:done", exit: plan.ExitDone},
+		{name: "the user leaves", step: func(cancel func()) plan.Step {
 			return plan.Step{ID: "x", Run: func(ctx context.Context, _ *plan.Reporter) error { cancel(); return ctx.Err() }}
-		}, "x:running x:stopped", plan.ExitStopped, "stopped before step x was done"},
-		{"the user leaves a step that finishes all the same", func(cancel func()) plan.Step {
+		}, want: "x:running x:stopped", exit: plan.ExitStopped, text: "stopped before step x was done"},
+		{name: "the user leaves a step that finishes all the same", step: func(cancel func()) plan.Step {
 			return plan.Step{ID: "x", Run: func(context.Context, *plan.Reporter) error { cancel(); return nil }}
-		}, "x:running x:done", plan.ExitStopped, "stopped before step y was done"},
-		{"the user leaves after the point of no return", func(cancel func()) plan.Step {
+		}, want: "x:running x:done", exit: plan.ExitStopped, text: "stopped before step y was done"},
+		{name: "the user leaves after the point of no return", step: func(cancel func()) plan.Step {
 			return plan.Step{ID: "x", Final: true, Run: func(context.Context, *plan.Reporter) error { cancel(); return nil }}
-		}, "x:running x:done", plan.ExitDone, ""},
-		{"a step fails while the user leaves", func(cancel func()) plan.Step {
+		}, want: "x:running x:done", exit: plan.ExitDone},
+		{name: "a step fails while the user leaves", step: func(cancel func()) plan.Step {
 			return plan.Step{ID: "x", Run: func(context.Context, *plan.Reporter) error { cancel(); return errors.New("broken") }}
-		}, "x:running x:failed", plan.ExitFailed, "broken"},
+		}, want: "x:running x:failed", exit: plan.ExitFailed, text: "broken"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e, _ := bare(t)

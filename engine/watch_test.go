@@ -86,10 +86,10 @@ func TestWatchOnce(t *testing.T) {
 		exit    int
 		says    string
 	}{
-		{"of the workspace", engine.WatchRequest{Once: true}, nil, 0, "3 of 3 nodes at the target"},
-		{"of a kubeconfig", engine.WatchRequest{Once: true, Kubeconfig: kubeconfig}, nil, 0, "3 of 3 nodes at the target"},
-		{"no kubeconfig", engine.WatchRequest{Once: true, Kubeconfig: kubeconfig + "-none"}, nil, plan.ExitUsage, "no such file"},
-		{"the API server does not answer", engine.WatchRequest{Once: true}, func() { s.cluster.SetDown(true) }, plan.ExitFailed, "look at the rollout of demo"},
+		{name: "of the workspace", request: engine.WatchRequest{Once: true}, says: "3 of 3 nodes at the target"},
+		{name: "of a kubeconfig", request: engine.WatchRequest{Once: true, Kubeconfig: kubeconfig}, says: "3 of 3 nodes at the target"},
+		{name: "no kubeconfig", request: engine.WatchRequest{Once: true, Kubeconfig: kubeconfig + "-none"}, exit: plan.ExitUsage, says: "no such file"},
+		{name: "the API server does not answer", request: engine.WatchRequest{Once: true}, before: func() { s.cluster.SetDown(true) }, exit: plan.ExitFailed, says: "look at the rollout of demo"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.before != nil {

@@ -174,9 +174,9 @@ func TestCertificateIsForServingTheNodeOnly(t *testing.T) {
 		until   time.Time
 		want    time.Time
 	}{
-		{"kubeadm's RSA", rsaKey, "RSA PRIVATE KEY", now.AddDate(10, 0, 0), now.Add(certificateTTL)},
-		{"ECDSA", p256(t), "EC PRIVATE KEY", now.AddDate(10, 0, 0), now.Add(certificateTTL)},
-		{"PKCS #8, expiring soon", edKey, "PRIVATE KEY", now.Add(24 * time.Hour), now.Add(24 * time.Hour)},
+		{name: "kubeadm's RSA", key: rsaKey, pemType: "RSA PRIVATE KEY", until: now.AddDate(10, 0, 0), want: now.Add(certificateTTL)},
+		{name: "ECDSA", key: p256(t), pemType: "EC PRIVATE KEY", until: now.AddDate(10, 0, 0), want: now.Add(certificateTTL)},
+		{name: "PKCS #8, expiring soon", key: edKey, pemType: "PRIVATE KEY", until: now.Add(24 * time.Hour), want: now.Add(24 * time.Hour)},
 	} {
 		t.Run(ca.name, func(t *testing.T) {
 			a, err := readAuthority(newPKI(t, ca.key, ca.pemType, ca.until))

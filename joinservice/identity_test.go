@@ -35,10 +35,10 @@ func TestNamesThatAreReusedLeadToTheNewMachine(t *testing.T) {
 		key  string
 		err  error
 	}{
-		{"the old one is being deleted", listed{odd("2", cloud.Ready, 5), odd("1", cloud.Terminating, 0)}, "odd://p/worker-0#2", nil},
-		{"the old one is listed last", listed{odd("1", cloud.Terminated, 0), odd("2", cloud.Creating, 5)}, "odd://p/worker-0#2", nil},
-		{"an old list has both as they were", listed{odd("2", cloud.Creating, 5), odd("1", cloud.Ready, 0)}, "odd://p/worker-0#2", nil},
-		{"only the old one is listed", listed{odd("1", cloud.Terminating, 0)}, "", errUnknownInstance},
+		{name: "the old one is being deleted", list: listed{odd("2", cloud.Ready, 5), odd("1", cloud.Terminating, 0)}, key: "odd://p/worker-0#2"},
+		{name: "the old one is listed last", list: listed{odd("1", cloud.Terminated, 0), odd("2", cloud.Creating, 5)}, key: "odd://p/worker-0#2"},
+		{name: "an old list has both as they were", list: listed{odd("2", cloud.Creating, 5), odd("1", cloud.Ready, 0)}, key: "odd://p/worker-0#2"},
+		{name: "only the old one is listed", list: listed{odd("1", cloud.Terminating, 0)}, err: errUnknownInstance},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			key, err := newDirectory(tt.list).verify(t.Context(), oddIdentity)

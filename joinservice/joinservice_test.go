@@ -834,26 +834,26 @@ func impostors(t *testing.T, s *site, r *replica) {
 		text   string
 	}{
 		// Evidence: refused in the handshake, before any request is read.
-		{"no evidence at all", nil, request(nil), codes.Unavailable, ""},
-		{"another boot loader", s.issuer(honest, nextBoot, nil), request(nil), codes.Unavailable, "measurements"},
-		{"a boot that measured more", s.issuer(honest, append(slices.Clone(goodBoot), attestation.MeasuredEvent{PCR: 4, Digest: digest("x")}), nil), request(nil), codes.Unavailable, "measurements"},
-		{"a key certified by another cloud", foreign, request(nil), codes.Unavailable, ""},
-		{"a member of another cluster", s.issuer(honest, goodBoot, bytes.Repeat([]byte{8}, 32)), request(nil), codes.Unavailable, ""},
-		{"a machine of another project of the same cloud", certified(func(i *attestation.Identity) { i.UID = "other" }), request(nil), codes.Unavailable, ""},
+		{name: "no evidence at all", csr: request(nil), code: codes.Unavailable},
+		{name: "another boot loader", issuer: s.issuer(honest, nextBoot, nil), csr: request(nil), code: codes.Unavailable, text: "measurements"},
+		{name: "a boot that measured more", issuer: s.issuer(honest, append(slices.Clone(goodBoot), attestation.MeasuredEvent{PCR: 4, Digest: digest("x")}), nil), csr: request(nil), code: codes.Unavailable, text: "measurements"},
+		{name: "a key certified by another cloud", issuer: foreign, csr: request(nil), code: codes.Unavailable},
+		{name: "a member of another cluster", issuer: s.issuer(honest, goodBoot, bytes.Repeat([]byte{8}, 32)), csr: request(nil), code: codes.Unavailable},
+		{name: "a machine of another project of the same cloud", issuer: certified(func(i *attestation.Identity) { i.UID = "other" }), csr: request(nil), code: codes.Unavailable},
 		// The instance: the certified identity and the cloud's data must agree.
-		{"a worker certified as control plane", certified(func(i *attestation.Identity) { i.Role = cloud.ControlPlane }), request(nil), codes.PermissionDenied, "role of worker-3"},
-		{"an address that is not its own", certified(func(i *attestation.Identity) { i.IP = netip.MustParseAddr("10.42.0.99") }), request(nil), codes.PermissionDenied, "address of worker-3"},
-		{"another instance under the name", certified(func(i *attestation.Identity) { i.ProviderID = "sandbox://test/worker-99" }), request(nil), codes.PermissionDenied, "provider ID of worker-3"},
-		{"another group", certified(func(i *attestation.Identity) { i.Group = "sandboxes/test/groups/gpu" }), request(nil), codes.PermissionDenied, "group of worker-3"},
-		{"an instance that the cloud does not list", certified(func(i *attestation.Identity) { i.Name = "worker-98" }), request(nil), codes.Unavailable, "does not list this instance"},
+		{name: "a worker certified as control plane", issuer: certified(func(i *attestation.Identity) { i.Role = cloud.ControlPlane }), csr: request(nil), code: codes.PermissionDenied, text: "role of worker-3"},
+		{name: "an address that is not its own", issuer: certified(func(i *attestation.Identity) { i.IP = netip.MustParseAddr("10.42.0.99") }), csr: request(nil), code: codes.PermissionDenied, text: "address of worker-3"},
+		{name: "another instance under the name", issuer: certified(func(i *attestation.Identity) { i.ProviderID = "sandbox://test/worker-99" }), csr: request(nil), code: codes.PermissionDenied, text: "provider ID of worker-3"},
+		{name: "another group", issuer: certified(func(i *attestation.Identity) { i.Group = "sandboxes/test/groups/gpu" }), csr: request(nil), code: codes.PermissionDenied, text: "group of worker-3"},
+		{name: "an instance that the cloud does not list", issuer: certified(func(i *attestation.Identity) { i.Name = "worker-98" }), csr: request(nil), code: codes.Unavailable, text: "does not list this instance"},
 		// The request: the caller can choose only the key.
-		{"another node's certificate", own, request(func(r *x509.CertificateRequest) { r.Subject.CommonName = "system:node:control-plane-0" }), codes.InvalidArgument, "subject"},
-		{"the administrators' group", own, request(func(r *x509.CertificateRequest) { r.Subject.Organization = []string{"system:masters"} }), codes.InvalidArgument, "subject"},
-		{"the API server's address", own, request(func(r *x509.CertificateRequest) { r.IPAddresses = []net.IP{{10, 96, 0, 1}} }), codes.InvalidArgument, "addresses"},
-		{"another node's DNS name", own, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{"control-plane-0"} }), codes.InvalidArgument, "DNS names"},
-		{"no request", own, nil, codes.InvalidArgument, "PKCS"},
-		{"a request as large as allowed", own, make([]byte, maxMessage-100), codes.InvalidArgument, "PKCS"},
-		{"a request larger than allowed", own, make([]byte, maxMessage+1), codes.ResourceExhausted, ""},
+		{name: "another node's certificate", issuer: own, csr: request(func(r *x509.CertificateRequest) { r.Subject.CommonName = "system:node:control-plane-0" }), code: codes.InvalidArgument, text: "subject"},
+		{name: "the administrators' group", issuer: own, csr: request(func(r *x509.CertificateRequest) { r.Subject.Organization = []string{"system:masters"} }), code: codes.InvalidArgument, text: "subject"},
+		{name: "the API server's address", issuer: own, csr: request(func(r *x509.CertificateRequest) { r.IPAddresses = []net.IP{{10, 96, 0, 1}} }), code: codes.InvalidArgument, text: "addresses"},
+		{name: "another node's DNS name", issuer: own, csr: request(func(r *x509.CertificateRequest) { r.DNSNames = []string{"control-plane-0"} }), code: codes.InvalidArgument, text: "DNS names"},
+		{name: "no request", issuer: own, code: codes.InvalidArgument, text: "PKCS"},
+		{name: "a request as large as allowed", issuer: own, csr: make([]byte, maxMessage-100), code: codes.InvalidArgument, text: "PKCS"},
+		{name: "a request larger than allowed", issuer: own, csr: make([]byte, maxMessage+1), code: codes.ResourceExhausted},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := s.dial(r.addr, tt.issuer).IssueJoinTicket(t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: tt.csr})

@@ -35,19 +35,19 @@ func TestAutoscalerArgs(t *testing.T) {
 		groups []v1alpha1.ScalingGroup
 		want   []string
 	}{
-		{"no groups and no extra arguments", nil, nil, nil},
-		{"extra arguments are sorted", map[string]string{"v": "2", "logtostderr": "true", "cloud-provider": "x"}, nil, []string{"--cloud-provider=x", "--logtostderr=true", "--v=2"}},
+		{name: "no groups and no extra arguments", want: nil},
+		{name: "extra arguments are sorted", extra: map[string]string{"v": "2", "logtostderr": "true", "cloud-provider": "x"}, want: []string{"--cloud-provider=x", "--logtostderr=true", "--v=2"}},
 		{
-			"only groups of workers with autoscaling have an argument",
-			map[string]string{"v": "2", "balance": "true"},
-			[]v1alpha1.ScalingGroup{
+			name:  "only groups of workers with autoscaling have an argument",
+			extra: map[string]string{"v": "2", "balance": "true"},
+			groups: []v1alpha1.ScalingGroup{
 				group(v1alpha1.WorkerRole, true, "pool-b", 2, 7),
 				group(v1alpha1.WorkerRole, false, "pool-c", 1, 3),
 				group(v1alpha1.ControlPlaneRole, true, "cp", 1, 3),
 				group(v1alpha1.WorkerRole, true, "", 1, 3),
 				group(v1alpha1.WorkerRole, true, "pool-a", 0, 10),
 			},
-			[]string{"--balance=true", "--nodes=0:10:pool-a", "--nodes=2:7:pool-b", "--v=2"},
+			want: []string{"--balance=true", "--nodes=0:10:pool-a", "--nodes=2:7:pool-b", "--v=2"},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

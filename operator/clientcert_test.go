@@ -59,38 +59,38 @@ func TestClientRequestsAreJudged(t *testing.T) {
 		want   verdict
 		why    string
 	}{
-		{"its own name", func(*subject) {}, approved, confirmed},
-		{"a token of the join service of an older release", func(s *subject) {
+		{name: "its own name", change: func(*subject) {}, want: approved, why: confirmed},
+		{name: "a token of the join service of an older release", change: func(s *subject) {
 			s.csr.Spec.Groups = []string{bootstrapGroup, "system:bootstrappers:kubeadm:default-node-token"}
-		}, approved, confirmed},
-		{"a repeated join, whose Node is not Ready", func(s *subject) {
+		}, want: approved, why: confirmed},
+		{name: "a repeated join, whose Node is not Ready", change: func(s *subject) {
 			s.joining, s.node = nil, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w"}, Spec: corev1.NodeSpec{ProviderID: id}}
-		}, approved, confirmed},
+		}, want: approved, why: confirmed},
 
-		{"a control plane's name", func(s *subject) { s.req = nodeSubject("control-plane-0") }, denied, `the bootstrap token was issued to another machine than "control-plane-0"`},
-		{"an administrator's group", func(s *subject) { s.req.Subject.Organization = []string{"system:masters"} }, denied, `its subject is "CN=system:node:w,O=system:masters", want that of a node`},
-		{"an additional group", func(s *subject) { s.req.Subject.Organization = []string{"system:nodes", "system:masters"} }, denied, `its subject is "CN=system:node:w,O=system:nodes+O=system:masters", want that of a node`},
-		{"a user that is not a node", func(s *subject) { s.req.Subject.CommonName = "kubernetes-admin" }, denied, `its subject is "CN=kubernetes-admin,O=system:nodes", want that of a node`},
-		{"a server's usage", func(s *subject) {
+		{name: "a control plane's name", change: func(s *subject) { s.req = nodeSubject("control-plane-0") }, want: denied, why: `the bootstrap token was issued to another machine than "control-plane-0"`},
+		{name: "an administrator's group", change: func(s *subject) { s.req.Subject.Organization = []string{"system:masters"} }, want: denied, why: `its subject is "CN=system:node:w,O=system:masters", want that of a node`},
+		{name: "an additional group", change: func(s *subject) { s.req.Subject.Organization = []string{"system:nodes", "system:masters"} }, want: denied, why: `its subject is "CN=system:node:w,O=system:nodes+O=system:masters", want that of a node`},
+		{name: "a user that is not a node", change: func(s *subject) { s.req.Subject.CommonName = "kubernetes-admin" }, want: denied, why: `its subject is "CN=kubernetes-admin,O=system:nodes", want that of a node`},
+		{name: "a server's usage", change: func(s *subject) {
 			s.csr.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth}
-		}, denied, `its usages are ["digital signature" "server auth"], not those of a client's certificate`},
-		{"a name of a server", func(s *subject) { s.req.DNSNames = []string{"kubernetes"} }, denied, "it requests more than a subject"},
-		{"a machine with another name in the cloud", func(s *subject) { is(s, func(i *cloud.Instance) { i.Name = "v" }) }, denied, "machine sandbox://t/w is called v, so it is not w"},
-		{"no request", func(s *subject) { s.csr.Spec.Request = []byte("x") }, denied, "it is not one CERTIFICATE REQUEST in PEM"},
+		}, want: denied, why: `its usages are ["digital signature" "server auth"], not those of a client's certificate`},
+		{name: "a name of a server", change: func(s *subject) { s.req.DNSNames = []string{"kubernetes"} }, want: denied, why: "it requests more than a subject"},
+		{name: "a machine with another name in the cloud", change: func(s *subject) { is(s, func(i *cloud.Instance) { i.Name = "v" }) }, want: denied, why: "machine sandbox://t/w is called v, so it is not w"},
+		{name: "no request", change: func(s *subject) { s.csr.Spec.Request = []byte("x") }, want: denied, why: "it is not one CERTIFICATE REQUEST in PEM"},
 
-		{"a node that renews its own certificate", func(s *subject) { s.csr.Spec.Username, s.csr.Spec.Groups = "system:node:w", []string{"system:nodes"} }, foreign, "the requester did not use a bootstrap token"},
-		{"a user with the name of a token", func(s *subject) { s.csr.Spec.Groups = []string{"system:authenticated"} }, foreign, "the requester did not use a bootstrap token"},
-		{"a token that a person created", func(s *subject) {
+		{name: "a node that renews its own certificate", change: func(s *subject) { s.csr.Spec.Username, s.csr.Spec.Groups = "system:node:w", []string{"system:nodes"} }, want: foreign, why: "the requester did not use a bootstrap token"},
+		{name: "a user with the name of a token", change: func(s *subject) { s.csr.Spec.Groups = []string{"system:authenticated"} }, want: foreign, why: "the requester did not use a bootstrap token"},
+		{name: "a token that a person created", change: func(s *subject) {
 			s.csr.Spec.Username, s.csr.Spec.Groups = "system:bootstrap:abcdef", []string{bootstrapGroup, "system:bootstrappers:kubeadm:default-node-token"}
-		}, foreign, "the bootstrap token was not issued by the join service"},
+		}, want: foreign, why: "the bootstrap token was not issued by the join service"},
 
-		{"a Node that is Ready", func(s *subject) {
+		{name: "a Node that is Ready", change: func(s *subject) {
 			s.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
-		}, undecided, "Node w is Ready already, so its machine has joined"},
-		{"no JoiningNode yet", func(s *subject) { s.joining = nil }, undecided, "there is no JoiningNode w with a providerID"},
-		{"a machine that the cloud does not find", func(s *subject) { delete(s.sky.instances, id) }, undecided, "the cloud does not find machine sandbox://t/w"},
-		{"a machine that is being deleted", func(s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Terminating }) }, undecided, "machine sandbox://t/w is being deleted"},
-		{"a cloud that does not answer", func(s *subject) { s.sky.err = cloud.ErrUnavailable }, undecided, "the cloud returns no data about machine sandbox://t/w: cloud unavailable"},
+		}, want: undecided, why: "Node w is Ready already, so its machine has joined"},
+		{name: "no JoiningNode yet", change: func(s *subject) { s.joining = nil }, want: undecided, why: "there is no JoiningNode w with a providerID"},
+		{name: "a machine that the cloud does not find", change: func(s *subject) { delete(s.sky.instances, id) }, want: undecided, why: "the cloud does not find machine sandbox://t/w"},
+		{name: "a machine that is being deleted", change: func(s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Terminating }) }, want: undecided, why: "machine sandbox://t/w is being deleted"},
+		{name: "a cloud that does not answer", change: func(s *subject) { s.sky.err = cloud.ErrUnavailable }, want: undecided, why: "the cloud returns no data about machine sandbox://t/w: cloud unavailable"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := &subject{

@@ -615,13 +615,13 @@ func TestHostRemovesTheMemberAtTheAddress(t *testing.T) {
 		oldHealthy, newHealthy bool
 		want                   []uint64
 	}{
-		{"the earlier machine is off", "10.42.0.1", false, true, []uint64{1}},
-		{"the later machine is off", "10.42.0.1", true, false, []uint64{1}},
-		{"both are off, the earlier one leaves", "10.42.0.1", false, false, []uint64{1}},
-		{"both are off, the later one leaves", "10.42.0.2", false, false, []uint64{2}},
-		{"both are on, the later one leaves", "10.42.0.2", true, true, []uint64{2}},
-		{"the member at the address has left", "10.42.0.8", false, true, nil},
-		{"the address is unknown", "", true, false, []uint64{2}},
+		{name: "the earlier machine is off", address: "10.42.0.1", newHealthy: true, want: []uint64{1}},
+		{name: "the later machine is off", address: "10.42.0.1", oldHealthy: true, want: []uint64{1}},
+		{name: "both are off, the earlier one leaves", address: "10.42.0.1", want: []uint64{1}},
+		{name: "both are off, the later one leaves", address: "10.42.0.2", want: []uint64{2}},
+		{name: "both are on, the later one leaves", address: "10.42.0.2", oldHealthy: true, newHealthy: true, want: []uint64{2}},
+		{name: "the member at the address has left", address: "10.42.0.8", newHealthy: true, want: nil},
+		{name: "the address is unknown", oldHealthy: true, want: []uint64{2}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := &standInAgent{members: []*upgradeproto.EtcdMember{

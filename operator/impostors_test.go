@@ -49,12 +49,12 @@ func TestNodeCannotTakeAnotherMachinesTicket(t *testing.T) {
 		is                     cloud.Instance
 		want                   string // refusal
 	}{
-		"without a machine":                             {"worker-0", "", id, cloud.Instance{Name: "worker-0", ProviderID: id}, "NoProviderID"},
-		"of another machine":                            {"worker-0", "sandbox://t/worker-1", id, cloud.Instance{Name: "worker-1", ProviderID: "sandbox://t/worker-1"}, "OtherMachine"},
-		"that claims the machine of the ticket":         {"worker-9", id, id, cloud.Instance{Name: "worker-0", ProviderID: id}, "OtherMachine"},
-		"with a ticket that names no machine":           {"worker-9", id, "", cloud.Instance{Name: "worker-0", ProviderID: id}, "OtherMachine"},
-		"that neither the cloud nor the operator finds": {"worker-9", id, "", cloud.Instance{}, "InstanceUnknown"},
-		"of the machine, in another case":               {"worker-0", strings.ToUpper(id), id, cloud.Instance{Name: "worker-0", ProviderID: id, Image: image2, Group: workerGroup}, ""},
+		"without a machine":                             {node: "worker-0", attested: id, is: cloud.Instance{Name: "worker-0", ProviderID: id}, want: "NoProviderID"},
+		"of another machine":                            {node: "worker-0", claims: "sandbox://t/worker-1", attested: id, is: cloud.Instance{Name: "worker-1", ProviderID: "sandbox://t/worker-1"}, want: "OtherMachine"},
+		"that claims the machine of the ticket":         {node: "worker-9", claims: id, attested: id, is: cloud.Instance{Name: "worker-0", ProviderID: id}, want: "OtherMachine"},
+		"with a ticket that names no machine":           {node: "worker-9", claims: id, is: cloud.Instance{Name: "worker-0", ProviderID: id}, want: "OtherMachine"},
+		"that neither the cloud nor the operator finds": {node: "worker-9", claims: id, is: cloud.Instance{}, want: "InstanceUnknown"},
+		"of the machine, in another case":               {node: "worker-0", claims: strings.ToUpper(id), attested: id, is: cloud.Instance{Name: "worker-0", ProviderID: id, Image: image2, Group: workerGroup}, want: ""},
 	} {
 		t.Run("a Node "+name, func(t *testing.T) {
 			s := &sky{instances: map[string]cloud.Instance{}}

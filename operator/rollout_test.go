@@ -886,39 +886,39 @@ func trials(t *testing.T, all []trial) {
 
 func TestRollout(t *testing.T) {
 	trials(t, []trial{
-		{"control planes first, then workers, and replacement nodes inherit labels and taints", 3, 3, 2, everythingInOrder},
-		{"a killed operator continues, from each point", 3, 2, 1, killedAtEachPoint},
-		{"two operators at once", 3, 4, 2, twoOperators},
-		{"few writes and calls per node", 1, 24, 8, fewWrites},
-		{"in place, with an operator that is killed at each point", 3, 4, 2, inPlaceKilled},
-		{"in place, the next leader learns the end of the upgrade of Kubernetes from the agent", 3, 1, 1, nextLeaderAsks},
+		{name: "control planes first, then workers, and replacement nodes inherit labels and taints", controlPlanes: 3, workers: 3, surge: 2, run: everythingInOrder},
+		{name: "a killed operator continues, from each point", controlPlanes: 3, workers: 2, surge: 1, run: killedAtEachPoint},
+		{name: "two operators at once", controlPlanes: 3, workers: 4, surge: 2, run: twoOperators},
+		{name: "few writes and calls per node", controlPlanes: 1, workers: 24, surge: 8, run: fewWrites},
+		{name: "in place, with an operator that is killed at each point", controlPlanes: 3, workers: 4, surge: 2, run: inPlaceKilled},
+		{name: "in place, the next leader learns the end of the upgrade of Kubernetes from the agent", controlPlanes: 3, workers: 1, surge: 1, run: nextLeaderAsks},
 	})
 }
 
 func TestRolloutWithInterventions(t *testing.T) {
 	trials(t, []trial{
-		{"paused, cancelled, and the target changed twice", 1, 4, 1, mindsChange},
-		{"intents are deleted and a machine vanishes", 1, 3, 1, peopleIntervene},
-		{"cordons of somebody else stay", 1, 3, 1, foreignCordons},
-		{"a group and a node are put on hold and resumed", 1, 3, 1, ownersHold},
-		{"objects are deleted and created again while no operator runs", 1, 4, 1, objectsMadeAnew},
-		{"a Plan with alone and replacements exclude each other", 1, 2, 1, takeTurns},
-		{"somebody changes every object all the time", 1, 4, 2, conflicts},
-		{"generic tools follow it", 1, 1, 1, genericToolsFollow},
+		{name: "paused, cancelled, and the target changed twice", controlPlanes: 1, workers: 4, surge: 1, run: mindsChange},
+		{name: "intents are deleted and a machine vanishes", controlPlanes: 1, workers: 3, surge: 1, run: peopleIntervene},
+		{name: "cordons of somebody else stay", controlPlanes: 1, workers: 3, surge: 1, run: foreignCordons},
+		{name: "a group and a node are put on hold and resumed", controlPlanes: 1, workers: 3, surge: 1, run: ownersHold},
+		{name: "objects are deleted and created again while no operator runs", controlPlanes: 1, workers: 4, surge: 1, run: objectsMadeAnew},
+		{name: "a Plan with alone and replacements exclude each other", controlPlanes: 1, workers: 2, surge: 1, run: takeTurns},
+		{name: "somebody changes every object all the time", controlPlanes: 1, workers: 4, surge: 2, run: conflicts},
+		{name: "generic tools follow it", controlPlanes: 1, workers: 1, surge: 1, run: genericToolsFollow},
 	})
 }
 
 func TestRolloutWithFaults(t *testing.T) {
 	trials(t, []trial{
-		{"a cloud that fails, times out after success, and loses requests", 1, 4, 2, badCloud},
-		{"a cloud that seldom lists all machines", 1, 4, 2, partialLists},
-		{"a machine that joins with other components is given up", 1, 2, 1, badMachines},
-		{"a machine that joins too late is given up", 1, 2, 1, lateMachine},
-		{"a machine that never joins is given up, and other nodes are replaced first", 1, 2, 1, lostMachine},
-		{"a group is missing from the cloud for a while, and another appears", 1, 2, 1, groupsChange},
-		{"the API server is unavailable for ten minutes, and the lease is lost", 1, 3, 1, apiServerAwayForLong},
-		{"the clocks of operators are half an hour off", 1, 3, 1, clocksDiffer},
-		{"the API server is unavailable", 1, 3, 1, apiServerAway},
+		{name: "a cloud that fails, times out after success, and loses requests", controlPlanes: 1, workers: 4, surge: 2, run: badCloud},
+		{name: "a cloud that seldom lists all machines", controlPlanes: 1, workers: 4, surge: 2, run: partialLists},
+		{name: "a machine that joins with other components is given up", controlPlanes: 1, workers: 2, surge: 1, run: badMachines},
+		{name: "a machine that joins too late is given up", controlPlanes: 1, workers: 2, surge: 1, run: lateMachine},
+		{name: "a machine that never joins is given up, and other nodes are replaced first", controlPlanes: 1, workers: 2, surge: 1, run: lostMachine},
+		{name: "a group is missing from the cloud for a while, and another appears", controlPlanes: 1, workers: 2, surge: 1, run: groupsChange},
+		{name: "the API server is unavailable for ten minutes, and the lease is lost", controlPlanes: 1, workers: 3, surge: 1, run: apiServerAwayForLong},
+		{name: "the clocks of operators are half an hour off", controlPlanes: 1, workers: 3, surge: 1, run: clocksDiffer},
+		{name: "the API server is unavailable", controlPlanes: 1, workers: 3, surge: 1, run: apiServerAway},
 	})
 }
 

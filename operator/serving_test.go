@@ -114,92 +114,92 @@ func TestServingRequestsAreJudged(t *testing.T) {
 		want   verdict
 		why    string
 	}{
-		{"its own name and address", func(*testing.T, *subject) {}, approved, confirmed},
-		{"its address alone", func(_ *testing.T, s *subject) { s.req.DNSNames = nil }, approved, confirmed},
-		{"its name alone", func(_ *testing.T, s *subject) { s.req.IPAddresses = nil }, approved, confirmed},
-		{"an address of sixteen bytes", func(_ *testing.T, s *subject) {
+		{name: "its own name and address", change: func(*testing.T, *subject) {}, want: approved, why: confirmed},
+		{name: "its address alone", change: func(_ *testing.T, s *subject) { s.req.DNSNames = nil }, want: approved, why: confirmed},
+		{name: "its name alone", change: func(_ *testing.T, s *subject) { s.req.IPAddresses = nil }, want: approved, why: confirmed},
+		{name: "an address of sixteen bytes", change: func(_ *testing.T, s *subject) {
 			is(s, func(i *cloud.Instance) { i.IP = netip.MustParseAddr("::ffff:10.42.0.20") })
-		}, approved, confirmed},
-		{"IPv6", func(_ *testing.T, s *subject) {
+		}, want: approved, why: confirmed},
+		{name: "IPv6", change: func(_ *testing.T, s *subject) {
 			s.req.IPAddresses = []net.IP{net.ParseIP("fd00::7")}
 			is(s, func(i *cloud.Instance) { i.IP = netip.MustParseAddr("fd00::7") })
-		}, approved, confirmed},
-		{"an RSA key", func(t *testing.T, s *subject) {
+		}, want: approved, why: confirmed},
+		{name: "an RSA key", change: func(t *testing.T, s *subject) {
 			s.key = rsaKey(t, 2048)
 			s.csr.Spec.Usages = append(s.csr.Spec.Usages, certificatesv1.UsageKeyEncipherment)
-		}, approved, confirmed},
-		{"a machine that is still being created", func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Creating }) }, approved, confirmed},
+		}, want: approved, why: confirmed},
+		{name: "a machine that is still being created", change: func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Creating }) }, want: approved, why: confirmed},
 
-		{"an administrator", func(_ *testing.T, s *subject) { s.csr.Spec.Username = "kubernetes-admin" }, foreign, "the requester is not a kubelet"},
-		{"a user with the name of a node outside of the group of nodes", func(_ *testing.T, s *subject) { s.csr.Spec.Groups = []string{"system:authenticated"} }, foreign, "the requester is not a kubelet"},
-		{"a node without a name", func(_ *testing.T, s *subject) { s.csr.Spec.Username = "system:node:" }, foreign, "the requester is not a kubelet"},
-		{"a bootstrap token", func(_ *testing.T, s *subject) { s.csr.Spec.Username = "system:bootstrap:abcdef" }, foreign, "the requester is not a kubelet"},
+		{name: "an administrator", change: func(_ *testing.T, s *subject) { s.csr.Spec.Username = "kubernetes-admin" }, want: foreign, why: "the requester is not a kubelet"},
+		{name: "a user with the name of a node outside of the group of nodes", change: func(_ *testing.T, s *subject) { s.csr.Spec.Groups = []string{"system:authenticated"} }, want: foreign, why: "the requester is not a kubelet"},
+		{name: "a node without a name", change: func(_ *testing.T, s *subject) { s.csr.Spec.Username = "system:node:" }, want: foreign, why: "the requester is not a kubelet"},
+		{name: "a bootstrap token", change: func(_ *testing.T, s *subject) { s.csr.Spec.Username = "system:bootstrap:abcdef" }, want: foreign, why: "the requester is not a kubelet"},
 
-		{"another node's name in the subject", func(_ *testing.T, s *subject) { s.req.Subject.CommonName = "system:node:v" }, denied, `its subject is "CN=system:node:v,O=system:nodes", want CN=system:node:w,O=system:nodes`},
-		{"an additional group", func(_ *testing.T, s *subject) {
+		{name: "another node's name in the subject", change: func(_ *testing.T, s *subject) { s.req.Subject.CommonName = "system:node:v" }, want: denied, why: `its subject is "CN=system:node:v,O=system:nodes", want CN=system:node:w,O=system:nodes`},
+		{name: "an additional group", change: func(_ *testing.T, s *subject) {
 			s.req.Subject.Organization = []string{"system:nodes", "system:masters"}
-		}, denied, `its subject is "CN=system:node:w,O=system:nodes+O=system:masters", want CN=system:node:w,O=system:nodes`},
-		{"another group", func(_ *testing.T, s *subject) { s.req.Subject.Organization = []string{"system:masters"} }, denied, `its subject is "CN=system:node:w,O=system:masters", want CN=system:node:w,O=system:nodes`},
-		{"no group", func(_ *testing.T, s *subject) { s.req.Subject.Organization = nil }, denied, `its subject is "CN=system:node:w", want CN=system:node:w,O=system:nodes`},
-		{"an organizational unit in addition to the group", func(_ *testing.T, s *subject) { s.req.Subject.OrganizationalUnit = []string{"x"} }, denied, `its subject is "CN=system:node:w,OU=x,O=system:nodes", want CN=system:node:w,O=system:nodes`},
-		{"no name and no address", func(_ *testing.T, s *subject) { s.req.DNSNames, s.req.IPAddresses = nil, nil }, denied, "it requests other extensions than the names of a server"},
-		{"an e-mail address", func(_ *testing.T, s *subject) { s.req.EmailAddresses = []string{"w@w"} }, denied, "it asks for e-mail addresses or URIs"},
-		{"a URI", func(_ *testing.T, s *subject) { s.req.URIs = []*url.URL{{Scheme: "spiffe", Host: "w"}} }, denied, "it asks for e-mail addresses or URIs"},
-		{"a kind of name that Go's parser drops", func(t *testing.T, s *subject) { s.req.ExtraExtensions = []pkix.Extension{otherNames(t)} }, denied, "it requests other names than those of a server"},
-		{"a certificate authority", func(_ *testing.T, s *subject) {
+		}, want: denied, why: `its subject is "CN=system:node:w,O=system:nodes+O=system:masters", want CN=system:node:w,O=system:nodes`},
+		{name: "another group", change: func(_ *testing.T, s *subject) { s.req.Subject.Organization = []string{"system:masters"} }, want: denied, why: `its subject is "CN=system:node:w,O=system:masters", want CN=system:node:w,O=system:nodes`},
+		{name: "no group", change: func(_ *testing.T, s *subject) { s.req.Subject.Organization = nil }, want: denied, why: `its subject is "CN=system:node:w", want CN=system:node:w,O=system:nodes`},
+		{name: "an organizational unit in addition to the group", change: func(_ *testing.T, s *subject) { s.req.Subject.OrganizationalUnit = []string{"x"} }, want: denied, why: `its subject is "CN=system:node:w,OU=x,O=system:nodes", want CN=system:node:w,O=system:nodes`},
+		{name: "no name and no address", change: func(_ *testing.T, s *subject) { s.req.DNSNames, s.req.IPAddresses = nil, nil }, want: denied, why: "it requests other extensions than the names of a server"},
+		{name: "an e-mail address", change: func(_ *testing.T, s *subject) { s.req.EmailAddresses = []string{"w@w"} }, want: denied, why: "it asks for e-mail addresses or URIs"},
+		{name: "a URI", change: func(_ *testing.T, s *subject) { s.req.URIs = []*url.URL{{Scheme: "spiffe", Host: "w"}} }, want: denied, why: "it asks for e-mail addresses or URIs"},
+		{name: "a kind of name that Go's parser drops", change: func(t *testing.T, s *subject) { s.req.ExtraExtensions = []pkix.Extension{otherNames(t)} }, want: denied, why: "it requests other names than those of a server"},
+		{name: "a certificate authority", change: func(_ *testing.T, s *subject) {
 			s.req.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}}}
-		}, denied, "it requests other extensions than the names of a server"},
-		{"a client's usages", func(_ *testing.T, s *subject) {
+		}, want: denied, why: "it requests other extensions than the names of a server"},
+		{name: "a client's usages", change: func(_ *testing.T, s *subject) {
 			s.csr.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
-		}, denied, `its usages are ["client auth" "digital signature"], not those of a server's certificate`},
-		{"an additional usage", func(_ *testing.T, s *subject) {
+		}, want: denied, why: `its usages are ["client auth" "digital signature"], not those of a server's certificate`},
+		{name: "an additional usage", change: func(_ *testing.T, s *subject) {
 			s.csr.Spec.Usages = append(s.csr.Spec.Usages, certificatesv1.UsageClientAuth)
-		}, denied, `its usages are ["client auth" "digital signature" "server auth"], not those of a server's certificate`},
-		{"a missing usage", func(_ *testing.T, s *subject) { s.csr.Spec.Usages = s.csr.Spec.Usages[:1] }, denied, `its usages are ["digital signature"], not those of a server's certificate`},
-		{"a weak key", func(t *testing.T, s *subject) {
+		}, want: denied, why: `its usages are ["client auth" "digital signature" "server auth"], not those of a server's certificate`},
+		{name: "a missing usage", change: func(_ *testing.T, s *subject) { s.csr.Spec.Usages = s.csr.Spec.Usages[:1] }, want: denied, why: `its usages are ["digital signature"], not those of a server's certificate`},
+		{name: "a weak key", change: func(t *testing.T, s *subject) {
 			t.Setenv("GODEBUG", "rsa1024min=0")
 			s.key = rsaKey(t, 1024)
-		}, denied, "its RSA key has 1024 bits, want at least 2048"},
-		{"data that is not PEM", func(_ *testing.T, s *subject) { s.csr.Spec.Request = []byte("hello") }, denied, "it is not one CERTIFICATE REQUEST in PEM"},
-		{"a second request behind the first", func(t *testing.T, s *subject) {
+		}, want: denied, why: "its RSA key has 1024 bits, want at least 2048"},
+		{name: "data that is not PEM", change: func(_ *testing.T, s *subject) { s.csr.Spec.Request = []byte("hello") }, want: denied, why: "it is not one CERTIFICATE REQUEST in PEM"},
+		{name: "a second request behind the first", change: func(t *testing.T, s *subject) {
 			s.csr.Spec.Request = slices.Concat(requestPEM(t, s.req, s.key), requestPEM(t, s.req, s.key))
-		}, denied, "it is not one CERTIFICATE REQUEST in PEM"},
-		{"a certificate", func(_ *testing.T, s *subject) {
+		}, want: denied, why: "it is not one CERTIFICATE REQUEST in PEM"},
+		{name: "a certificate", change: func(_ *testing.T, s *subject) {
 			s.csr.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte{1}})
-		}, denied, "it is not one CERTIFICATE REQUEST in PEM"},
-		{"PEM with nothing in it", func(_ *testing.T, s *subject) {
+		}, want: denied, why: "it is not one CERTIFICATE REQUEST in PEM"},
+		{name: "PEM with nothing in it", change: func(_ *testing.T, s *subject) {
 			s.csr.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST"})
-		}, denied, "it is not a PKCS #10 request"},
-		{"a request that was changed after it was signed", func(t *testing.T, s *subject) {
+		}, want: denied, why: "it is not a PKCS #10 request"},
+		{name: "a request that was changed after it was signed", change: func(t *testing.T, s *subject) {
 			block, _ := pem.Decode(requestPEM(t, s.req, s.key))
 			i := strings.Index(string(block.Bytes), "system:node:w")
 			block.Bytes[i+12] = 'v'
 			s.csr.Spec.Request = pem.EncodeToMemory(block)
-		}, denied, "its signature is wrong"},
+		}, want: denied, why: "its signature is wrong"},
 
-		{"another machine's address", func(_ *testing.T, s *subject) { s.req.IPAddresses = []net.IP{net.IPv4(10, 42, 0, 10)} }, denied, "it requests the address 10.42.0.10, the machine's address in the cloud is 10.42.0.20"},
-		{"another machine's address beside its own", func(_ *testing.T, s *subject) {
+		{name: "another machine's address", change: func(_ *testing.T, s *subject) { s.req.IPAddresses = []net.IP{net.IPv4(10, 42, 0, 10)} }, want: denied, why: "it requests the address 10.42.0.10, the machine's address in the cloud is 10.42.0.20"},
+		{name: "another machine's address beside its own", change: func(_ *testing.T, s *subject) {
 			s.req.IPAddresses = append(s.req.IPAddresses, net.IPv4(10, 42, 0, 10))
-		}, denied, "it requests the address 10.42.0.10, the machine's address in the cloud is 10.42.0.20"},
-		{"an address that its Node claims", func(_ *testing.T, s *subject) {
+		}, want: denied, why: "it requests the address 10.42.0.10, the machine's address in the cloud is 10.42.0.20"},
+		{name: "an address that its Node claims", change: func(_ *testing.T, s *subject) {
 			s.req.IPAddresses = []net.IP{net.IPv4(10, 42, 0, 10)}
 			s.node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.42.0.10"}}
-		}, denied, "it requests the address 10.42.0.10, the machine's address in the cloud is 10.42.0.20"},
-		{"the name of a service", func(_ *testing.T, s *subject) { s.req.DNSNames = []string{"w", "kubernetes.default.svc"} }, denied, `it requests the name "kubernetes.default.svc", the machine's name in the cloud is w`},
-		{"a name with a star", func(_ *testing.T, s *subject) { s.req.DNSNames = []string{"*"} }, denied, `it requests the name "*", the machine's name in the cloud is w`},
-		{"a Node that claims another machine", func(_ *testing.T, s *subject) {
+		}, want: denied, why: "it requests the address 10.42.0.10, the machine's address in the cloud is 10.42.0.20"},
+		{name: "the name of a service", change: func(_ *testing.T, s *subject) { s.req.DNSNames = []string{"w", "kubernetes.default.svc"} }, want: denied, why: `it requests the name "kubernetes.default.svc", the machine's name in the cloud is w`},
+		{name: "a name with a star", change: func(_ *testing.T, s *subject) { s.req.DNSNames = []string{"*"} }, want: denied, why: `it requests the name "*", the machine's name in the cloud is w`},
+		{name: "a Node that claims another machine", change: func(_ *testing.T, s *subject) {
 			s.sky.instances["sandbox://t/v"] = cloud.Instance{Name: "v", ProviderID: "sandbox://t/v", IP: netip.MustParseAddr("10.42.0.10"), State: cloud.Ready}
 			s.node.Spec.ProviderID = "sandbox://t/v"
 			s.req.IPAddresses = []net.IP{net.IPv4(10, 42, 0, 10)}
-		}, denied, "machine sandbox://t/v is called v, so it is not Node w"},
+		}, want: denied, why: "machine sandbox://t/v is called v, so it is not Node w"},
 
-		{"no Node yet", func(_ *testing.T, s *subject) { s.node = nil }, undecided, "there is no Node w"},
-		{"a Node without a machine", func(_ *testing.T, s *subject) { s.node.Spec.ProviderID = "" }, undecided, "Node w has no providerID, so its machine cannot be found"},
-		{"a machine that the cloud does not find", func(_ *testing.T, s *subject) { delete(s.sky.instances, id) }, undecided, "the cloud does not find machine sandbox://t/w"},
-		{"a cloud that does not answer", func(_ *testing.T, s *subject) { s.sky.err = cloud.ErrUnavailable }, undecided, "the cloud returns no data about machine sandbox://t/w: cloud unavailable"},
-		{"a machine that is being deleted", func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Terminating }) }, undecided, "machine sandbox://t/w is being deleted"},
-		{"a deleted machine", func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Terminated }) }, undecided, "machine sandbox://t/w is being deleted"},
-		{"a machine whose address is not known yet", func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.IP = netip.Addr{} }) }, undecided, "the cloud returns no address of machine sandbox://t/w"},
+		{name: "no Node yet", change: func(_ *testing.T, s *subject) { s.node = nil }, want: undecided, why: "there is no Node w"},
+		{name: "a Node without a machine", change: func(_ *testing.T, s *subject) { s.node.Spec.ProviderID = "" }, want: undecided, why: "Node w has no providerID, so its machine cannot be found"},
+		{name: "a machine that the cloud does not find", change: func(_ *testing.T, s *subject) { delete(s.sky.instances, id) }, want: undecided, why: "the cloud does not find machine sandbox://t/w"},
+		{name: "a cloud that does not answer", change: func(_ *testing.T, s *subject) { s.sky.err = cloud.ErrUnavailable }, want: undecided, why: "the cloud returns no data about machine sandbox://t/w: cloud unavailable"},
+		{name: "a machine that is being deleted", change: func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Terminating }) }, want: undecided, why: "machine sandbox://t/w is being deleted"},
+		{name: "a deleted machine", change: func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Terminated }) }, want: undecided, why: "machine sandbox://t/w is being deleted"},
+		{name: "a machine whose address is not known yet", change: func(_ *testing.T, s *subject) { is(s, func(i *cloud.Instance) { i.IP = netip.Addr{} }) }, want: undecided, why: "the cloud returns no address of machine sandbox://t/w"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := &subject{

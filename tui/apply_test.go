@@ -22,13 +22,13 @@ func TestApplyRequiresConsent(t *testing.T) {
 		exit int
 		says string // on stderr
 	}{
-		{"no flag", "", plan.ExitUnacknowledged, "local-data must be acknowledged by ID"},
-		{"--yes does not acknowledge", "--yes", plan.ExitUnacknowledged, "--ack local-data"},
-		{"--ack does not accept the plan", "--ack local-data", plan.ExitUnacknowledged, "run the same command with --yes"},
-		{"--yes and --ack", "--yes --ack local-data", plan.ExitDone, ""},
-		{"every warning acknowledged", "--ack local-data --ack probes", plan.ExitDone, ""},
-		{"a rehearsal needs no consent", "--dry-run", plan.ExitDone, ""},
-		{"unknown output format", "-o xml", plan.ExitUsage, "want text, json or markdown"},
+		{name: "no flag", exit: plan.ExitUnacknowledged, says: "local-data must be acknowledged by ID"},
+		{name: "--yes does not acknowledge", args: "--yes", exit: plan.ExitUnacknowledged, says: "--ack local-data"},
+		{name: "--ack does not accept the plan", args: "--ack local-data", exit: plan.ExitUnacknowledged, says: "run the same command with --yes"},
+		{name: "--yes and --ack", args: "--yes --ack local-data", exit: plan.ExitDone},
+		{name: "every warning acknowledged", args: "--ack local-data --ack probes", exit: plan.ExitDone},
+		{name: "a rehearsal needs no consent", args: "--dry-run", exit: plan.ExitDone},
+		{name: "unknown output format", args: "-o xml", exit: plan.ExitUsage, says: "want text, json or markdown"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := &enginefake.Engine{Plan: enginefake.UpgradePlan()}

@@ -56,14 +56,14 @@ func TestBackupOutput(t *testing.T) {
 		args string
 		code int
 	}{
-		{"create", enginefake.Engine{Plan: enginefake.BackupPlan(), Events: enginefake.BackupEvents()}, "create --etcd --dir /mnt/safe --secrets", 0},
-		{"list", enginefake.Engine{Backups: listedBackups()}, "list", 0},
-		{"list-none", enginefake.Engine{}, "list", 0},
-		{"show", enginefake.Engine{Manifest: shownBackup()}, "show backup-20261120050000-0a1b2c3d", 0},
-		{"verify", enginefake.Engine{}, "verify backup-20261120050000-0a1b2c3d", 0},
-		{"verify-broken", enginefake.Engine{VerifyErr: broken}, "verify backup-20261120050000-0a1b2c3d", plan.ExitFailed},
-		{"prune", enginefake.Engine{Pruned: []string{"upgrade-20261101120000-00ff00ff"}}, "prune --keep 1", 0},
-		{"prune-none", enginefake.Engine{VerifyErr: &plan.Error{Err: errors.New("nothing to prune"), Exit: plan.ExitNothing}}, "prune --keep 1", plan.ExitNothing},
+		{name: "create", e: enginefake.Engine{Plan: enginefake.BackupPlan(), Events: enginefake.BackupEvents()}, args: "create --etcd --dir /mnt/safe --secrets"},
+		{name: "list", e: enginefake.Engine{Backups: listedBackups()}, args: "list"},
+		{name: "list-none", e: enginefake.Engine{}, args: "list"},
+		{name: "show", e: enginefake.Engine{Manifest: shownBackup()}, args: "show backup-20261120050000-0a1b2c3d"},
+		{name: "verify", e: enginefake.Engine{}, args: "verify backup-20261120050000-0a1b2c3d"},
+		{name: "verify-broken", e: enginefake.Engine{VerifyErr: broken}, args: "verify backup-20261120050000-0a1b2c3d", code: plan.ExitFailed},
+		{name: "prune", e: enginefake.Engine{Pruned: []string{"upgrade-20261101120000-00ff00ff"}}, args: "prune --keep 1"},
+		{name: "prune-none", e: enginefake.Engine{VerifyErr: &plan.Error{Err: errors.New("nothing to prune"), Exit: plan.ExitNothing}}, args: "prune --keep 1", code: plan.ExitNothing},
 	} {
 		for format, ext := range map[string]string{"text": "txt", "json": "json"} {
 			t.Run(tt.name+"/"+format, func(t *testing.T) {

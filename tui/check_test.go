@@ -66,15 +66,15 @@ func TestNextRepeatsFlags(t *testing.T) {
 		args        []string
 		want        string
 	}{
-		{"none were given", "two-hops", nil, "next  constellation upgrade check --write-config"},
+		{name: "none were given", check: "two-hops", want: "next  constellation upgrade check --write-config"},
 		{
-			"all were given", "two-hops",
-			[]string{"--to", "v1.1.0", "--kubernetes=1.36.3", "--feed", "my feed", "--feed-key", "a.pub", "--feed-key", "it's.pub", "--no-dry-run", "--no-preflight"},
-			`next  constellation upgrade check --write-config --to v1.1.0 --kubernetes v1.36.3 --feed 'my feed' --feed-key a.pub --feed-key 'it'\''s.pub' --no-dry-run --no-preflight`,
+			name: "all were given", check: "two-hops",
+			args: []string{"--to", "v1.1.0", "--kubernetes=1.36.3", "--feed", "my feed", "--feed-key", "a.pub", "--feed-key", "it's.pub", "--no-dry-run", "--no-preflight"},
+			want: `next  constellation upgrade check --write-config --to v1.1.0 --kubernetes v1.36.3 --feed 'my feed' --feed-key a.pub --feed-key 'it'\''s.pub' --no-dry-run --no-preflight`,
 		},
-		{"a script asks", "two-hops", []string{"--non-interactive"}, "next  constellation upgrade check --write-config"},
-		{"it was written", "written", []string{"--write-config", "--to", "v1.1.0"}, "next  constellation upgrade apply"},
-		{"nothing to write", "newest", []string{"--to", "v1.1.0"}, ""},
+		{name: "a script asks", check: "two-hops", args: []string{"--non-interactive"}, want: "next  constellation upgrade check --write-config"},
+		{name: "it was written", check: "written", args: []string{"--write-config", "--to", "v1.1.0"}, want: "next  constellation upgrade apply"},
+		{name: "nothing to write", check: "newest", args: []string{"--to", "v1.1.0"}, want: ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			out, errs, code := printedHere(t, &enginefake.Engine{CheckData: enginefake.CheckIn(t, tt.check)}, append([]string{"upgrade", "check"}, tt.args...)...)

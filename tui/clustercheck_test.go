@@ -85,18 +85,18 @@ func TestCheckWithoutWorkspace(t *testing.T) {
 		code  int
 		want  []string
 	}{
-		{nil, nil, 0, []string{"nothing found against the upgrade to v1.35.0", "Amazon EKS", "API server v1.33.4-eks-1", "Hop 2: v1.34.0 → v1.35.0", "etcd-size", "- verbs: [\"list\"]"}},
-		{[]plan.Finding{block}, nil, 0, []string{"1 finding can stop or break the upgrade"}},
-		{[]plan.Finding{block}, []string{"--fail-on", "blocking"}, 4, nil},
-		{[]plan.Finding{warn}, []string{"--fail-on", "blocking"}, 0, nil},
-		{[]plan.Finding{warn}, []string{"--fail-on=warning"}, 4, nil},
-		{nil, []string{"--fail-on=warning"}, 0, nil},
-		{nil, []string{"--fail-on=never"}, 2, []string{"want blocking or warning"}},
-		{nil, []string{"--as-group=ops"}, 2, []string{"--as-group and --as-uid need --as"}},
-		{nil, []string{"--contxt=x"}, 2, []string{"did you mean --context?"}},
-		{nil, []string{"--print-rbac"}, 0, []string{"kind: ClusterRole"}},
-		{[]plan.Finding{block}, []string{"--context=prod"}, 0, []string{"kubectl --context prod -n shop get pdb cart"}},
-		{[]plan.Finding{block}, []string{"-o", "markdown"}, 0, []string{"## Check of cluster `prod", "- **block**", "### Not applicable", "```yaml\nrules:"}},
+		{found: nil, want: []string{"nothing found against the upgrade to v1.35.0", "Amazon EKS", "API server v1.33.4-eks-1", "Hop 2: v1.34.0 → v1.35.0", "etcd-size", "- verbs: [\"list\"]"}},
+		{found: []plan.Finding{block}, want: []string{"1 finding can stop or break the upgrade"}},
+		{found: []plan.Finding{block}, args: []string{"--fail-on", "blocking"}, code: 4, want: nil},
+		{found: []plan.Finding{warn}, args: []string{"--fail-on", "blocking"}, want: nil},
+		{found: []plan.Finding{warn}, args: []string{"--fail-on=warning"}, code: 4, want: nil},
+		{found: nil, args: []string{"--fail-on=warning"}, want: nil},
+		{found: nil, args: []string{"--fail-on=never"}, code: 2, want: []string{"want blocking or warning"}},
+		{found: nil, args: []string{"--as-group=ops"}, code: 2, want: []string{"--as-group and --as-uid need --as"}},
+		{found: nil, args: []string{"--contxt=x"}, code: 2, want: []string{"did you mean --context?"}},
+		{found: nil, args: []string{"--print-rbac"}, want: []string{"kind: ClusterRole"}},
+		{found: []plan.Finding{block}, args: []string{"--context=prod"}, want: []string{"kubectl --context prod -n shop get pdb cart"}},
+		{found: []plan.Finding{block}, args: []string{"-o", "markdown"}, want: []string{"## Check of cluster `prod", "- **block**", "### Not applicable", "```yaml\nrules:"}},
 	} {
 		out, errs, code := checkWith(t, tt.found, append([]string{"check"}, tt.args...)...)
 		if code != tt.code {

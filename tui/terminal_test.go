@@ -202,9 +202,9 @@ func TestPrepareAsksOnATerminal(t *testing.T) {
 		exit         int
 		says         string
 	}{
-		{"yes", "y\n", plan.ExitDone, "cluster demo is prepared for image v1.1.0"},
-		{"no is the default", "\n", plan.ExitUnacknowledged, "the plan was not accepted; nothing was changed"},
-		{"no", "never\n", plan.ExitUnacknowledged, "the plan was not accepted; nothing was changed"},
+		{name: "yes", answer: "y\n", exit: plan.ExitDone, says: "cluster demo is prepared for image v1.1.0"},
+		{name: "no is the default", answer: "\n", exit: plan.ExitUnacknowledged, says: "the plan was not accepted; nothing was changed"},
+		{name: "no", answer: "never\n", exit: plan.ExitUnacknowledged, says: "the plan was not accepted; nothing was changed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := startWith(t, "y\n", 100, 30, []string{stream(t, "prepare")}, nil, "upgrade", "prepare")

@@ -76,36 +76,36 @@ func TestExamine(t *testing.T) {
 		found []plan.Finding
 		want  []string
 	}{
-		{"sound", func(*adopt.Facts) {}, nil, []string{"warn adopt-control-planes"}},
-		{"etcd with a dead member", func(*adopt.Facts) {}, []plan.Finding{block("etcd-members"), block("removed-apis-used")}, []string{"block etcd-members", "warn adopt-control-planes"}},
-		{"half initialised", func(f *adopt.Facts) { f.Config = "" }, nil, []string{"block kubeadm-config", "warn adopt-control-planes"}},
-		{"half initialised, as the check reports it", func(f *adopt.Facts) { f.Config = "" }, []plan.Finding{block("kubeadm-config")}, []string{"block kubeadm-config", "warn adopt-control-planes"}},
-		{"a document of another kind", func(f *adopt.Facts) { f.Config = "kind: Pod\n" }, nil, []string{"block kubeadm-config", "warn adopt-control-planes"}},
-		{"no YAML", func(f *adopt.Facts) { f.Config = "kind: [\x1b" }, nil, []string{"block kubeadm-config", "warn adopt-control-planes"}},
-		{"forbidden", func(f *adopt.Facts) {
+		{name: "sound", edit: func(*adopt.Facts) {}, want: []string{"warn adopt-control-planes"}},
+		{name: "etcd with a dead member", edit: func(*adopt.Facts) {}, found: []plan.Finding{block("etcd-members"), block("removed-apis-used")}, want: []string{"block etcd-members", "warn adopt-control-planes"}},
+		{name: "half initialised", edit: func(f *adopt.Facts) { f.Config = "" }, want: []string{"block kubeadm-config", "warn adopt-control-planes"}},
+		{name: "half initialised, as the check reports it", edit: func(f *adopt.Facts) { f.Config = "" }, found: []plan.Finding{block("kubeadm-config")}, want: []string{"block kubeadm-config", "warn adopt-control-planes"}},
+		{name: "a document of another kind", edit: func(f *adopt.Facts) { f.Config = "kind: Pod\n" }, want: []string{"block kubeadm-config", "warn adopt-control-planes"}},
+		{name: "no YAML", edit: func(f *adopt.Facts) { f.Config = "kind: [\x1b" }, want: []string{"block kubeadm-config", "warn adopt-control-planes"}},
+		{name: "forbidden", edit: func(f *adopt.Facts) {
 			*f = adopt.Facts{Unread: map[adopt.Part]string{
 				adopt.PartIdentity: "forbidden", adopt.PartNodes: "forbidden", adopt.PartConfig: "forbidden", adopt.PartPods: "forbidden", adopt.PartAddOns: "forbidden", adopt.PartServers: "forbidden", adopt.PartTokens: "forbidden",
 			}}
-		}, nil, []string{"block adopt-unreadable", "not-checked adopt-add-ons", "not-checked adopt-certificates", "not-checked adopt-manifests", "not-checked adopt-tokens"}},
-		{"an escape sequence as a node's name", func(f *adopt.Facts) { f.Nodes[1].Name = `\x1b[2J` }, nil, []string{"block adopt-node-names", "warn adopt-control-planes"}},
-		{"an address used twice", func(f *adopt.Facts) { f.Nodes[1].Address = "10.0.0.11" }, nil, []string{"block adopt-node-addresses", "warn adopt-control-planes"}},
-		{"a node without an address", func(f *adopt.Facts) { f.Nodes[1].Address = "" }, nil, []string{"warn adopt-control-planes", "warn adopt-node-addresses"}},
-		{"no control plane", func(f *adopt.Facts) { f.Nodes[0].Role = cloud.Worker }, nil, []string{"block adopt-control-planes"}},
-		{"external etcd", func(f *adopt.Facts) {
+		}, want: []string{"block adopt-unreadable", "not-checked adopt-add-ons", "not-checked adopt-certificates", "not-checked adopt-manifests", "not-checked adopt-tokens"}},
+		{name: "an escape sequence as a node's name", edit: func(f *adopt.Facts) { f.Nodes[1].Name = `\x1b[2J` }, want: []string{"block adopt-node-names", "warn adopt-control-planes"}},
+		{name: "an address used twice", edit: func(f *adopt.Facts) { f.Nodes[1].Address = "10.0.0.11" }, want: []string{"block adopt-node-addresses", "warn adopt-control-planes"}},
+		{name: "a node without an address", edit: func(f *adopt.Facts) { f.Nodes[1].Address = "" }, want: []string{"warn adopt-control-planes", "warn adopt-node-addresses"}},
+		{name: "no control plane", edit: func(f *adopt.Facts) { f.Nodes[0].Role = cloud.Worker }, want: []string{"block adopt-control-planes"}},
+		{name: "external etcd", edit: func(f *adopt.Facts) {
 			f.Config += "etcd: {external: {endpoints: [https://e-0:2379]}}\n"
 			f.StaticPods = nil
-		}, nil, []string{"warn adopt-control-planes", "not-checked adopt-external-etcd"}},
-		{"no pod of etcd", func(f *adopt.Facts) { f.StaticPods = nil }, nil, []string{"warn adopt-control-planes", "not-checked adopt-etcd"}},
-		{"a kubeadm without data", func(f *adopt.Facts) { f.Config = strings.Replace(config, "v1.36.4", "v1.31.2", 1) }, nil, []string{"warn adopt-control-planes", "not-checked adopt-manifests"}},
-		{"a kubelet two minors old", func(f *adopt.Facts) { f.Nodes[1].Kubernetes = "v1.34.1" }, nil, []string{"warn adopt-control-planes", "warn adopt-old-kubelets"}},
-		{"a manifest changed by hand", func(f *adopt.Facts) { f.StaticPods[0].Args = append(etcdArgs(), "--quota-backend-bytes=8589934592") }, nil, []string{"warn adopt-control-planes", "warn adopt-manifests"}},
-		{"a token without an end", func(f *adopt.Facts) { f.Tokens = []adopt.Token{{ID: "abcdef", Joins: true}} }, nil, []string{"warn adopt-control-planes", "warn adopt-tokens"}},
-		{"tokens that end, and that have ended", func(f *adopt.Facts) {
+		}, want: []string{"warn adopt-control-planes", "not-checked adopt-external-etcd"}},
+		{name: "no pod of etcd", edit: func(f *adopt.Facts) { f.StaticPods = nil }, want: []string{"warn adopt-control-planes", "not-checked adopt-etcd"}},
+		{name: "a kubeadm without data", edit: func(f *adopt.Facts) { f.Config = strings.Replace(config, "v1.36.4", "v1.31.2", 1) }, want: []string{"warn adopt-control-planes", "not-checked adopt-manifests"}},
+		{name: "a kubelet two minors old", edit: func(f *adopt.Facts) { f.Nodes[1].Kubernetes = "v1.34.1" }, want: []string{"warn adopt-control-planes", "warn adopt-old-kubelets"}},
+		{name: "a manifest changed by hand", edit: func(f *adopt.Facts) { f.StaticPods[0].Args = append(etcdArgs(), "--quota-backend-bytes=8589934592") }, want: []string{"warn adopt-control-planes", "warn adopt-manifests"}},
+		{name: "a token without an end", edit: func(f *adopt.Facts) { f.Tokens = []adopt.Token{{ID: "abcdef", Joins: true}} }, want: []string{"warn adopt-control-planes", "warn adopt-tokens"}},
+		{name: "tokens that end, and that have ended", edit: func(f *adopt.Facts) {
 			f.Tokens = []adopt.Token{{ID: "abcdef", Joins: true, Expires: now.Add(time.Hour)}, {ID: "ghijkl", Joins: true, Expires: now.Add(-time.Hour)}}
-		}, nil, []string{"warn adopt-control-planes", "ok adopt-tokens"}},
-		{"an unfinished upgrade", func(f *adopt.Facts) {
+		}, want: []string{"warn adopt-control-planes", "ok adopt-tokens"}},
+		{name: "an unfinished upgrade", edit: func(f *adopt.Facts) {
 			f.StaticPods = append(f.StaticPods, adopt.StaticPod{Component: "kube-apiserver", Node: "cp-0", Images: []string{"registry.k8s.io/kube-apiserver:v1.35.4"}})
-		}, nil, []string{"warn adopt-control-planes", "warn adopt-manifests", "warn adopt-mixed-versions"}},
+		}, want: []string{"warn adopt-control-planes", "warn adopt-manifests", "warn adopt-mixed-versions"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -190,24 +190,24 @@ func TestHandshakeSucceeds(t *testing.T) {
 		client, server     Config
 		toClient, toServer string // name of the instance that each side learns of
 	}{
-		{"both sides attest", w.clientConfig(), w.serverConfig(), "control-plane-0", "worker-0"},
+		{name: "both sides attest", client: w.clientConfig(), server: w.serverConfig(), toClient: "control-plane-0", toServer: "worker-0"},
 		{
-			"the server alone attests",
-			Config{Purpose: PurposeInit, Validator: w.accepts(attestation.PCR15Zero())},
-			Config{Purpose: PurposeInit, Issuer: w.node},
-			"worker-0", "",
+			name:     "the server alone attests",
+			client:   Config{Purpose: PurposeInit, Validator: w.accepts(attestation.PCR15Zero())},
+			server:   Config{Purpose: PurposeInit, Issuer: w.node},
+			toClient: "worker-0",
 		},
 		{
-			"the client alone attests",
-			Config{Purpose: PurposeJoin, Issuer: w.node},
-			Config{Purpose: PurposeJoin, Validator: w.accepts(attestation.PCR15Zero())},
-			"", "worker-0",
+			name:     "the client alone attests",
+			client:   Config{Purpose: PurposeJoin, Issuer: w.node},
+			server:   Config{Purpose: PurposeJoin, Validator: w.accepts(attestation.PCR15Zero())},
+			toClient: "", toServer: "worker-0",
 		},
 		{
-			"a client that could attest meets a server that does not ask",
-			w.clientConfig(),
-			Config{Purpose: PurposeJoin, Issuer: w.service},
-			"control-plane-0", "",
+			name:     "a client that could attest meets a server that does not ask",
+			client:   w.clientConfig(),
+			server:   Config{Purpose: PurposeJoin, Issuer: w.service},
+			toClient: "control-plane-0",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -38,11 +38,11 @@ func TestSameMachine(t *testing.T) {
 		name, a, b string
 		want       bool
 	}{
-		{"the same key", "odd://p/w#1", "odd://p/w#1", true},
-		{"another case of the ID", "odd://P/w#1", "odd://p/w#1", true},
-		{"another incarnation", "odd://p/w#1", "odd://p/w#2", false},
-		{"an ID without incarnation", "odd://p/w", "odd://p/w#2", true},
-		{"another ID", "odd://p/w#1", "odd://p/v#1", false},
+		{name: "the same key", a: "odd://p/w#1", b: "odd://p/w#1", want: true},
+		{name: "another case of the ID", a: "odd://P/w#1", b: "odd://p/w#1", want: true},
+		{name: "another incarnation", a: "odd://p/w#1", b: "odd://p/w#2", want: false},
+		{name: "an ID without incarnation", a: "odd://p/w", b: "odd://p/w#2", want: true},
+		{name: "another ID", a: "odd://p/w#1", b: "odd://p/v#1", want: false},
 	} {
 		if got := SameMachine(tt.a, tt.b); got != tt.want {
 			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)

@@ -294,18 +294,18 @@ func TestRuleTextsNameVersionsAndRemedy(t *testing.T) {
 		to        Planned
 		want      RuleResult
 	}{
-		{"the image first", "v1.1.0", at("v1.0.0", "v1.0.0", "v1.35.4"), to("v1.1.0", "v1.1.0", "v1.36.4"), RuleResult{
+		{name: "the image first", cli: "v1.1.0", now: at("v1.0.0", "v1.0.0", "v1.35.4"), to: to("v1.1.0", "v1.1.0", "v1.36.4"), want: RuleResult{
 			"oldest-supports-kubernetes", plan.Block, "Kubernetes v1.36 needs an image that supports it on all control planes first, and image v1.0.0 supports v1.34 and v1.35", PolicyPage,
 			"upgrade to release and image v1.1.0 first, and to Kubernetes v1.36 in the hop after it",
 		}},
-		{"Kubernetes first", "v1.1.0", at("v1.0.0", "v1.0.0", "v1.34.3"), to("v1.1.0", "v1.1.0", ""), RuleResult{
+		{name: "Kubernetes first", cli: "v1.1.0", now: at("v1.0.0", "v1.0.0", "v1.34.3"), to: to("v1.1.0", "v1.1.0", ""), want: RuleResult{
 			"services-support-kubernetes", plan.Block, "release v1.1.0 does not support the running Kubernetes v1.34 (supported: v1.35 and v1.36)", PolicyPage,
 			"upgrade Kubernetes to v1.35 first, with constellation v1.0.0",
 		}},
-		{"a newer cluster", "v1.0.0", at("v1.1.0", "v1.0.0", "v1.35.4"), Planned{}, RuleResult{
+		{name: "a newer cluster", cli: "v1.0.0", now: at("v1.1.0", "v1.0.0", "v1.35.4"), to: Planned{}, want: RuleResult{
 			"cli-services", plan.Block, "this CLI, v1.0.0, is older than the running services v1.1.0", PolicyPage, "use constellation v1.1.0 or newer",
 		}},
-		{"an impossible patch", "v1.1.0", at("v1.1.0", "v1.1.0", "v1.35.4"), to("", "", "v1.36.9"), RuleResult{
+		{name: "an impossible patch", cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.35.4"), to: to("", "", "v1.36.9"), want: RuleResult{
 			"kubernetes-offered", plan.Block, "release v1.1.0 does not contain Kubernetes v1.36.9", PolicyPage, "choose v1.36.0, v1.36.3 or v1.36.4",
 		}},
 	} {
@@ -338,14 +338,14 @@ func TestRemediesNameOnlyReachablePatches(t *testing.T) {
 		offer    Offer
 		want     string
 	}{
-		{"all patches", all, "v1.35.4", Offer{}, "choose v1.36.0, v1.36.3 or v1.36.4"},
-		{"one is faulty", faulty, "v1.35.4", Offer{}, "choose v1.36.0 or v1.36.3"},
-		{"the provider offers two", all, "v1.35.4", only("v1.36.0", "v1.36.4"), "choose v1.36.0 or v1.36.4"},
-		{"the provider offers a faulty one", faulty, "v1.35.4", only("v1.36.3", "v1.36.4"), "choose v1.36.3"},
-		{"the provider offers none", all, "v1.35.4", only(), "the mirror has no v1.36.4: fetch v1.36.4"},
-		{"a newer one runs", all, "v1.36.3", Offer{}, "choose v1.36.3 or v1.36.4"},
-		{"the running patch is no longer offered", all, "v1.36.3", only("v1.36.0"), "choose v1.36.3"},
-		{"the running patch is in no release", all, "v1.36.7", Offer{}, "wait for a newer patch of v1.36 or choose a newer minor"},
+		{name: "all patches", releases: all, runs: "v1.35.4", offer: Offer{}, want: "choose v1.36.0, v1.36.3 or v1.36.4"},
+		{name: "one is faulty", releases: faulty, runs: "v1.35.4", offer: Offer{}, want: "choose v1.36.0 or v1.36.3"},
+		{name: "the provider offers two", releases: all, runs: "v1.35.4", offer: only("v1.36.0", "v1.36.4"), want: "choose v1.36.0 or v1.36.4"},
+		{name: "the provider offers a faulty one", releases: faulty, runs: "v1.35.4", offer: only("v1.36.3", "v1.36.4"), want: "choose v1.36.3"},
+		{name: "the provider offers none", releases: all, runs: "v1.35.4", offer: only(), want: "the mirror has no v1.36.4: fetch v1.36.4"},
+		{name: "a newer one runs", releases: all, runs: "v1.36.3", offer: Offer{}, want: "choose v1.36.3 or v1.36.4"},
+		{name: "the running patch is no longer offered", releases: all, runs: "v1.36.3", offer: only("v1.36.0"), want: "choose v1.36.3"},
+		{name: "the running patch is in no release", releases: all, runs: "v1.36.7", offer: Offer{}, want: "wait for a newer patch of v1.36 or choose a newer minor"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			results := Blocks(NewMatrix(tt.releases).Check(ver("v1.1.0"), at("v1.1.0", "v1.1.0", tt.runs), to("", "", "v1.36.9"), tt.offer))
@@ -374,21 +374,21 @@ func TestReachableNamesEveryNewerVersion(t *testing.T) {
 		want      map[string][]string
 		notes     []string
 	}{
-		{"the CLI of the cluster", "v1.0.0", at("v1.0.0", "v1.0.0", "v1.34.3"), map[string][]string{
+		{name: "the CLI of the cluster", cli: "v1.0.0", now: at("v1.0.0", "v1.0.0", "v1.34.3"), want: map[string][]string{
 			"cli": {"v1.1.0 services-support-kubernetes"}, "services": {"v1.1.0 cli-services"}, "image": {"v1.1.0 cli-image"},
 			"kubernetes": {
 				"v1.34.4", "v1.35.3", "v1.35.4", "v1.35.6 kubernetes-offered", "v1.35.8 kubernetes-offered",
 				"v1.36.0 oldest-supports-kubernetes", "v1.36.3 oldest-supports-kubernetes", "v1.36.4 oldest-supports-kubernetes",
 			},
-		}, []string{NoteNewerCLI}},
-		{"a newer CLI than the cluster", "v1.1.0", at("v1.0.0", "v1.0.0", "v1.35.4"), map[string][]string{
+		}, notes: []string{NoteNewerCLI}},
+		{name: "a newer CLI than the cluster", cli: "v1.1.0", now: at("v1.0.0", "v1.0.0", "v1.35.4"), want: map[string][]string{
 			"cli": nil, "services": {"v1.1.0"}, "image": {"v1.1.0"},
 			"kubernetes": {
 				"v1.35.6", "v1.35.8", "v1.36.0 oldest-supports-kubernetes", "v1.36.3 oldest-supports-kubernetes", "v1.36.4 oldest-supports-kubernetes",
 			},
-		}, nil},
-		{"newer patches of the newest minor", "v1.1.0", at("v1.1.0", "v1.1.0", "v1.36.2"), map[string][]string{"cli": nil, "services": nil, "image": nil, "kubernetes": {"v1.36.3", "v1.36.4"}}, nil},
-		{"up to date", "v1.1.0", at("v1.1.0", "v1.1.0", "v1.36.4"), map[string][]string{"cli": nil, "services": nil, "image": nil, "kubernetes": nil}, nil},
+		}},
+		{name: "newer patches of the newest minor", cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.36.2"), want: map[string][]string{"cli": nil, "services": nil, "image": nil, "kubernetes": {"v1.36.3", "v1.36.4"}}},
+		{name: "up to date", cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.36.4"), want: map[string][]string{"cli": nil, "services": nil, "image": nil, "kubernetes": nil}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := map[string][]string{}

@@ -131,14 +131,14 @@ func TestDownloadsFromServersThatMisbehave(t *testing.T) {
 		want  []request // nil: not compared
 		err   string    // "" = must succeed
 	}{
-		{"a good server is asked once", []http.HandlerFunc{serve(b, tag)}, []request{{}}, ""},
+		{name: "a good server is asked once", steps: []http.HandlerFunc{serve(b, tag)}, want: []request{{}}},
 		{
-			"a cut is taken up where it was",
-			[]http.HandlerFunc{cut(b, tag, 60_000), serve(b, tag)},
-			[]request{{}, {"bytes=60000-", tag}},
-			"",
+			name:  "a cut is taken up where it was",
+			steps: []http.HandlerFunc{cut(b, tag, 60_000), serve(b, tag)},
+			want:  []request{{}, {"bytes=60000-", tag}},
+			err:   "",
 		},
-		{"two cuts", []http.HandlerFunc{
+		{name: "two cuts", steps: []http.HandlerFunc{
 			cut(b, tag, 60_000),
 			func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("ETag", tag)
@@ -148,50 +148,50 @@ func TestDownloadsFromServersThatMisbehave(t *testing.T) {
 				w.Write(b[60_000:80_000])
 			},
 			serve(b, tag),
-		}, []request{{}, {"bytes=60000-", tag}, {"bytes=80000-", tag}}, ""},
+		}, want: []request{{}, {"bytes=60000-", tag}, {"bytes=80000-", tag}}},
 		{
-			"changed content is sent in full with status 200",
-			[]http.HandlerFunc{cut(other, `"v0"`, 60_000), serve(b, tag)},
-			[]request{{}, {"bytes=60000-", `"v0"`}},
-			"",
+			name:  "changed content is sent in full with status 200",
+			steps: []http.HandlerFunc{cut(other, `"v0"`, 60_000), serve(b, tag)},
+			want:  []request{{}, {"bytes=60000-", `"v0"`}},
+			err:   "",
 		},
 		{
-			"a server without ranges sends everything again",
-			[]http.HandlerFunc{cut(b, "", 60_000), raw(200, b)},
-			[]request{{}, {"bytes=60000-", ""}},
-			"",
+			name:  "a server without ranges sends everything again",
+			steps: []http.HandlerFunc{cut(b, "", 60_000), raw(200, b)},
+			want:  []request{{}, {"bytes=60000-", ""}},
+			err:   "",
 		},
-		{"206 with another range is not joined", []http.HandlerFunc{
+		{name: "206 with another range is not joined", steps: []http.HandlerFunc{
 			cut(b, tag, 60_000),
 			raw(206, b[50_000:], "Content-Range", "bytes 50000-99999/100000", "ETag", tag),
 			serve(b, tag),
-		}, []request{{}, {"bytes=60000-", tag}, {}}, ""},
-		{"206 of another length is not joined", []http.HandlerFunc{
+		}, want: []request{{}, {"bytes=60000-", tag}, {}}},
+		{name: "206 of another length is not joined", steps: []http.HandlerFunc{
 			cut(b, tag, 60_000),
 			raw(206, b[60_000:90_000], "Content-Range", "bytes 60000-89999/90000", "ETag", tag),
 			serve(b, tag),
-		}, nil, ""},
-		{"206 with another tag is not joined", []http.HandlerFunc{
+		}, want: nil},
+		{name: "206 with another tag is not joined", steps: []http.HandlerFunc{
 			cut(b, tag, 60_000),
 			raw(206, other[60_000:], "Content-Range", "bytes 60000-99999/100000", "ETag", `"v2"`),
 			serve(b, tag),
-		}, []request{{}, {"bytes=60000-", tag}, {}}, ""},
-		{"206 without a range is not joined", []http.HandlerFunc{cut(b, tag, 60_000), raw(206, b[60_000:]), serve(b, tag)}, nil, ""},
-		{"206 to a plain request", []http.HandlerFunc{raw(206, b, "Content-Range", "bytes 0-99999/100000"), serve(b, tag)}, nil, ""},
-		{"a range that cannot be satisfied", []http.HandlerFunc{cut(b, tag, 60_000), status(416), serve(b, tag)}, nil, ""},
+		}, want: []request{{}, {"bytes=60000-", tag}, {}}},
+		{name: "206 without a range is not joined", steps: []http.HandlerFunc{cut(b, tag, 60_000), raw(206, b[60_000:]), serve(b, tag)}, want: nil},
+		{name: "206 to a plain request", steps: []http.HandlerFunc{raw(206, b, "Content-Range", "bytes 0-99999/100000"), serve(b, tag)}, want: nil},
+		{name: "a range that cannot be satisfied", steps: []http.HandlerFunc{cut(b, tag, 60_000), status(416), serve(b, tag)}, want: nil},
 		{
-			"mixed content without ETags is detected by the digest",
-			[]http.HandlerFunc{cut(other, "", 60_000), serve(b, ""), serve(b, "")},
-			[]request{{}, {"bytes=60000-", ""}, {}},
-			"",
+			name:  "mixed content without ETags is detected by the digest",
+			steps: []http.HandlerFunc{cut(other, "", 60_000), serve(b, ""), serve(b, "")},
+			want:  []request{{}, {"bytes=60000-", ""}, {}},
+			err:   "",
 		},
 		{
-			"a weak tag promises nothing",
-			[]http.HandlerFunc{cut(b, `W/"v1"`, 60_000), serve(b, `W/"v1"`)},
-			[]request{{}, {"bytes=60000-", ""}},
-			"",
+			name:  "a weak tag promises nothing",
+			steps: []http.HandlerFunc{cut(b, `W/"v1"`, 60_000), serve(b, `W/"v1"`)},
+			want:  []request{{}, {"bytes=60000-", ""}},
+			err:   "",
 		},
-		{"an end without a length is tried again", []http.HandlerFunc{
+		{name: "an end without a length is tried again", steps: []http.HandlerFunc{
 			func(w http.ResponseWriter, _ *http.Request) { // HTTP/1.0: the end is where the connection ends
 				conn, buf, err := w.(http.Hijacker).Hijack()
 				if err != nil {
@@ -203,44 +203,44 @@ func TestDownloadsFromServersThatMisbehave(t *testing.T) {
 				buf.Flush()
 			},
 			serve(b, tag),
-		}, []request{{}, {}}, ""},
-		{"a chunked answer", []http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
+		}, want: []request{{}, {}}},
+		{name: "a chunked answer", steps: []http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
 			for i := 0; i < len(b); i += 10_000 {
 				w.Write(b[i : i+10_000])
 				w.(http.Flusher).Flush()
 			}
-		}}, []request{{}}, ""},
-		{"an overloaded server", []http.HandlerFunc{status(503), status(500), status(429), serve(b, tag)}, nil, ""},
-		{"altered content is refused at once", []http.HandlerFunc{serve(other, tag)}, []request{{}}, "digest mismatch"},
-		{"one flipped bit", []http.HandlerFunc{func() http.HandlerFunc {
+		}}, want: []request{{}}},
+		{name: "an overloaded server", steps: []http.HandlerFunc{status(503), status(500), status(429), serve(b, tag)}, want: nil},
+		{name: "altered content is refused at once", steps: []http.HandlerFunc{serve(other, tag)}, want: []request{{}}, err: "digest mismatch"},
+		{name: "one flipped bit", steps: []http.HandlerFunc{func() http.HandlerFunc {
 			c := bytes.Clone(b)
 			c[77_777] ^= 1
 			return serve(c, tag)
-		}()}, []request{{}}, "digest mismatch"},
-		{"altered content behind a cut", []http.HandlerFunc{cut(b, tag, 60_000), serve(other, tag)}, nil, "digest mismatch"},
-		{"one byte too many", []http.HandlerFunc{raw(200, append(bytes.Clone(b), 0))}, []request{{}}, "digest mismatch"},
-		{"nothing there", []http.HandlerFunc{status(404)}, []request{{}}, "HTTP 404 not found"},
-		{"not allowed", []http.HandlerFunc{status(403)}, []request{{}}, "HTTP 403 forbidden"},
-		{"a server that always fails is given up", []http.HandlerFunc{status(502)}, make([]request, 5), "gave up after 5 attempts"},
-		{"a server that always cuts at once is given up", []http.HandlerFunc{cut(b, tag, 0)}, make([]request, 5), "gave up after 5 attempts"},
+		}()}, want: []request{{}}, err: "digest mismatch"},
+		{name: "altered content behind a cut", steps: []http.HandlerFunc{cut(b, tag, 60_000), serve(other, tag)}, want: nil, err: "digest mismatch"},
+		{name: "one byte too many", steps: []http.HandlerFunc{raw(200, append(bytes.Clone(b), 0))}, want: []request{{}}, err: "digest mismatch"},
+		{name: "nothing there", steps: []http.HandlerFunc{status(404)}, want: []request{{}}, err: "HTTP 404 not found"},
+		{name: "not allowed", steps: []http.HandlerFunc{status(403)}, want: []request{{}}, err: "HTTP 403 forbidden"},
+		{name: "a server that always fails is given up", steps: []http.HandlerFunc{status(502)}, want: make([]request, 5), err: "gave up after 5 attempts"},
+		{name: "a server that always cuts at once is given up", steps: []http.HandlerFunc{cut(b, tag, 0)}, want: make([]request, 5), err: "gave up after 5 attempts"},
 		{
-			"a server that always truncates at the same place is distinguished from changed content",
-			[]http.HandlerFunc{cut(b, "", 60_000)},
-			nil, "ended after 60000 of 100000 bytes",
+			name:  "a server that always truncates at the same place is distinguished from changed content",
+			steps: []http.HandlerFunc{cut(b, "", 60_000)},
+			want:  nil, err: "ended after 60000 of 100000 bytes",
 		},
-		{"the same, of an answer whose length is not known", []http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
+		{name: "the same, of an answer whose length is not known", steps: []http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
 			w.Write(b[:60_000])
 			w.(http.Flusher).Flush()
 			panic(http.ErrAbortHandler)
-		}}, nil, "ended after 60000 bytes, before its end"},
-		{"content that is shorter says how long it is", []http.HandlerFunc{raw(200, b[:60_000])}, []request{{}}, " delivers 60000 bytes with sha256:"},
-		{"an answer larger than allowed", []http.HandlerFunc{raw(200, make([]byte, 300_000))}, []request{{}}, "more than 200000 bytes"},
-		{"an endless answer", []http.HandlerFunc{func(w http.ResponseWriter, r *http.Request) {
+		}}, want: nil, err: "ended after 60000 bytes, before its end"},
+		{name: "content that is shorter says how long it is", steps: []http.HandlerFunc{raw(200, b[:60_000])}, want: []request{{}}, err: " delivers 60000 bytes with sha256:"},
+		{name: "an answer larger than allowed", steps: []http.HandlerFunc{raw(200, make([]byte, 300_000))}, want: []request{{}}, err: "more than 200000 bytes"},
+		{name: "an endless answer", steps: []http.HandlerFunc{func(w http.ResponseWriter, r *http.Request) {
 			for r.Context().Err() == nil {
 				w.Write(b)
 			}
-		}}, []request{{}}, "more than 200000 bytes"},
-		{"silence in the middle", []http.HandlerFunc{
+		}}, want: []request{{}}, err: "more than 200000 bytes"},
+		{name: "silence in the middle", steps: []http.HandlerFunc{
 			func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("ETag", tag)
 				w.Header().Set("Content-Length", "100000")
@@ -249,11 +249,11 @@ func TestDownloadsFromServersThatMisbehave(t *testing.T) {
 				<-r.Context().Done()
 			},
 			serve(b, tag),
-		}, []request{{}, {"bytes=60000-", tag}}, ""},
-		{"silence from the start", []http.HandlerFunc{
+		}, want: []request{{}, {"bytes=60000-", tag}}},
+		{name: "silence from the start", steps: []http.HandlerFunc{
 			func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
 			serve(b, tag),
-		}, nil, ""},
+		}, want: nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -348,10 +348,10 @@ func TestRetryAfterIsHonoured(t *testing.T) {
 		name, header string
 		least, most  time.Duration
 	}{
-		{"seconds", "7", 7 * time.Second, 7 * time.Second},
-		{"a date", "@20", 19 * time.Second, 20 * time.Second},
-		{"nonsense", "soon", 200 * time.Millisecond, time.Second},
-		{"an hour is too long", "3600", time.Minute, time.Minute},
+		{name: "seconds", header: "7", least: 7 * time.Second, most: 7 * time.Second},
+		{name: "a date", header: "@20", least: 19 * time.Second, most: 20 * time.Second},
+		{name: "nonsense", header: "soon", least: 200 * time.Millisecond, most: time.Second},
+		{name: "an hour is too long", header: "3600", least: time.Minute, most: time.Minute},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -474,12 +474,12 @@ func TestRunningProgramIsReplaced(t *testing.T) {
 func TestDataURLs(t *testing.T) {
 	b := []byte("{\"a\": 1}\n")
 	for _, tt := range []struct{ name, url, digest, err string }{
-		{"base64", "data:application/json;base64," + base64.StdEncoding.EncodeToString(b), digestOf(b), ""},
-		{"percent", "data:application/json,%7B%22a%22:%201%7D%0A", digestOf(b), ""},
-		{"wrong digest", "data:,canary", digestOf(b), "digest mismatch"},
-		{"bad base64", "data:;base64,canary!", digestOf(b), "malformed"},
-		{"no comma", "data:canary", digestOf(b), "malformed"},
-		{"bad escape", "data:,canary%", digestOf(b), "malformed"},
+		{name: "base64", url: "data:application/json;base64," + base64.StdEncoding.EncodeToString(b), digest: digestOf(b)},
+		{name: "percent", url: "data:application/json,%7B%22a%22:%201%7D%0A", digest: digestOf(b)},
+		{name: "wrong digest", url: "data:,canary", digest: digestOf(b), err: "digest mismatch"},
+		{name: "bad base64", url: "data:;base64,canary!", digest: digestOf(b), err: "malformed"},
+		{name: "no comma", url: "data:canary", digest: digestOf(b), err: "malformed"},
+		{name: "bad escape", url: "data:,canary%", digest: digestOf(b), err: "malformed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			root := t.TempDir()

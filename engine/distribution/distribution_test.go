@@ -34,31 +34,31 @@ func TestRecognise(t *testing.T) {
 		managed bool
 		want    string // among the evidence
 	}{
-		{Kubeadm, "a cluster of the sandbox", kubeadm, false, "annotation kubeadm.alpha.kubernetes.io/cri-socket on n-1"},
-		{Kubeadm, "a cluster of the sandbox", Facts{GitVersion: "v1.35.4", KubeadmConfig: true}, false, "ConfigMap kube-system/kubeadm-config"},
-		{Kind, "https://kind.sigs.k8s.io/docs/user/quick-start/", kind, false, "providerID kind://docker/kind/kind-control-plane on n-1"},
-		{K3s, "https://docs.k3s.io/networking/networking-services", node("v1.35.4+k3s1", "k3s://n-1", "K3s", []string{"node.kubernetes.io/instance-type"}, []string{"k3s.io/node-args", "k3s.io/internal-ip"}), false, "API server v1.35.4+k3s1"},
-		{RKE2, "https://docs.rke2.io/release-notes/v1.35.X", node("v1.35.4+rke2r1", "rke2://n-1", "Ubuntu", nil, []string{"rke2.io/node-args"}), false, "API server v1.35.4+rke2r1"},
+		{name: Kubeadm, source: "a cluster of the sandbox", facts: kubeadm, want: "annotation kubeadm.alpha.kubernetes.io/cri-socket on n-1"},
+		{name: Kubeadm, source: "a cluster of the sandbox", facts: Facts{GitVersion: "v1.35.4", KubeadmConfig: true}, want: "ConfigMap kube-system/kubeadm-config"},
+		{name: Kind, source: "https://kind.sigs.k8s.io/docs/user/quick-start/", facts: kind, want: "providerID kind://docker/kind/kind-control-plane on n-1"},
+		{name: K3s, source: "https://docs.k3s.io/networking/networking-services", facts: node("v1.35.4+k3s1", "k3s://n-1", "K3s", []string{"node.kubernetes.io/instance-type"}, []string{"k3s.io/node-args", "k3s.io/internal-ip"}), want: "API server v1.35.4+k3s1"},
+		{name: RKE2, source: "https://docs.rke2.io/release-notes/v1.35.X", facts: node("v1.35.4+rke2r1", "rke2://n-1", "Ubuntu", nil, []string{"rke2.io/node-args"}), want: "API server v1.35.4+rke2r1"},
 		{
-			EKS, "https://docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html",
-			node("v1.33.4-eks-3025e55", "aws:///eu-central-1a/i-0", "Amazon Linux 2023", []string{"eks.amazonaws.com/nodegroup", "eks.amazonaws.com/capacityType"}, nil),
-			true, "API server v1.33.4-eks-3025e55",
+			name: EKS, source: "https://docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html",
+			facts:   node("v1.33.4-eks-3025e55", "aws:///eu-central-1a/i-0", "Amazon Linux 2023", []string{"eks.amazonaws.com/nodegroup", "eks.amazonaws.com/capacityType"}, nil),
+			managed: true, want: "API server v1.33.4-eks-3025e55",
 		},
 		{
-			GKE, "https://cloud.google.com/kubernetes-engine/docs/concepts/node-pools",
-			node("v1.33.4-gke.1172000", "gce://p/z/n-1", "Container-Optimized OS from Google", []string{"cloud.google.com/gke-nodepool"}, nil),
-			true, "API server v1.33.4-gke.1172000",
+			name: GKE, source: "https://cloud.google.com/kubernetes-engine/docs/concepts/node-pools",
+			facts:   node("v1.33.4-gke.1172000", "gce://p/z/n-1", "Container-Optimized OS from Google", []string{"cloud.google.com/gke-nodepool"}, nil),
+			managed: true, want: "API server v1.33.4-gke.1172000",
 		},
 		{
-			AKS, "https://learn.microsoft.com/en-us/azure/aks/use-labels",
-			node("v1.33.4", "azure:///subscriptions/s", "Ubuntu 24.04", []string{"kubernetes.azure.com/cluster", "kubernetes.azure.com/mode"}, nil),
-			true, "label kubernetes.azure.com/cluster on n-1",
+			name: AKS, source: "https://learn.microsoft.com/en-us/azure/aks/use-labels",
+			facts:   node("v1.33.4", "azure:///subscriptions/s", "Ubuntu 24.04", []string{"kubernetes.azure.com/cluster", "kubernetes.azure.com/mode"}, nil),
+			managed: true, want: "label kubernetes.azure.com/cluster on n-1",
 		},
-		{OpenShift, "https://docs.redhat.com/en/documentation/openshift_container_platform/4.19/html/machine_configuration/machine-config-index", openshift, false, "API group config.openshift.io"},
-		{Talos, "https://talos.dev/v0.9/introduction/quickstart/", node("v1.20.2", "", "Talos (v0.9.0)", nil, nil), false, "OS image Talos (v0.9.0) on n-1"},
-		{Talos, "https://docs.siderolabs.com/talos/v1.13/getting-started/quickstart", node("v1.35.4", "", "Talos (v1.12.0)", nil, nil), false, "OS image Talos (v1.12.0) on n-1"},
-		{Constellation, "operator/api", ours, false, "API group update.edgeless.systems"},
-		{Unknown, "https://kubernetes.io/releases/", Facts{GitVersion: "v1.35.4"}, false, ""},
+		{name: OpenShift, source: "https://docs.redhat.com/en/documentation/openshift_container_platform/4.19/html/machine_configuration/machine-config-index", facts: openshift, want: "API group config.openshift.io"},
+		{name: Talos, source: "https://talos.dev/v0.9/introduction/quickstart/", facts: node("v1.20.2", "", "Talos (v0.9.0)", nil, nil), want: "OS image Talos (v0.9.0) on n-1"},
+		{name: Talos, source: "https://docs.siderolabs.com/talos/v1.13/getting-started/quickstart", facts: node("v1.35.4", "", "Talos (v1.12.0)", nil, nil), want: "OS image Talos (v1.12.0) on n-1"},
+		{name: Constellation, source: "operator/api", facts: ours, want: "API group update.edgeless.systems"},
+		{name: Unknown, source: "https://kubernetes.io/releases/", facts: Facts{GitVersion: "v1.35.4"}, want: ""},
 	} {
 		got := Recognise(tt.facts)
 		if got.Name != tt.name || got.Managed != tt.managed {

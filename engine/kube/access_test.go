@@ -46,11 +46,11 @@ func TestSelect(t *testing.T) {
 		context, has string
 		not          string
 	}{
-		{cluster.Access{}, "a", "sekret-a", "login"},
-		{cluster.Access{Context: "b"}, "b", "https://b.example", "sekret-a"}, // nothing of other contexts
-		{cluster.Access{Context: "b", User: "u-a"}, "b", "sekret-a", "login"},
-		{cluster.Access{As: "jane", AsGroups: []string{"ops"}}, "a", "as: jane", "login"},
-		{cluster.Access{Kubeconfig: b}, "b", filepath.Join(filepath.Dir(b), "login"), "sekret-a"},
+		{access: cluster.Access{}, context: "a", has: "sekret-a", not: "login"},
+		{access: cluster.Access{Context: "b"}, context: "b", has: "https://b.example", not: "sekret-a"}, // nothing of other contexts
+		{access: cluster.Access{Context: "b", User: "u-a"}, context: "b", has: "sekret-a", not: "login"},
+		{access: cluster.Access{As: "jane", AsGroups: []string{"ops"}}, context: "a", has: "as: jane", not: "login"},
+		{access: cluster.Access{Kubeconfig: b}, context: "b", has: filepath.Join(filepath.Dir(b), "login"), not: "sekret-a"},
 	} {
 		got, err := Select(tt.access, "/bin/self")
 		if err != nil {
@@ -73,11 +73,11 @@ func TestTwoClustersWithOneName(t *testing.T) {
 		server      string
 		note        []string
 	}{
-		{"the first file", a + string(os.PathListSeparator) + b, cluster.Access{}, "https://a.example", []string{b, "https://b.example", "--kubeconfig"}},
-		{"the other order", b + string(os.PathListSeparator) + a, cluster.Access{}, "https://b.example", []string{a, "https://a.example"}},
-		{"a file that is named", a + string(os.PathListSeparator) + b, cluster.Access{Kubeconfig: b}, "https://b.example", nil},
-		{"one cluster twice", a + string(os.PathListSeparator) + same, cluster.Access{}, "https://a.example", nil},
-		{"a file that does not exist", a + string(os.PathListSeparator) + b + "-none", cluster.Access{}, "https://a.example", nil},
+		{name: "the first file", files: a + string(os.PathListSeparator) + b, access: cluster.Access{}, server: "https://a.example", note: []string{b, "https://b.example", "--kubeconfig"}},
+		{name: "the other order", files: b + string(os.PathListSeparator) + a, access: cluster.Access{}, server: "https://b.example", note: []string{a, "https://a.example"}},
+		{name: "a file that is named", files: a + string(os.PathListSeparator) + b, access: cluster.Access{Kubeconfig: b}, server: "https://b.example"},
+		{name: "one cluster twice", files: a + string(os.PathListSeparator) + same, access: cluster.Access{}, server: "https://a.example"},
+		{name: "a file that does not exist", files: a + string(os.PathListSeparator) + b + "-none", access: cluster.Access{}, server: "https://a.example"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Setenv("KUBECONFIG", tt.files)
@@ -262,26 +262,26 @@ func TestCheckOfTroubledServers(t *testing.T) {
 		err     string
 		finding string
 	}{
-		{"forbids everything", forbid, "", "missing-rights"},
-		{"rejects the credentials", func(w http.ResponseWriter, _ *http.Request) {
+		{name: "forbids everything", serve: forbid, finding: "missing-rights"},
+		{name: "rejects the credentials", serve: func(w http.ResponseWriter, _ *http.Request) {
 			status(w, http.StatusUnauthorized, "Unauthorized", "Unauthorized")
-		}, "denied by the API server", ""},
-		{"half dead", func(w http.ResponseWriter, r *http.Request) {
+		}, err: "denied by the API server"},
+		{name: "half dead", serve: func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/version" {
 				version(w)
 				return
 			}
 			status(w, http.StatusServiceUnavailable, "ServiceUnavailable", "etcd is gone")
-		}, "", "nodes-unread"},
-		{"slow, and forbids everything", func(w http.ResponseWriter, r *http.Request) {
+		}, finding: "nodes-unread"},
+		{name: "slow, and forbids everything", serve: func(w http.ResponseWriter, r *http.Request) {
 			select {
 			case <-time.After(100 * time.Millisecond):
 			case <-r.Context().Done():
 			}
 			forbid(w, r)
-		}, "", "missing-rights"},
-		{"hangs", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "does not answer", ""},
-		{"is another program", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, "read version", ""},
+		}, finding: "missing-rights"},
+		{name: "hangs", serve: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, err: "does not answer"},
+		{name: "is another program", serve: func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, err: "read version"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

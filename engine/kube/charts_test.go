@@ -292,24 +292,24 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 		more   string
 		want   []string
 	}{
-		{"an object without data", map[string]any{"text": "two", "tag": "v2"}, "", nil},
-		{"a definition without objects", map[string]any{"text": "one", "kind": false}, "", nil},
-		{"a namespace", map[string]any{"text": "one", "namespace": false}, "", []string{"Namespace shop-files is deleted with everything in it"}},
-		{"a claim", map[string]any{"text": "one", "claim": false}, "", []string{"PersistentVolumeClaim shop/shop is deleted with its volume's data"}},
-		{"a database", map[string]any{"text": "one", "database": false}, "", []string{"StatefulSet shop/db is deleted with its pods; its volumes stay"}},
+		{name: "an object without data", values: map[string]any{"text": "two", "tag": "v2"}, want: nil},
+		{name: "a definition without objects", values: map[string]any{"text": "one", "kind": false}, want: nil},
+		{name: "a namespace", values: map[string]any{"text": "one", "namespace": false}, want: []string{"Namespace shop-files is deleted with everything in it"}},
+		{name: "a claim", values: map[string]any{"text": "one", "claim": false}, want: []string{"PersistentVolumeClaim shop/shop is deleted with its volume's data"}},
+		{name: "a database", values: map[string]any{"text": "one", "database": false}, want: []string{"StatefulSet shop/db is deleted with its pods; its volumes stay"}},
 		{
-			"a database with an immutable change",
-			map[string]any{"text": "one", "service": "other"},
-			"",
-			[]string{"StatefulSet shop/db is deleted and recreated because it cannot be updated: spec is immutable; its pods stop in the meantime, its volumes stay"},
+			name:   "a database with an immutable change",
+			values: map[string]any{"text": "one", "service": "other"},
+			more:   "",
+			want:   []string{"StatefulSet shop/db is deleted and recreated because it cannot be updated: spec is immutable; its pods stop in the meantime, its volumes stay"},
 		},
 		{
-			"a claim with an immutable change",
-			map[string]any{"text": "one", "mode": "ReadWriteMany"},
-			"",
-			[]string{"PersistentVolumeClaim shop/shop is deleted and recreated because it cannot be updated: spec is immutable; its data is lost"},
+			name:   "a claim with an immutable change",
+			values: map[string]any{"text": "one", "mode": "ReadWriteMany"},
+			more:   "",
+			want:   []string{"PersistentVolumeClaim shop/shop is deleted and recreated because it cannot be updated: spec is immutable; its data is lost"},
 		},
-		{"the publisher's warning", map[string]any{"text": "one"}, "orders of the old kind", []string{"orders of the old kind"}},
+		{name: "the publisher's warning", values: map[string]any{"text": "one"}, more: "orders of the old kind", want: []string{"orders of the old kind"}},
 	} {
 		t.Run("destroys "+tt.name, func(t *testing.T) {
 			next := shopChart(t, "1.1.0", tt.values)

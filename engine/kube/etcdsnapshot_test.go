@@ -349,12 +349,12 @@ func TestEtcdSnapshot(t *testing.T) {
 	r.must(err)
 	ops := r.client("ops")
 	for _, step := range []struct{ words, group, resource, verb string }{
-		{"serviceaccounts/token", "", "serviceaccounts/token", "create"},
-		{`cannot get resource "deployments"`, "apps", "deployments", "get"},
-		{`cannot list resource "replicasets"`, "apps", "replicasets", "list"},
-		{`cannot list resource "pods"`, "", "pods", "list"},
-		{`cannot get resource "nodes"`, "", "nodes", "get"},
-		{"may not create pods/portforward", "", "pods/portforward", "create"},
+		{words: "serviceaccounts/token", resource: "serviceaccounts/token", verb: "create"},
+		{words: `cannot get resource "deployments"`, group: "apps", resource: "deployments", verb: "get"},
+		{words: `cannot list resource "replicasets"`, group: "apps", resource: "replicasets", verb: "list"},
+		{words: `cannot list resource "pods"`, resource: "pods", verb: "list"},
+		{words: `cannot get resource "nodes"`, resource: "nodes", verb: "get"},
+		{words: "may not create pods/portforward", resource: "pods/portforward", verb: "create"},
 	} {
 		t.Run("a user without rights on "+step.resource+" is denied", func(t *testing.T) { fails(t, ops, cluster.ErrForbidden, step.words, "serviceaccounts/token") })
 		role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{step.group}, Resources: []string{step.resource}, Verbs: []string{step.verb}})

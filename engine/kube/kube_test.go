@@ -172,10 +172,10 @@ func ourCharts(t *testing.T, c *Client) {
 		release, chart, service string
 		pods                    int
 	}{
-		{"v1.0.0", "constellation-services", "joinservice", 1},
-		{"v1.1.0", "constellation-services", "joinservice", 1},
-		{"v1.0.0", "constellation-operator", "operator", 2}, // and the stand-in of the autoscaler
-		{"v1.1.0", "constellation-operator", "operator", 3}, // and the controller of Plans
+		{release: "v1.0.0", chart: "constellation-services", service: "joinservice", pods: 1},
+		{release: "v1.1.0", chart: "constellation-services", service: "joinservice", pods: 1},
+		{release: "v1.0.0", chart: "constellation-operator", service: "operator", pods: 2}, // and the stand-in of the autoscaler
+		{release: "v1.1.0", chart: "constellation-operator", service: "operator", pods: 3}, // and the controller of Plans
 	} {
 		files, err := assets.ChartFor(tt.chart, tt.release)
 		if err != nil {
@@ -399,9 +399,9 @@ func TestTransientErrorsAreRetried(t *testing.T) {
 		requests int
 		want     error
 	}{
-		{"an API server that comes back", []int{503, 429, 200}, 3, nil},
-		{"a refusal", []int{403}, 1, cluster.ErrDenied},
-		{"an absence", []int{404}, 1, cluster.ErrAbsent},
+		{name: "an API server that comes back", statuses: []int{503, 429, 200}, requests: 3, want: nil},
+		{name: "a refusal", statuses: []int{403}, requests: 1, want: cluster.ErrDenied},
+		{name: "an absence", statuses: []int{404}, requests: 1, want: cluster.ErrAbsent},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var mu sync.Mutex

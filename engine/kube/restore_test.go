@@ -863,15 +863,15 @@ func TestRejectionsHideValues(t *testing.T) {
 		saved, live *object
 		text, want  string
 	}{
-		{"a rejected value", o(`"spec":{"a":"trout-0815","b":["x"]}`), nil, `spec.a: Invalid value: "trout-0815": spec.a in body should match '^x$'`, `spec.a: Invalid value: "…": spec.a in body should match '^x$'`},
-		{"twice, and in a sentence", o(`"spec":{"a":"trout-0815"}`), nil, `must be of type date: "trout-0815"; it is trout-0815!`, `must be of type date: "…"; it is …!`},
-		{"with characters that need escaping", o(`"spec":{"a":"a\"<b\u00fc>"}`), nil, `Invalid value: "a\"<bü>" and {"a":"a\"\u003cbü\u003e"}`, `Invalid value: "…" and {"a":"…"}`},
-		{"short ones where they are quoted", o(`"spec":{"a":"in"}`), nil, `Invalid value: "in": spec.a in body is wrong`, `Invalid value: "…": spec.a in body is wrong`},
-		{"one that is part of another", o(`"spec":{"a":"trout-0815","b":"trout-0815-16"}`), nil, `it is trout-0815-16`, `it is …`},
-		{"numbers", o(`"spec":{"pin":4711}`), nil, `spec.pin: Invalid value: 4711: must be less than or equal to 9`, `spec.pin: Invalid value: …: must be less than or equal to 9`},
-		{"a value of the live object", o(`"spec":{}`), o(`"data":{"p":"trout-0815"}`), `data: Forbidden: was trout-0815`, `data: Forbidden: was …`},
-		{"annotations", o(`"spec":{}`), nil, `it has a long annotation`, `it has …`},
-		{"names stay", o(`"spec":{"a":"swordfish"}`), nil, `Widget.example.com "swordfish" is invalid`, `Widget.example.com "swordfish" is invalid`},
+		{name: "a rejected value", saved: o(`"spec":{"a":"trout-0815","b":["x"]}`), text: `spec.a: Invalid value: "trout-0815": spec.a in body should match '^x$'`, want: `spec.a: Invalid value: "…": spec.a in body should match '^x$'`},
+		{name: "twice, and in a sentence", saved: o(`"spec":{"a":"trout-0815"}`), text: `must be of type date: "trout-0815"; it is trout-0815!`, want: `must be of type date: "…"; it is …!`},
+		{name: "with characters that need escaping", saved: o(`"spec":{"a":"a\"<b\u00fc>"}`), text: `Invalid value: "a\"<bü>" and {"a":"a\"\u003cbü\u003e"}`, want: `Invalid value: "…" and {"a":"…"}`},
+		{name: "short ones where they are quoted", saved: o(`"spec":{"a":"in"}`), text: `Invalid value: "in": spec.a in body is wrong`, want: `Invalid value: "…": spec.a in body is wrong`},
+		{name: "one that is part of another", saved: o(`"spec":{"a":"trout-0815","b":"trout-0815-16"}`), text: `it is trout-0815-16`, want: `it is …`},
+		{name: "numbers", saved: o(`"spec":{"pin":4711}`), text: `spec.pin: Invalid value: 4711: must be less than or equal to 9`, want: `spec.pin: Invalid value: …: must be less than or equal to 9`},
+		{name: "a value of the live object", saved: o(`"spec":{}`), live: o(`"data":{"p":"trout-0815"}`), text: `data: Forbidden: was trout-0815`, want: `data: Forbidden: was …`},
+		{name: "annotations", saved: o(`"spec":{}`), text: `it has a long annotation`, want: `it has …`},
+		{name: "names stay", saved: o(`"spec":{"a":"swordfish"}`), text: `Widget.example.com "swordfish" is invalid`, want: `Widget.example.com "swordfish" is invalid`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := without(tt.text, tt.saved, tt.live); got != tt.want {
@@ -900,9 +900,9 @@ func TestAnOlderVersionIsRestoredThroughConversion(t *testing.T) {
 		want map[string]int
 		text string // of what failed
 	}{
-		{"a newer version is stored", definition{versions: []string{"v1alpha1", "v1"}}, map[string]int{engine.RestoreCreated: 5, engine.RestoreLeft: 1}, ""},
-		{"the older version is no longer served", definition{versions: []string{"v1alpha1", "v1"}, unserved: []string{"v1alpha1"}}, map[string]int{engine.RestoreCreated: 5, engine.RestoreLeft: 1}, ""},
-		{"a field was removed", definition{versions: []string{"v1alpha1", "v1"}, spec: schema(`"b":{"type":"integer"}`)}, map[string]int{engine.RestoreFailed: 5, engine.RestoreLeft: 1}, `unknown field "spec.a"`},
+		{name: "a newer version is stored", now: definition{versions: []string{"v1alpha1", "v1"}}, want: map[string]int{engine.RestoreCreated: 5, engine.RestoreLeft: 1}},
+		{name: "the older version is no longer served", now: definition{versions: []string{"v1alpha1", "v1"}, unserved: []string{"v1alpha1"}}, want: map[string]int{engine.RestoreCreated: 5, engine.RestoreLeft: 1}},
+		{name: "a field was removed", now: definition{versions: []string{"v1alpha1", "v1"}, spec: schema(`"b":{"type":"integer"}`)}, want: map[string]int{engine.RestoreFailed: 5, engine.RestoreLeft: 1}, text: `unknown field "spec.a"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := newHand(t, c)

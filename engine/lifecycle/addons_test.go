@@ -13,20 +13,20 @@ func TestDefectsOfAddOnsAreErrors(t *testing.T) {
 	sound := "sources: {s: a page}\naddOns:\n- {name: a, images: [x/a], versions: [{version: \"1.2\", from: v1.30, to: v1.31, source: s}]}\n"
 	fields := "sources: {s: a page}\nfields:\n- {at: volume, name: a, gone: v1.20, instead: b, source: s}\n"
 	for _, tt := range []struct{ name, addOns, fields, want string }{
-		{"sound", sound, fields, ""},
-		{"unknown field", strings.Replace(sound, "from:", "since:", 1), fields, "field since not found"},
-		{"no source", strings.Replace(sound, ", source: s", "", 1), fields, `row 1 of versions of a: source "" is not listed`},
-		{"unused source", strings.Replace(sound, "{s: a page}", "{s: a page, u: another}", 1), fields, `source "u" has no row`},
-		{"no version", strings.Replace(sound, `"1.2"`, "latest", 1), fields, "row 1 of versions of a: fields are missing"},
-		{"no minor", strings.Replace(sound, "v1.30", "1.30.1", 1), fields, "row 1 of versions of a: fields are missing"},
-		{"unrecognisable", strings.Replace(sound, "images: [x/a], ", "", 1), fields, "row 1 of addOns: fields are missing"},
-		{"what it does to nodes without a source", strings.Replace(sound, "name: a", "name: a, nodes: drains", 1), fields, "row 1 of addOns: fields are missing"},
-		{"a chart's version without a chart", strings.Replace(sound, "name: a", "name: a, chartSource: s", 1), fields, "row 1 of chart sources of a: fields are missing"},
-		{"a chart's version without a source", strings.Replace(sound, "name: a", "name: a, charts: [a], chartSource: x", 1), fields, `row 1 of chart sources of a: source "x" is not listed`},
-		{"twice", sound + "- {name: a, charts: [a]}\n", fields, "a name is listed twice"},
-		{"a version twice", strings.Replace(sound, "versions: [", `versions: [{version: "1.2", from: v1.29, source: s}, `, 1), fields, "a version is listed twice"},
-		{"unknown place", sound, strings.Replace(fields, "volume", "moon", 1), "row 1 of fields: fields are missing"},
-		{"field without a source", sound, strings.Replace(fields, ", source: s", "", 1), `row 1 of fields: source "" is not listed`},
+		{name: "sound", addOns: sound, fields: fields, want: ""},
+		{name: "unknown field", addOns: strings.Replace(sound, "from:", "since:", 1), fields: fields, want: "field since not found"},
+		{name: "no source", addOns: strings.Replace(sound, ", source: s", "", 1), fields: fields, want: `row 1 of versions of a: source "" is not listed`},
+		{name: "unused source", addOns: strings.Replace(sound, "{s: a page}", "{s: a page, u: another}", 1), fields: fields, want: `source "u" has no row`},
+		{name: "no version", addOns: strings.Replace(sound, `"1.2"`, "latest", 1), fields: fields, want: "row 1 of versions of a: fields are missing"},
+		{name: "no minor", addOns: strings.Replace(sound, "v1.30", "1.30.1", 1), fields: fields, want: "row 1 of versions of a: fields are missing"},
+		{name: "unrecognisable", addOns: strings.Replace(sound, "images: [x/a], ", "", 1), fields: fields, want: "row 1 of addOns: fields are missing"},
+		{name: "what it does to nodes without a source", addOns: strings.Replace(sound, "name: a", "name: a, nodes: drains", 1), fields: fields, want: "row 1 of addOns: fields are missing"},
+		{name: "a chart's version without a chart", addOns: strings.Replace(sound, "name: a", "name: a, chartSource: s", 1), fields: fields, want: "row 1 of chart sources of a: fields are missing"},
+		{name: "a chart's version without a source", addOns: strings.Replace(sound, "name: a", "name: a, charts: [a], chartSource: x", 1), fields: fields, want: `row 1 of chart sources of a: source "x" is not listed`},
+		{name: "twice", addOns: sound + "- {name: a, charts: [a]}\n", fields: fields, want: "a name is listed twice"},
+		{name: "a version twice", addOns: strings.Replace(sound, "versions: [", `versions: [{version: "1.2", from: v1.29, source: s}, `, 1), fields: fields, want: "a version is listed twice"},
+		{name: "unknown place", addOns: sound, fields: strings.Replace(fields, "volume", "moon", 1), want: "row 1 of fields: fields are missing"},
+		{name: "field without a source", addOns: sound, fields: strings.Replace(fields, ", source: s", "", 1), want: `row 1 of fields: source "" is not listed`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := parse(fstest.MapFS{"data/addons.yaml": {Data: []byte(tt.addOns)}, "data/fields.yaml": {Data: []byte(tt.fields)}})
@@ -43,18 +43,18 @@ func TestAddOns(t *testing.T) {
 		want                    Support
 		lists                   string
 	}{
-		{"quay.io/jetstack/cert-manager-controller:v1.19.2", "v1.35.1", "cert-manager", Supported, "v1.31 to v1.35"},
-		{"mirror:5000/quay.io/jetstack/cert-manager-controller:v1.19.2@sha256:00", "v1.36.0", "cert-manager", NotListed, "v1.31 to v1.35"},
-		{"mirror:5000/cert-manager-controller", "v1.36.0", "cert-manager", SupportUnknown, ""},
-		{"jetstack/cert-manager-controller:main", "v1.36.0", "cert-manager", SupportUnknown, ""},
-		{"k8s.gcr.io/autoscaling/cluster-autoscaler:v1.36.3", "v1.36.0", "cluster-autoscaler", Supported, "v1.36"},
-		{"k8s.gcr.io/autoscaling/cluster-autoscaler:v1.36.3", "v1.37.0", "cluster-autoscaler", NotListed, "v1.36"},
-		{"registry.k8s.io/ingress-nginx/controller:v1.10.0", "v1.30.0", "ingress-nginx", NotListed, "v1.26 to v1.29"},
-		{"registry.k8s.io/ingress-nginx/controller:v1.10.2", "v1.30.0", "ingress-nginx", Supported, "v1.26 to v1.30"},
-		{"registry.k8s.io/metrics-server/metrics-server:v0.8.0", "v1.37.0", "metrics-server", Supported, "v1.31 and newer"},
-		{"registry.k8s.io/metrics-server/metrics-server:v0.8.0", "v1.30.0", "metrics-server", NotListed, "v1.31 and newer"},
-		{"example.com/shop/web:1.2.3", "v1.37.0", "", SupportUnknown, ""},
-		{"example.com/notcalico/node:v3.29.1", "v1.37.0", "", SupportUnknown, ""},
+		{image: "quay.io/jetstack/cert-manager-controller:v1.19.2", kubernetes: "v1.35.1", name: "cert-manager", want: Supported, lists: "v1.31 to v1.35"},
+		{image: "mirror:5000/quay.io/jetstack/cert-manager-controller:v1.19.2@sha256:00", kubernetes: "v1.36.0", name: "cert-manager", want: NotListed, lists: "v1.31 to v1.35"},
+		{image: "mirror:5000/cert-manager-controller", kubernetes: "v1.36.0", name: "cert-manager", want: SupportUnknown},
+		{image: "jetstack/cert-manager-controller:main", kubernetes: "v1.36.0", name: "cert-manager", want: SupportUnknown},
+		{image: "k8s.gcr.io/autoscaling/cluster-autoscaler:v1.36.3", kubernetes: "v1.36.0", name: "cluster-autoscaler", want: Supported, lists: "v1.36"},
+		{image: "k8s.gcr.io/autoscaling/cluster-autoscaler:v1.36.3", kubernetes: "v1.37.0", name: "cluster-autoscaler", want: NotListed, lists: "v1.36"},
+		{image: "registry.k8s.io/ingress-nginx/controller:v1.10.0", kubernetes: "v1.30.0", name: "ingress-nginx", want: NotListed, lists: "v1.26 to v1.29"},
+		{image: "registry.k8s.io/ingress-nginx/controller:v1.10.2", kubernetes: "v1.30.0", name: "ingress-nginx", want: Supported, lists: "v1.26 to v1.30"},
+		{image: "registry.k8s.io/metrics-server/metrics-server:v0.8.0", kubernetes: "v1.37.0", name: "metrics-server", want: Supported, lists: "v1.31 and newer"},
+		{image: "registry.k8s.io/metrics-server/metrics-server:v0.8.0", kubernetes: "v1.30.0", name: "metrics-server", want: NotListed, lists: "v1.31 and newer"},
+		{image: "example.com/shop/web:1.2.3", kubernetes: "v1.37.0", want: SupportUnknown},
+		{image: "example.com/notcalico/node:v3.29.1", kubernetes: "v1.37.0", want: SupportUnknown},
 	} {
 		a, v := ByImage(tt.image)
 		if a == nil {

@@ -207,11 +207,11 @@ func TestFindings(t *testing.T) {
 		args                 map[string]any
 		matching, list, next float64
 	}{
-		{nil, 150, 20, 20},
-		{map[string]any{"id": "pdb-room"}, 3, 3, 0},
-		{map[string]any{"severity": string(plan.Info)}, 1, 1, 0},
-		{map[string]any{"text": "SHOP/web"}, 3, 3, 0},
-		{map[string]any{"limit": 100, "offset": 60}, 150, 90, 0},
+		{args: nil, matching: 150, list: 20, next: 20},
+		{args: map[string]any{"id": "pdb-room"}, matching: 3, list: 3, next: 0},
+		{args: map[string]any{"severity": string(plan.Info)}, matching: 1, list: 1, next: 0},
+		{args: map[string]any{"text": "SHOP/web"}, matching: 3, list: 3, next: 0},
+		{args: map[string]any{"limit": 100, "offset": 60}, matching: 150, list: 90, next: 0},
 	} {
 		_, data, failed := call(t, c, "findings", tt.args)
 		next, _ := data["nextOffset"].(float64)

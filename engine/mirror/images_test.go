@@ -101,12 +101,12 @@ func TestMirrorImagesOfKubernetes(t *testing.T) {
 		list             []Image
 		want             string
 	}{
-		{r.dir, folder, "", official, strings.TrimPrefix(p.root(), Scheme) + "/coredns/coredns:v1.14.6"},
-		{r.dir, t.TempDir(), p.root(), p.images, strings.TrimPrefix(p.root(), Scheme) + "/coredns/coredns:v1.14.6"},
-		{folder, reg.base(), "", p.images, folder + "/images/kubernetes/coredns:v1.14.6"},
-		{r.dir, last, reg.base(), p.images, strings.TrimPrefix(reg.base(), Scheme) + "/kubernetes/coredns:v1.14.6"},
-		{reg.base(), t.TempDir(), "", p.images, strings.TrimPrefix(reg.base(), Scheme) + "/kubernetes/coredns:v1.14.6"},
-		{r.dir, t.TempDir(), folder, p.images, folder + "/images/kubernetes/coredns:v1.14.6"},
+		{from: r.dir, to: folder, list: official, want: strings.TrimPrefix(p.root(), Scheme) + "/coredns/coredns:v1.14.6"},
+		{from: r.dir, to: t.TempDir(), images: p.root(), list: p.images, want: strings.TrimPrefix(p.root(), Scheme) + "/coredns/coredns:v1.14.6"},
+		{from: folder, to: reg.base(), list: p.images, want: folder + "/images/kubernetes/coredns:v1.14.6"},
+		{from: r.dir, to: last, images: reg.base(), list: p.images, want: strings.TrimPrefix(reg.base(), Scheme) + "/kubernetes/coredns:v1.14.6"},
+		{from: reg.base(), to: t.TempDir(), list: p.images, want: strings.TrimPrefix(reg.base(), Scheme) + "/kubernetes/coredns:v1.14.6"},
+		{from: r.dir, to: t.TempDir(), images: folder, list: p.images, want: folder + "/images/kubernetes/coredns:v1.14.6"},
 	} {
 		var parts []string
 		report, err := Copy(t.Context(), Options{

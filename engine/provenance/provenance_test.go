@@ -74,26 +74,26 @@ func TestVerify(t *testing.T) {
 		keys   []release.Key
 		want   []string // ID and file of each problem
 	}{
-		{"untouched", func(*testing.T, string) {}, []release.Key{other.Key, key.Key}, nil},
-		{"another key", func(*testing.T, string) {}, []release.Key{other.Key}, []string{
+		{name: "untouched", change: func(*testing.T, string) {}, keys: []release.Key{other.Key, key.Key}, want: nil},
+		{name: "another key", change: func(*testing.T, string) {}, keys: []release.Key{other.Key}, want: []string{
 			"invalid-signature provenance/constellation-sandbox.intoto.json", "invalid-signature provenance/constellation.intoto.json", "invalid-signature provenance/releases/v1.1.0/agent.intoto.json",
 		}},
-		{"no key", func(*testing.T, string) {}, nil, []string{"no-key provenance"}},
-		{"altered daemon", func(t *testing.T, dir string) { put(t, filepath.Join(dir, "releases/v1.1.0/agent"), "evil") }, []release.Key{key.Key}, []string{"altered releases/v1.1.0/agent"}},
-		{"altered program", func(t *testing.T, dir string) { put(t, filepath.Join(dir, "constellation"), "evil") }, []release.Key{key.Key}, []string{"altered constellation", "no-statement constellation"}},
-		{"daemon without statement", func(t *testing.T, dir string) { put(t, filepath.Join(dir, "releases/v1.1.0/more"), "evil") }, []release.Key{key.Key}, []string{"no-statement releases/v1.1.0/more"}},
-		{"daemon removed", func(t *testing.T, dir string) { remove(t, filepath.Join(dir, "releases/v1.1.0/agent")) }, []release.Key{key.Key}, []string{"missing releases/v1.1.0/agent"}},
-		{"no statements", func(t *testing.T, dir string) { remove(t, filepath.Join(dir, Dir)) }, []release.Key{key.Key}, []string{"no-statement constellation", "no-statement constellation-sandbox", "no-statement releases/v1.1.0/agent"}},
-		{"no signature", func(t *testing.T, dir string) { remove(t, filepath.Join(dir, statement+SignatureSuffix)) }, []release.Key{key.Key}, []string{"no-signature " + statement}},
-		{"endless signature", func(t *testing.T, dir string) {
+		{name: "no key", change: func(*testing.T, string) {}, want: []string{"no-key provenance"}},
+		{name: "altered daemon", change: func(t *testing.T, dir string) { put(t, filepath.Join(dir, "releases/v1.1.0/agent"), "evil") }, keys: []release.Key{key.Key}, want: []string{"altered releases/v1.1.0/agent"}},
+		{name: "altered program", change: func(t *testing.T, dir string) { put(t, filepath.Join(dir, "constellation"), "evil") }, keys: []release.Key{key.Key}, want: []string{"altered constellation", "no-statement constellation"}},
+		{name: "daemon without statement", change: func(t *testing.T, dir string) { put(t, filepath.Join(dir, "releases/v1.1.0/more"), "evil") }, keys: []release.Key{key.Key}, want: []string{"no-statement releases/v1.1.0/more"}},
+		{name: "daemon removed", change: func(t *testing.T, dir string) { remove(t, filepath.Join(dir, "releases/v1.1.0/agent")) }, keys: []release.Key{key.Key}, want: []string{"missing releases/v1.1.0/agent"}},
+		{name: "no statements", change: func(t *testing.T, dir string) { remove(t, filepath.Join(dir, Dir)) }, keys: []release.Key{key.Key}, want: []string{"no-statement constellation", "no-statement constellation-sandbox", "no-statement releases/v1.1.0/agent"}},
+		{name: "no signature", change: func(t *testing.T, dir string) { remove(t, filepath.Join(dir, statement+SignatureSuffix)) }, keys: []release.Key{key.Key}, want: []string{"no-signature " + statement}},
+		{name: "endless signature", change: func(t *testing.T, dir string) {
 			put(t, filepath.Join(dir, statement+SignatureSuffix), strings.Repeat("a", 1<<20))
-		}, []release.Key{key.Key}, []string{"invalid-signature " + statement}},
-		{"altered statement", func(t *testing.T, dir string) { edit(t, filepath.Join(dir, statement), "urn:test", "urn:evil") }, []release.Key{key.Key}, []string{"invalid-signature " + statement}},
-		{"statement that names a file outside", func(t *testing.T, dir string) {
+		}, keys: []release.Key{key.Key}, want: []string{"invalid-signature " + statement}},
+		{name: "altered statement", change: func(t *testing.T, dir string) { edit(t, filepath.Join(dir, statement), "urn:test", "urn:evil") }, keys: []release.Key{key.Key}, want: []string{"invalid-signature " + statement}},
+		{name: "statement that names a file outside", change: func(t *testing.T, dir string) {
 			edit(t, filepath.Join(dir, statement), `"name": "constellation"`, `"name": "../constellation"`)
-		}, []release.Key{key.Key}, []string{"bad-statement " + statement, "no-statement constellation"}},
-		{"cut statement", func(t *testing.T, dir string) { put(t, filepath.Join(dir, statement), "{") }, []release.Key{key.Key}, []string{"bad-statement " + statement, "no-statement constellation"}},
-		{"statement about another commit", func(t *testing.T, dir string) {
+		}, keys: []release.Key{key.Key}, want: []string{"bad-statement " + statement, "no-statement constellation"}},
+		{name: "cut statement", change: func(t *testing.T, dir string) { put(t, filepath.Join(dir, statement), "{") }, keys: []release.Key{key.Key}, want: []string{"bad-statement " + statement, "no-statement constellation"}},
+		{name: "statement about another commit", change: func(t *testing.T, dir string) {
 			edit(t, filepath.Join(dir, statement), "0123abcd", "4567abcd")
 			b, err := os.ReadFile(filepath.Join(dir, statement))
 			if err != nil {
@@ -104,7 +104,7 @@ func TestVerify(t *testing.T) {
 				t.Fatal(err)
 			}
 			put(t, filepath.Join(dir, statement+SignatureSuffix), string(sig))
-		}, []release.Key{key.Key}, []string{"bad-statement " + statement}},
+		}, keys: []release.Key{key.Key}, want: []string{"bad-statement " + statement}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := installed(t, key)

@@ -583,36 +583,36 @@ func TestServersThatMisbehaveAreRefused(t *testing.T) {
 		is     error
 		want   string
 	}{
-		{"a redirect to http", redirect(elsewhere.URL), ErrRedirect, "but only https is allowed"},
-		{"a redirect to a file", redirect("file://" + dir), ErrRedirect, "but only https is allowed"},
-		{"a redirect with control characters", redirect("http://\x1b[2J"), nil, "Location"},
-		{"an error", func(w http.ResponseWriter, _ *http.Request) bool {
+		{name: "a redirect to http", answer: redirect(elsewhere.URL), is: ErrRedirect, want: "but only https is allowed"},
+		{name: "a redirect to a file", answer: redirect("file://" + dir), is: ErrRedirect, want: "but only https is allowed"},
+		{name: "a redirect with control characters", answer: redirect("http://\x1b[2J"), want: "Location"},
+		{name: "an error", answer: func(w http.ResponseWriter, _ *http.Request) bool {
 			w.WriteHeader(http.StatusTeapot)
 			return true
-		}, ErrUnreachable, "418"},
-		{"a body without end", func(w http.ResponseWriter, r *http.Request) bool {
+		}, is: ErrUnreachable, want: "418"},
+		{name: "a body without end", answer: func(w http.ResponseWriter, r *http.Request) bool {
 			for chunk := bytes.Repeat([]byte(" "), 64<<10); r.Context().Err() == nil; {
 				if _, err := w.Write(chunk); err != nil {
 					break
 				}
 			}
 			return true
-		}, ErrAltered, "more than 1048576 bytes"},
-		{"a length that is too long", func(w http.ResponseWriter, _ *http.Request) bool {
+		}, is: ErrAltered, want: "more than 1048576 bytes"},
+		{name: "a length that is too long", answer: func(w http.ResponseWriter, _ *http.Request) bool {
 			w.Header().Set("Content-Length", "99999999")
 			w.WriteHeader(http.StatusOK)
 			return true
-		}, ErrAltered, "it has 99999999 bytes"},
-		{"a body that ends early", func(w http.ResponseWriter, _ *http.Request) bool {
+		}, is: ErrAltered, want: "it has 99999999 bytes"},
+		{name: "a body that ends early", answer: func(w http.ResponseWriter, _ *http.Request) bool {
 			w.Header().Set("Content-Length", "1000")
 			_, _ = w.Write([]byte("{"))
 			return true
-		}, ErrUnreachable, "unexpected EOF"},
-		{"a connection that is cut", func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) }, ErrUnreachable, "EOF"},
-		{"not modified, although nothing was asked", func(w http.ResponseWriter, _ *http.Request) bool {
+		}, is: ErrUnreachable, want: "unexpected EOF"},
+		{name: "a connection that is cut", answer: func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) }, is: ErrUnreachable, want: "EOF"},
+		{name: "not modified, although nothing was asked", answer: func(w http.ResponseWriter, _ *http.Request) bool {
 			w.WriteHeader(http.StatusNotModified)
 			return true
-		}, ErrUnreachable, "304"},
+		}, is: ErrUnreachable, want: "304"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			server := serve(t, dir)

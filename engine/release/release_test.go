@@ -252,13 +252,13 @@ func TestBoundsAreSane(t *testing.T) {
 func TestImagesAreNamedAsKubeadmNamesThem(t *testing.T) {
 	c := embedded(t)
 	for _, tt := range []struct{ release, kubernetes, etcd, coredns, pause string }{
-		{"v1.0.0", "v1.34.0", "3.6.4-0", "v1.12.1", "3.10.1"},
-		{"v1.0.0", "v1.34.4", "3.6.5-0", "v1.12.1", "3.10.1"},
-		{"v1.0.0", "v1.34.10", "3.6.5-0", "v1.12.1", "3.10.1"},
-		{"v1.0.0", "v1.35.4", "3.6.6-0", "v1.13.1", "3.10.1"},
-		{"v1.1.0", "v1.35.4", "3.6.6-0", "v1.13.1", "3.10.1"},
-		{"v1.1.0", "v1.35.8", "3.6.6-0", "v1.13.1", "3.10.1"},
-		{"v1.1.0", "v1.36.4", "3.6.8-0", "v1.14.2", "3.10.2"},
+		{release: "v1.0.0", kubernetes: "v1.34.0", etcd: "3.6.4-0", coredns: "v1.12.1", pause: "3.10.1"},
+		{release: "v1.0.0", kubernetes: "v1.34.4", etcd: "3.6.5-0", coredns: "v1.12.1", pause: "3.10.1"},
+		{release: "v1.0.0", kubernetes: "v1.34.10", etcd: "3.6.5-0", coredns: "v1.12.1", pause: "3.10.1"},
+		{release: "v1.0.0", kubernetes: "v1.35.4", etcd: "3.6.6-0", coredns: "v1.13.1", pause: "3.10.1"},
+		{release: "v1.1.0", kubernetes: "v1.35.4", etcd: "3.6.6-0", coredns: "v1.13.1", pause: "3.10.1"},
+		{release: "v1.1.0", kubernetes: "v1.35.8", etcd: "3.6.6-0", coredns: "v1.13.1", pause: "3.10.1"},
+		{release: "v1.1.0", kubernetes: "v1.36.4", etcd: "3.6.8-0", coredns: "v1.14.2", pause: "3.10.2"},
 	} {
 		r, err := c.Release(version.MustParse(tt.release))
 		if err != nil {
@@ -328,27 +328,27 @@ func TestUnusableFilesAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct{ name, old, new, want string }{
-		{"unknown key", "defaultKubernetes:", "defaultKubernete:", "defaultKubernete"},
-		{"another format", `schema: "1"`, `schema: "2"`, `its format is "2"`},
-		{"a digest cut short", "sha256:ebbd080e7c2e275093b55915722043257eb24004363e20acb3c4d71919f88336", "sha256:ebbd", "digest of kubectl"},
-		{"a digest of another kind", "sha256:ebbd080e7c2e275093b55915722043257eb24004363e20acb3c4d71919f88336", "sha512:ebbd080e7c2e275093b55915722043257eb24004363e20acb3c4d71919f88336", "digest of kubectl"},
-		{"digests left out", "    unpinned: digests of the published binaries are not verified\n", "", "digest of kubectl"},
-		{"digests of a version without digests", "    unpinned:", "    crictl: v1.36.0\n    unpinned:", "unpinned excludes"},
-		{"plain http", "https://dl.k8s.io/{version}/bin/linux/{arch}/kubeadm", "http://dl.k8s.io/{version}/bin/linux/{arch}/kubeadm", "artifacts.kubeadm"},
-		{"an address without a version", "https://dl.k8s.io/{version}/bin/linux/{arch}/kubeadm", "https://dl.k8s.io/latest/bin/linux/{arch}/kubeadm", "artifacts.kubeadm"},
-		{"a path that climbs", "path: /usr/local/bin/kubelet", "path: /usr/local/../../etc/kubelet", "artifacts.kubelet"},
-		{"an archive that does not exist", "crictl: v1.35.0", "crictl: v1.35.9", `archives.crictl has no "v1.35.9"`},
-		{"a service of no chart", "chart: constellation-operator", "chart: constellation-operators", "there is no chart constellation-operators"},
-		{"an image without a tag", "image: registry.constellation.example/operator:v1.1.0", "image: registry.constellation.example/operator", "is not an image with a tag"},
-		{"a default that is not offered", "defaultKubernetes: v1.36.4", "defaultKubernetes: v1.30.0", "defaultKubernetes"},
-		{"an upgrade from the future", "upgradeFrom: v1.0.0", "upgradeFrom: v1.2.0", "upgradeFrom"},
-		{"an invalid version", "version: v1.36.4", "version: v1.36", "MAJOR.MINOR.PATCH"},
-		{"a service bound to nothing", "  - name: coredns\n    kind: kubernetes", "  - name: corefile\n    kind: kubernetes", "corefile is not bound to Kubernetes; only kube-proxy, coredns, cluster-autoscaler are"},
-		{"a bound service with a version", "  - name: coredns\n    kind: kubernetes", "  - name: coredns\n    version: v1.0.0\n    kind: kubernetes", "is bound to Kubernetes and must not have version, image or chart"},
-		{"a service of another kind", "kind: kubernetes", "kind: cloud", `kind "cloud" is neither`},
-		{"an autoscaler that is no tag", "autoscaler: v1.36.0", `autoscaler: "a b"`, "autoscaler is not a tag"},
-		{"a second document", "\ndefaultKubernetes: v1.36.4", "\ndefaultKubernetes: v1.36.4\n---\na: b", "unexpected data after the document"},
-		{"versions out of order", "  - version: v1.36.4", "  - version: v1.35.1", "is not newer"},
+		{name: "unknown key", old: "defaultKubernetes:", new: "defaultKubernete:", want: "defaultKubernete"},
+		{name: "another format", old: `schema: "1"`, new: `schema: "2"`, want: `its format is "2"`},
+		{name: "a digest cut short", old: "sha256:ebbd080e7c2e275093b55915722043257eb24004363e20acb3c4d71919f88336", new: "sha256:ebbd", want: "digest of kubectl"},
+		{name: "a digest of another kind", old: "sha256:ebbd080e7c2e275093b55915722043257eb24004363e20acb3c4d71919f88336", new: "sha512:ebbd080e7c2e275093b55915722043257eb24004363e20acb3c4d71919f88336", want: "digest of kubectl"},
+		{name: "digests left out", old: "    unpinned: digests of the published binaries are not verified\n", want: "digest of kubectl"},
+		{name: "digests of a version without digests", old: "    unpinned:", new: "    crictl: v1.36.0\n    unpinned:", want: "unpinned excludes"},
+		{name: "plain http", old: "https://dl.k8s.io/{version}/bin/linux/{arch}/kubeadm", new: "http://dl.k8s.io/{version}/bin/linux/{arch}/kubeadm", want: "artifacts.kubeadm"},
+		{name: "an address without a version", old: "https://dl.k8s.io/{version}/bin/linux/{arch}/kubeadm", new: "https://dl.k8s.io/latest/bin/linux/{arch}/kubeadm", want: "artifacts.kubeadm"},
+		{name: "a path that climbs", old: "path: /usr/local/bin/kubelet", new: "path: /usr/local/../../etc/kubelet", want: "artifacts.kubelet"},
+		{name: "an archive that does not exist", old: "crictl: v1.35.0", new: "crictl: v1.35.9", want: `archives.crictl has no "v1.35.9"`},
+		{name: "a service of no chart", old: "chart: constellation-operator", new: "chart: constellation-operators", want: "there is no chart constellation-operators"},
+		{name: "an image without a tag", old: "image: registry.constellation.example/operator:v1.1.0", new: "image: registry.constellation.example/operator", want: "is not an image with a tag"},
+		{name: "a default that is not offered", old: "defaultKubernetes: v1.36.4", new: "defaultKubernetes: v1.30.0", want: "defaultKubernetes"},
+		{name: "an upgrade from the future", old: "upgradeFrom: v1.0.0", new: "upgradeFrom: v1.2.0", want: "upgradeFrom"},
+		{name: "an invalid version", old: "version: v1.36.4", new: "version: v1.36", want: "MAJOR.MINOR.PATCH"},
+		{name: "a service bound to nothing", old: "  - name: coredns\n    kind: kubernetes", new: "  - name: corefile\n    kind: kubernetes", want: "corefile is not bound to Kubernetes; only kube-proxy, coredns, cluster-autoscaler are"},
+		{name: "a bound service with a version", old: "  - name: coredns\n    kind: kubernetes", new: "  - name: coredns\n    version: v1.0.0\n    kind: kubernetes", want: "is bound to Kubernetes and must not have version, image or chart"},
+		{name: "a service of another kind", old: "kind: kubernetes", new: "kind: cloud", want: `kind "cloud" is neither`},
+		{name: "an autoscaler that is no tag", old: "autoscaler: v1.36.0", new: `autoscaler: "a b"`, want: "autoscaler is not a tag"},
+		{name: "a second document", old: "\ndefaultKubernetes: v1.36.4", new: "\ndefaultKubernetes: v1.36.4\n---\na: b", want: "unexpected data after the document"},
+		{name: "versions out of order", old: "  - version: v1.36.4", new: "  - version: v1.35.1", want: "is not newer"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := strings.ReplaceAll(string(good), tt.old, tt.new)

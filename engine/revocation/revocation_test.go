@@ -13,16 +13,16 @@ func TestRefuses(t *testing.T) {
 		name, node, key, want string
 		revoked               bool
 	}{
-		{"the machine itself", "worker-1", "sandbox://demo/worker-1", "worker-1", true},
-		{"another machine of the same name", "worker-1", "sandbox://demo/worker-1b", "worker-1", false},
-		{"the machine under another name", "worker-9", "Sandbox://demo/Worker-1", "worker-1", true},
-		{"a name whose entry is damaged", "worker-2", "sandbox://demo/worker-2", "worker-2", true},
-		{"another machine", "worker-3", "sandbox://demo/worker-3", "", false},
-		{"a machine without an ID matches no damaged entry", "worker-3", "", "", false},
-		{"the same incarnation", "worker-5", "odd://demo/worker-5#1", "worker-5", true},
-		{"a machine that got name and ID later", "worker-5", "odd://demo/worker-5#2", "worker-5", false},
-		{"a machine that got the ID later, under another name", "worker-6", "odd://demo/worker-5#2", "", false},
-		{"a machine of the ID whose incarnation is not known", "worker-6", "odd://demo/worker-5", "worker-5", true},
+		{name: "the machine itself", node: "worker-1", key: "sandbox://demo/worker-1", want: "worker-1", revoked: true},
+		{name: "another machine of the same name", node: "worker-1", key: "sandbox://demo/worker-1b", want: "worker-1"},
+		{name: "the machine under another name", node: "worker-9", key: "Sandbox://demo/Worker-1", want: "worker-1", revoked: true},
+		{name: "a name whose entry is damaged", node: "worker-2", key: "sandbox://demo/worker-2", want: "worker-2", revoked: true},
+		{name: "another machine", node: "worker-3", key: "sandbox://demo/worker-3", want: ""},
+		{name: "a machine without an ID matches no damaged entry", node: "worker-3", want: ""},
+		{name: "the same incarnation", node: "worker-5", key: "odd://demo/worker-5#1", want: "worker-5", revoked: true},
+		{name: "a machine that got name and ID later", node: "worker-5", key: "odd://demo/worker-5#2", want: "worker-5"},
+		{name: "a machine that got the ID later, under another name", node: "worker-6", key: "odd://demo/worker-5#2", want: ""},
+		{name: "a machine of the ID whose incarnation is not known", node: "worker-6", key: "odd://demo/worker-5", want: "worker-5", revoked: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, refused := list.Refuses(tt.node, tt.key)

@@ -26,13 +26,13 @@ func TestMachinesThatAreWaitedForSayHowFarTheyAre(t *testing.T) {
 		expected []cluster.ExpectedNode
 		want     string
 	}{
-		{"one that has just been switched on", machine(plan.NodeBooting, "", time.Second), nil, nil, "worker-1 is still booting"},
-		{"one that boots for long", machine(plan.NodeBooting, "", time.Minute), nil, nil, "worker-1 is still booting (its console: /var/demo/worker-1.log)"},
-		{"one that has failed", machine(plan.NodeFailed, "no space", time.Second), nil, nil, "worker-1 has failed (no space; its console: /var/demo/worker-1.log)"},
-		{"one that is up", machine("", "", time.Hour), nil, nil, "worker-1 has not joined yet"},
-		{"one that has its ticket", machine("", "", time.Hour), nil, []cluster.ExpectedNode{{Name: "worker-1"}}, "worker-1 is joining"},
-		{"a node", machine("", "", time.Hour), []*cluster.Node{{Name: "worker-1", State: plan.NodeNotReady, Message: "no network"}}, nil, "worker-1 is not ready (no network)"},
-		{"one that is not there", nil, nil, nil, "1 machine of group workers missing yet"},
+		{name: "one that has just been switched on", machines: machine(plan.NodeBooting, "", time.Second), want: "worker-1 is still booting"},
+		{name: "one that boots for long", machines: machine(plan.NodeBooting, "", time.Minute), want: "worker-1 is still booting (its console: /var/demo/worker-1.log)"},
+		{name: "one that has failed", machines: machine(plan.NodeFailed, "no space", time.Second), want: "worker-1 has failed (no space; its console: /var/demo/worker-1.log)"},
+		{name: "one that is up", machines: machine("", "", time.Hour), want: "worker-1 has not joined yet"},
+		{name: "one that has its ticket", machines: machine("", "", time.Hour), expected: []cluster.ExpectedNode{{Name: "worker-1"}}, want: "worker-1 is joining"},
+		{name: "a node", machines: machine("", "", time.Hour), nodes: []*cluster.Node{{Name: "worker-1", State: plan.NodeNotReady, Message: "no network"}}, want: "worker-1 is not ready (no network)"},
+		{name: "one that is not there", want: "1 machine of group workers missing yet"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := Join(tt.machines, tt.nodes, tt.expected, map[string]int{"workers": 1})
@@ -61,8 +61,8 @@ func TestControlPlanesCountOnceTheyHaveTheirRole(t *testing.T) {
 		complete   bool
 		pending    string
 	}{
-		{"a Ready node without the role label is pending", "worker", 1, false, "control-plane-1 is not ready (kubeadm has not labelled it as a control plane yet)"},
-		{"a Ready node with the role label is complete", "control-plane", 2, true, ""},
+		{name: "a Ready node without the role label is pending", role: "worker", ready: 1, pending: "control-plane-1 is not ready (kubeadm has not labelled it as a control plane yet)"},
+		{name: "a Ready node with the role label is complete", role: "control-plane", ready: 2, complete: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := Join([]cluster.CloudMachine{control, worker}, []*cluster.Node{

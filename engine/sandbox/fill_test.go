@@ -43,24 +43,24 @@ func TestGeneratedConfigurationGetsWhatOnlyTheSandboxKnows(t *testing.T) {
 		differs []string
 		keeps   []string
 	}{
-		{"as it was generated", func(s string) string { return s }, all, nil, []string{"# Name of the cluster", "name: shop", "count: 3", "# releases:"}},
-		{"with comments of the user's", func(s string) string {
+		{name: "as it was generated", edit: func(s string) string { return s }, filled: all, keeps: []string{"# Name of the cluster", "name: shop", "count: 3", "# releases:"}},
+		{name: "with comments of the user's", edit: func(s string) string {
 			return strings.Replace(strings.Replace(s, `trustRoots: ""`, `trustRoots: "" # ask Ann`, 1), "name: shop", "name: shop # mine", 1)
-		}, all, nil, []string{"# ask Ann", "name: shop # mine"}},
-		{"with the line ends of Windows", func(s string) string { return strings.ReplaceAll(s, "\n", "\r\n") }, all, nil, []string{"name: shop\r\n", "-----END CERTIFICATE-----\r\n"}},
-		{"without a register", func(s string) string { return cutLines(s, "      9:\n", 3) }, all, nil, []string{strings.Repeat("a9", 32)}},
-		{"with a register that the sandbox has not", func(s string) string {
+		}, filled: all, keeps: []string{"# ask Ann", "name: shop # mine"}},
+		{name: "with the line ends of Windows", edit: func(s string) string { return strings.ReplaceAll(s, "\n", "\r\n") }, filled: all, keeps: []string{"name: shop\r\n", "-----END CERTIFICATE-----\r\n"}},
+		{name: "without a register", edit: func(s string) string { return cutLines(s, "      9:\n", 3) }, filled: all, keeps: []string{strings.Repeat("a9", 32)}},
+		{name: "with a register that the sandbox has not", edit: func(s string) string {
 			return strings.Replace(s, "      11:\n", "      10:\n        expected: \""+strings.Repeat("1234", 16)+"\"\n        warnOnly: false\n      11:\n", 1)
-		}, all, nil, nil},
-		{"with a register of the user's own", func(s string) string {
+		}, filled: all},
+		{name: "with a register of the user's own", edit: func(s string) string {
 			return strings.Replace(s, strings.Repeat("1234", 16), strings.Repeat("77", 32), 1)
-		}, all, []string{"attestation.tpm2.measurements.4.expected"}, []string{strings.Repeat("77", 32)}},
-		{"with all values of the user's own", func(string) string {
+		}, filled: all, differs: []string{"attestation.tpm2.measurements.4.expected"}, keeps: []string{strings.Repeat("77", 32)}},
+		{name: "with all values of the user's own", edit: func(string) string {
 			other := fillInfo(t) // of another certificate authority
 			other.Name, other.Measurements[9] = "other", strings.Repeat("99", 32)
 			return generated(t, workspace.GenerateOptions{Name: "shop", Sandbox: &other})
-		}, nil, []string{"provider.sandbox.name", "attestation.tpm2.measurements.9.expected", "attestation.tpm2.trustRoots"}, nil},
-		{"of the sandbox", func(string) string { return generated(t, workspace.GenerateOptions{Name: "shop", Sandbox: &info}) }, nil, nil, []string{pem}},
+		}, differs: []string{"provider.sandbox.name", "attestation.tpm2.measurements.9.expected", "attestation.tpm2.trustRoots"}},
+		{name: "of the sandbox", edit: func(string) string { return generated(t, workspace.GenerateOptions{Name: "shop", Sandbox: &info}) }, keeps: []string{pem}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			before := tt.edit(generated(t, workspace.GenerateOptions{Name: "shop", ControlPlanes: 3}))

@@ -110,13 +110,13 @@ func TestForgetRemovesWhatDescribesTheSandboxAlone(t *testing.T) {
 		want []string
 		kept bool
 	}{
-		{"as up left it", "uid-1", func(string) {}, []string{"notes.txt"}, false},
-		{"edited configuration", "uid-1", func(w string) {
+		{name: "as up left it", uid: "uid-1", prep: func(string) {}, want: []string{"notes.txt"}},
+		{name: "edited configuration", uid: "uid-1", prep: func(w string) {
 			os.WriteFile(filepath.Join(w, workspace.ConfigFile), []byte("mine"), 0o644)
-		}, []string{workspace.ConfigFile, "notes.txt"}, true},
-		{"a later sandbox of the same name", "uid-2", func(string) {}, everything, false},
-		{"state beyond reading", "uid-1", func(w string) { os.WriteFile(filepath.Join(w, workspace.StateFile), []byte("{"), 0o600) }, everything, false},
-		{"the sandbox's directory was removed by hand", "", func(string) {}, []string{workspace.ConfigFile, "notes.txt"}, true},
+		}, want: []string{workspace.ConfigFile, "notes.txt"}, kept: true},
+		{name: "a later sandbox of the same name", uid: "uid-2", prep: func(string) {}, want: everything},
+		{name: "state beyond reading", uid: "uid-1", prep: func(w string) { os.WriteFile(filepath.Join(w, workspace.StateFile), []byte("{"), 0o600) }, want: everything},
+		{name: "the sandbox's directory was removed by hand", prep: func(string) {}, want: []string{workspace.ConfigFile, "notes.txt"}, kept: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w, sum := adopted(t, dirs)

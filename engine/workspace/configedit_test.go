@@ -235,34 +235,34 @@ func TestRegistersComeAndGo(t *testing.T) {
 		old, new   string
 	}{
 		{
-			"one is added to a block at the end of a file without a line end", blockMeasurements,
-			map[uint32]byte{4: 1, 9: 3, 11: 5},
-			"warnOnly: false # for now", "warnOnly: false # for now\n            11:\n                expected: \"" + hexOf(5) + "\"\n                warnOnly: false",
+			name: "one is added to a block at the end of a file without a line end", text: blockMeasurements,
+			to:  map[uint32]byte{4: 1, 9: 3, 11: 5},
+			old: "warnOnly: false # for now", new: "warnOnly: false # for now\n            11:\n                expected: \"" + hexOf(5) + "\"\n                warnOnly: false",
 		},
 		{
-			"the first of a block is removed", blockMeasurements,
-			map[uint32]byte{9: 3},
-			"            4:\n                expected: \"" + hexOf(1) + "\"\n", "",
+			name: "the first of a block is removed", text: blockMeasurements,
+			to:  map[uint32]byte{9: 3},
+			old: "            4:\n                expected: \"" + hexOf(1) + "\"\n",
 		},
 		{
-			"the last of a block is removed", blockMeasurements,
-			map[uint32]byte{4: 1},
-			"            9: # it\n                expected: \"" + hexOf(3) + "\"\n                warnOnly: false # for now", "",
+			name: "the last of a block is removed", text: blockMeasurements,
+			to:  map[uint32]byte{4: 1},
+			old: "            9: # it\n                expected: \"" + hexOf(3) + "\"\n                warnOnly: false # for now",
 		},
 		{
-			"two are added to JSON", flowMeasurements,
-			map[uint32]byte{4: 1, 9: 3, 11: 5, 12: 6},
-			`"warnOnly": false}`, `"warnOnly": false}, "11": {"expected": "` + hexOf(5) + `", "warnOnly": false}, "12": {"expected": "` + hexOf(6) + `", "warnOnly": false}`,
+			name: "two are added to JSON", text: flowMeasurements,
+			to:  map[uint32]byte{4: 1, 9: 3, 11: 5, 12: 6},
+			old: `"warnOnly": false}`, new: `"warnOnly": false}, "11": {"expected": "` + hexOf(5) + `", "warnOnly": false}, "12": {"expected": "` + hexOf(6) + `", "warnOnly": false}`,
 		},
 		{
-			"the first of JSON is removed", flowMeasurements,
-			map[uint32]byte{9: 3},
-			`"4": {"expected": "` + hexOf(1) + "\"},\n   ", "\n   ",
+			name: "the first of JSON is removed", text: flowMeasurements,
+			to:  map[uint32]byte{9: 3},
+			old: `"4": {"expected": "` + hexOf(1) + "\"},\n   ", new: "\n   ",
 		},
 		{
-			"the last of JSON is removed", flowMeasurements,
-			map[uint32]byte{4: 1},
-			",\n   \"9\": {\"expected\": \"" + hexOf(3) + `", "warnOnly": false}`, "",
+			name: "the last of JSON is removed", text: flowMeasurements,
+			to:  map[uint32]byte{4: 1},
+			old: ",\n   \"9\": {\"expected\": \"" + hexOf(3) + `", "warnOnly": false}`,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -285,10 +285,10 @@ func TestRegistersComeAndGo(t *testing.T) {
 func TestKeepWorkersIsAddedWhereItBelongs(t *testing.T) {
 	h := HopConfig{KeepWorkers: true}
 	for _, tt := range []struct{ name, text, old, new string }{
-		{"after the version of Kubernetes", flowing(t, blockMeasurements), "v1.35.4 # keep\n", "v1.35.4 # keep\nkeepWorkers: true\n"},
-		{"after the comment that shows it", testConfig(t), "# keepWorkers: false\n", "# keepWorkers: false\nkeepWorkers: true\n"},
-		{"with the line ends of the file", strings.ReplaceAll(flowing(t, blockMeasurements), "\n", "\r\n"), "v1.35.4 # keep\r\n", "v1.35.4 # keep\r\nkeepWorkers: true\r\n"},
-		{"in line", flowing(t, flowMeasurements), `"v1.35.4",`, `"v1.35.4", "keepWorkers": true,`},
+		{name: "after the version of Kubernetes", text: flowing(t, blockMeasurements), old: "v1.35.4 # keep\n", new: "v1.35.4 # keep\nkeepWorkers: true\n"},
+		{name: "after the comment that shows it", text: testConfig(t), old: "# keepWorkers: false\n", new: "# keepWorkers: false\nkeepWorkers: true\n"},
+		{name: "with the line ends of the file", text: strings.ReplaceAll(flowing(t, blockMeasurements), "\n", "\r\n"), old: "v1.35.4 # keep\r\n", new: "v1.35.4 # keep\r\nkeepWorkers: true\r\n"},
+		{name: "in line", text: flowing(t, flowMeasurements), old: `"v1.35.4",`, new: `"v1.35.4", "keepWorkers": true,`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, fields, err := EditConfig([]byte(tt.text), h)
@@ -312,9 +312,9 @@ func TestAnchorsAreFollowedOrLeft(t *testing.T) {
 		h        HopConfig
 		old, new string
 	}{
-		{"both change", hopTo("v1.1.0", "v1.1.0", ""), "&r v1.0.0", "&r v1.1.0"},
-		{"the one that refers", hopTo("", "v1.1.0", ""), "microserviceVersion: *r", "microserviceVersion: v1.1.0"},
-		{"the one that is referred to", hopTo("v1.1.0", "", ""), "&r v1.0.0\nmicroserviceVersion: *r", "&r v1.1.0\nmicroserviceVersion: v1.0.0"},
+		{name: "both change", h: hopTo("v1.1.0", "v1.1.0", ""), old: "&r v1.0.0", new: "&r v1.1.0"},
+		{name: "the one that refers", h: hopTo("", "v1.1.0", ""), old: "microserviceVersion: *r", new: "microserviceVersion: v1.1.0"},
+		{name: "the one that is referred to", h: hopTo("v1.1.0", "", ""), old: "&r v1.0.0\nmicroserviceVersion: *r", new: "&r v1.1.0\nmicroserviceVersion: v1.0.0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, _, err := EditConfig([]byte(tied), tt.h)

@@ -70,13 +70,13 @@ func TestSectionOfAnotherProvider(t *testing.T) {
 		t.Errorf("an image in a configuration without one: %v", err)
 	}
 	for _, tt := range []struct{ name, old, new, want string }{
-		{"a text that is not valid", "tycho", "Tycho", `provider.moon.crater: "Tycho" is no crater (use lower case)`},
-		{"a number out of bounds", "domes: 3", "domes: 30", "provider.moon.domes: is 30, want 1 to 9"},
-		{"a field that the provider does not have", "domes: 3", "dome: 3", "did you mean domes?"},
-		{"a missing field", "    crater: tycho\n", "", "provider.moon.crater: is missing"},
-		{"an image that the cloud does not select", "\nname: demo\n", "\nname: demo\nimage: v1.1.0\n", "image: is not selected by provider moon (remove it)"},
-		{"two providers", "provider:\n", "provider:\n  sandbox: {name: demo}\n", "is a second provider beside sandbox"},
-		{"a provider that is not registered", "  moon:\n", "  mars:\n", "provider.mars: is not in this release (use moon or sandbox)"},
+		{name: "a text that is not valid", old: "tycho", new: "Tycho", want: `provider.moon.crater: "Tycho" is no crater (use lower case)`},
+		{name: "a number out of bounds", old: "domes: 3", new: "domes: 30", want: "provider.moon.domes: is 30, want 1 to 9"},
+		{name: "a field that the provider does not have", old: "domes: 3", new: "dome: 3", want: "did you mean domes?"},
+		{name: "a missing field", old: "    crater: tycho\n", want: "provider.moon.crater: is missing"},
+		{name: "an image that the cloud does not select", old: "\nname: demo\n", new: "\nname: demo\nimage: v1.1.0\n", want: "image: is not selected by provider moon (remove it)"},
+		{name: "two providers", old: "provider:\n", new: "provider:\n  sandbox: {name: demo}\n", want: "is a second provider beside sandbox"},
+		{name: "a provider that is not registered", old: "  moon:\n", new: "  mars:\n", want: "provider.mars: is not in this release (use moon or sandbox)"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := ParseConfig([]byte(strings.Replace(text, tt.old, tt.new, 1))); err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -130,10 +130,10 @@ func TestStateOfAnotherProvider(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	for _, tt := range []struct{ name, old, new, want string }{
-		{"no section", "  moon:\n    crater: tycho\n", "", "infrastructure.moon: is missing"},
-		{"the section of another provider", "  moon:\n    crater: tycho\n", "  sandbox:\n    name: demo\n    socket: /x\n", "infrastructure.moon: is missing"},
-		{"no provider", "  provider: moon\n", "", "infrastructure.provider: is missing"},
-		{"a provider that is not registered", "provider: moon", "provider: mars", `"mars" is no provider of this release (this release has moon and sandbox)`},
+		{name: "no section", old: "  moon:\n    crater: tycho\n", want: "infrastructure.moon: is missing"},
+		{name: "the section of another provider", old: "  moon:\n    crater: tycho\n", new: "  sandbox:\n    name: demo\n    socket: /x\n", want: "infrastructure.moon: is missing"},
+		{name: "no provider", old: "  provider: moon\n", want: "infrastructure.provider: is missing"},
+		{name: "a provider that is not registered", old: "provider: moon", new: "provider: mars", want: `"mars" is no provider of this release (this release has moon and sandbox)`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := ParseState([]byte(strings.Replace(string(b), tt.old, tt.new, 1)))

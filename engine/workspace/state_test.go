@@ -81,16 +81,16 @@ func TestStateProblems(t *testing.T) {
 	good := string(b)
 	secret := hex.EncodeToString(testSandbox(t).InitSecret)
 	for _, tt := range []struct{ name, old, new, field string }{
-		{"an unknown key", "initEndpoint:", "initEndpiont:", "infrastructure.initEndpiont"},
-		{"another format", "version: v1", "version: v9", "version"},
-		{"a secret cut short", secret, secret[:20], "infrastructure.initSecret"},
-		{"a secret that is no hex", secret, "swordfish-" + secret, "infrastructure.initSecret"},
-		{"an endpoint without port", "127.0.0.1:36443", "127.0.0.1", "infrastructure.clusterEndpoint"},
-		{"an invalid address range", "10.42.0.0/24", "10.42.0.0", "infrastructure.ipCidrNode"},
-		{"another provider", "provider: sandbox", "provider: gcp", "infrastructure.provider"},
-		{"a relative socket", "socket: /run", "socket: run", "infrastructure.sandbox.socket"},
-		{"a cluster ID without its salt", "measurementSalt:", "#", "clusterValues.measurementSalt"},
-		{"a list where a text belongs", "uid: 0123456789abcdef", "uid: [x]", "infrastructure.uid"},
+		{name: "an unknown key", old: "initEndpoint:", new: "initEndpiont:", field: "infrastructure.initEndpiont"},
+		{name: "another format", old: "version: v1", new: "version: v9", field: "version"},
+		{name: "a secret cut short", old: secret, new: secret[:20], field: "infrastructure.initSecret"},
+		{name: "a secret that is no hex", old: secret, new: "swordfish-" + secret, field: "infrastructure.initSecret"},
+		{name: "an endpoint without port", old: "127.0.0.1:36443", new: "127.0.0.1", field: "infrastructure.clusterEndpoint"},
+		{name: "an invalid address range", old: "10.42.0.0/24", new: "10.42.0.0", field: "infrastructure.ipCidrNode"},
+		{name: "another provider", old: "provider: sandbox", new: "provider: gcp", field: "infrastructure.provider"},
+		{name: "a relative socket", old: "socket: /run", new: "socket: run", field: "infrastructure.sandbox.socket"},
+		{name: "a cluster ID without its salt", old: "measurementSalt:", new: "#", field: "clusterValues.measurementSalt"},
+		{name: "a list where a text belongs", old: "uid: 0123456789abcdef", new: "uid: [x]", field: "infrastructure.uid"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			text := strings.Replace(good, tt.old, tt.new, 1)
@@ -134,22 +134,22 @@ func TestAdoptSandbox(t *testing.T) {
 		written []string
 		err     string
 	}{
-		{"an empty workspace gets both files", func(*testing.T, *Workspace) {}, nil, []string{StateFile, ConfigFile}, ""},
-		{"a configuration of the user is kept", func(t *testing.T, w *Workspace) {
+		{name: "an empty workspace gets both files", prepare: func(*testing.T, *Workspace) {}, written: []string{StateFile, ConfigFile}},
+		{name: "a configuration of the user is kept", prepare: func(t *testing.T, w *Workspace) {
 			if err := os.WriteFile(w.Path(ConfigFile), []byte("mine"), 0o644); err != nil {
 				t.Fatal(err)
 			}
-		}, nil, []string{StateFile}, ""},
-		{"the same sandbox again changes nothing", adopted, nil, nil, ""},
-		{"new ports of the same sandbox are noted", adopted, func(i *SandboxInfo) { i.ClusterEndpoint = "127.0.0.1:40000" }, []string{StateFile}, ""},
-		{"a sandbox that tells its secret no more", adopted, func(i *SandboxInfo) { i.InitSecret = nil }, nil, ""},
-		{"another sandbox", adopted, func(i *SandboxInfo) { i.Name = "other" }, nil, `it belongs to sandbox "demo"`},
-		{"an earlier sandbox of that name", adopted, func(i *SandboxInfo) { i.UID = "fedcba" }, nil, "an earlier sandbox"},
-		{"secrets of an unknown cluster", func(t *testing.T, w *Workspace) {
+		}, written: []string{StateFile}},
+		{name: "the same sandbox again changes nothing", prepare: adopted},
+		{name: "new ports of the same sandbox are noted", prepare: adopted, info: func(i *SandboxInfo) { i.ClusterEndpoint = "127.0.0.1:40000" }, written: []string{StateFile}},
+		{name: "a sandbox that tells its secret no more", prepare: adopted, info: func(i *SandboxInfo) { i.InitSecret = nil }},
+		{name: "another sandbox", prepare: adopted, info: func(i *SandboxInfo) { i.Name = "other" }, err: `it belongs to sandbox "demo"`},
+		{name: "an earlier sandbox of that name", prepare: adopted, info: func(i *SandboxInfo) { i.UID = "fedcba" }, err: "an earlier sandbox"},
+		{name: "secrets of an unknown cluster", prepare: func(t *testing.T, w *Workspace) {
 			if err := w.WriteMasterSecret(NewMasterSecret()); err != nil {
 				t.Fatal(err)
 			}
-		}, nil, nil, "constellation-mastersecret.json of another cluster"},
+		}, err: "constellation-mastersecret.json of another cluster"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w, i := testWorkspace(t), testSandbox(t)

@@ -65,13 +65,13 @@ func TestSubjectAndNames(t *testing.T) {
 		edit           func(*x509.CertificateRequest)
 		subject, names bool
 	}{
-		{"a kubelet request", nil, true, true},
-		{"another node", func(r *x509.CertificateRequest) { r.Subject = Subject("worker-1") }, false, true},
-		{"a second group", func(r *x509.CertificateRequest) {
+		{name: "a kubelet request", subject: true, names: true},
+		{name: "another node", edit: func(r *x509.CertificateRequest) { r.Subject = Subject("worker-1") }, names: true},
+		{name: "a second group", edit: func(r *x509.CertificateRequest) {
 			r.Subject = pkix.Name{CommonName: UserPrefix + "worker-0", Organization: []string{Group, "system:masters"}}
-		}, false, true},
-		{"a URI", func(r *x509.CertificateRequest) { r.URIs = []*url.URL{{Scheme: "spiffe", Host: "x"}} }, true, false},
-		{"an e-mail address", func(r *x509.CertificateRequest) { r.EmailAddresses = []string{"a@b.example"} }, true, false},
+		}, names: true},
+		{name: "a URI", edit: func(r *x509.CertificateRequest) { r.URIs = []*url.URL{{Scheme: "spiffe", Host: "x"}} }, subject: true},
+		{name: "an e-mail address", edit: func(r *x509.CertificateRequest) { r.EmailAddresses = []string{"a@b.example"} }, subject: true},
 	} {
 		r, err := Parse(request(t, key, tt.edit))
 		if err != nil {

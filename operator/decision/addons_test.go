@@ -34,59 +34,59 @@ func TestAddonsFollowTheLastControlPlane(t *testing.T) {
 		phase string // of the status
 		ready string
 	}{
-		{"both are older", func(*v1alpha1.NodeVersionSpec, *World) {}, "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", "upgrading", "False RollingOut"},
-		{"kube-proxy is at the target: kubeadm has upgraded both", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons.KubeProxy = newProxy }, "", "done", "True WorkersKept"},
-		{"a newer kube-proxy is not downgraded", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons.KubeProxy = "registry.k8s.io/kube-proxy:v1.37.0" }, "", "done", "True WorkersKept"},
-		{"both were removed", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons = Addons{Read: true} }, "", "done", "True WorkersKept"},
-		{"CoreDNS was removed", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons.CoreDNS = "" }, "upgrade add-ons control-plane-0 v1.36.3 kube-proxy", "upgrading", "False RollingOut"},
-		{"kube-proxy is the user's own", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons.KubeProxy = "mine.example/proxy:v1.35.4" }, "", "done", "True WorkersKept"},
-		{"the tag of kube-proxy is no version", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons.KubeProxy = "mine.example/kube-proxy:latest" }, "", "done", "True WorkersKept"},
-		{"kube-proxy was removed, and no hop is known: the operator alone was upgraded", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons.KubeProxy = "" }, "", "done", "True WorkersKept"},
-		{"kube-proxy was removed before this hop", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{name: "both are older", edit: func(*v1alpha1.NodeVersionSpec, *World) {}, want: "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", phase: "upgrading", ready: "False RollingOut"},
+		{name: "kube-proxy is at the target: kubeadm has upgraded both", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons.KubeProxy = newProxy }, want: "", phase: "done", ready: "True WorkersKept"},
+		{name: "a newer kube-proxy is not downgraded", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons.KubeProxy = "registry.k8s.io/kube-proxy:v1.37.0" }, want: "", phase: "done", ready: "True WorkersKept"},
+		{name: "both were removed", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons = Addons{Read: true} }, want: "", phase: "done", ready: "True WorkersKept"},
+		{name: "CoreDNS was removed", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons.CoreDNS = "" }, want: "upgrade add-ons control-plane-0 v1.36.3 kube-proxy", phase: "upgrading", ready: "False RollingOut"},
+		{name: "kube-proxy is the user's own", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons.KubeProxy = "mine.example/proxy:v1.35.4" }, want: "", phase: "done", ready: "True WorkersKept"},
+		{name: "the tag of kube-proxy is no version", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons.KubeProxy = "mine.example/kube-proxy:latest" }, want: "", phase: "done", ready: "True WorkersKept"},
+		{name: "kube-proxy was removed, and no hop is known: the operator alone was upgraded", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons.KubeProxy = "" }, want: "", phase: "done", ready: "True WorkersKept"},
+		{name: "kube-proxy was removed before this hop", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Addons.KubeProxy, w.Before.Addons = "", before(refA, "done", -time.Hour, 0)
-		}, "upgrade add-ons control-plane-0 v1.36.3 coredns", "upgrading", "False RollingOut"},
-		{"they are settled for this target: a user may change them again", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Before.Addons = before(refB, "done", -time.Hour, 0) }, "", "done", "True WorkersKept"},
-		{"they were not read yet", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons = Addons{} }, "", "", "True WorkersKept"},
-		{"a control plane is older", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[2].Components = refA }, "", "", "False RollingOut"},
-		{"a control plane joins", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: "upgrade add-ons control-plane-0 v1.36.3 coredns", phase: "upgrading", ready: "False RollingOut"},
+		{name: "they are settled for this target: a user may change them again", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Before.Addons = before(refB, "done", -time.Hour, 0) }, want: "", phase: "done", ready: "True WorkersKept"},
+		{name: "they were not read yet", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Addons = Addons{} }, want: "", ready: "True WorkersKept"},
+		{name: "a control plane is older", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[2].Components = refA }, want: "", ready: "False RollingOut"},
+		{name: "a control plane joins", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/control-plane-9", Name: "control-plane-9", Group: cpGroup, State: "Ready"})
-		}, "", "", "True WorkersKept"},
-		{"the rollout is paused", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Paused = true }, "", "", "False Paused"},
-		{"the leader's node is not Ready", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[0].Ready = false }, "", "", "True WorkersKept"},
-		{"the agent works", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.AddonRun = run("apply", 0) }, "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", "upgrading the line", "False RollingOut"},
-		{"the agent has finished", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.AddonRun = run("done", -time.Second) }, "", "done", "True WorkersKept"},
-		{"a run for an earlier target does not count", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: "", ready: "True WorkersKept"},
+		{name: "the rollout is paused", edit: func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Paused = true }, want: "", ready: "False Paused"},
+		{name: "the leader's node is not Ready", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[0].Ready = false }, want: "", ready: "True WorkersKept"},
+		{name: "the agent works", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.AddonRun = run("apply", 0) }, want: "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", phase: "upgrading the line", ready: "False RollingOut"},
+		{name: "the agent has finished", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.AddonRun = run("done", -time.Second) }, want: "", phase: "done", ready: "True WorkersKept"},
+		{name: "a run for an earlier target does not count", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.AddonRun = run("done", -time.Second)
 			w.AddonRun.Components = refA
-		}, "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", "upgrading", "False RollingOut"},
-		{"a run was interrupted", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", phase: "upgrading", ready: "False RollingOut"},
+		{name: "a run was interrupted", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.AddonRun = run("failed", 0)
 			w.AddonRun.Ended = time.Time{}
-		}, "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", "upgrading", "False RollingOut"},
-		{"a first failure pauses", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.AddonRun = run("failed", -time.Second) }, "", "failed the line 12:01:59", "True WorkersKept"},
-		{"later failures pause as long as the attempts took", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", phase: "upgrading", ready: "False RollingOut"},
+		{name: "a first failure pauses", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.AddonRun = run("failed", -time.Second) }, want: "", phase: "failed the line 12:01:59", ready: "True WorkersKept"},
+		{name: "later failures pause as long as the attempts took", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.AddonRun, w.Before.Addons = run("failed", -time.Second), before(refB, "failed", -21*time.Minute-time.Second, 0)
-		}, "", "failed the line 12:20:59", "True WorkersKept"},
-		{"but not longer than an hour", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: "", phase: "failed the line 12:20:59", ready: "True WorkersKept"},
+		{name: "but not longer than an hour", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.AddonRun, w.Before.Addons = run("failed", -time.Second), before(refB, "upgrading", -100*time.Hour, 0)
-		}, "", "failed the line 12:59:59", "True WorkersKept"},
-		{"the pause is over", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: "", phase: "failed the line 12:59:59", ready: "True WorkersKept"},
+		{name: "the pause is over", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.AddonRun, w.Before.Addons = run("failed", -time.Hour), before(refB, "failed", -2*time.Hour, -time.Second)
-		}, "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", "failed the line 12:00:00", "True WorkersKept"},
-		{"a retry is requested", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", phase: "failed the line 12:00:00", ready: "True WorkersKept"},
+		{name: "a retry is requested", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.AddonRun = run("failed", -time.Second)
 			w.Nodes[0].RetryRequest = w.AddonRun.RetryMark()
-		}, "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", "failed the line 12:01:59", "True WorkersKept"},
-		{"a retry does not gate the rollout", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", phase: "failed the line 12:01:59", ready: "True WorkersKept"},
+		{name: "a retry does not gate the rollout", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.AddonRun, w.Before.Addons = run("apply", 0), before(refB, "failed", -10*time.Minute, -time.Second)
-		}, "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", "upgrading the line", "True WorkersKept"},
-		{"a new leader pauses, too", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", phase: "upgrading the line", ready: "True WorkersKept"},
+		{name: "a new leader pauses, too", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Before.Addons = before(refB, "failed", -time.Hour, time.Minute)
-		}, "", "failed before 12:01:00", "True WorkersKept"},
-		{"an attempt without an end gates the rollout for an hour", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: "", phase: "failed before 12:01:00", ready: "True WorkersKept"},
+		{name: "an attempt without an end gates the rollout for an hour", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.AddonRun, w.Before.Addons = run("apply", 0), before(refB, "upgrading", -61*time.Minute, 0)
 			w.Before.Addons.NextTry = metav1.Time{}
-		}, "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", "upgrading the line", "True WorkersKept"},
+		}, want: "upgrade add-ons control-plane-0 v1.36.3 coredns,kube-proxy", phase: "upgrading the line", ready: "True WorkersKept"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, w := upgradable(func(s *v1alpha1.NodeVersionSpec, w *World) {

@@ -46,13 +46,13 @@ func TestClassifyByEtcd(t *testing.T) {
 		node, etcd, tag string
 		want            class
 	}{
-		{"control-plane-0", "3.6.8", "", upToDate},
-		{"control-plane-0", "", "", upToDate},
-		{"control-plane-0", "3.6.8", "3.6.11-0", outdated},
-		{"control-plane-0", "3.6.11", "3.6.11-0", upToDate},
-		{"control-plane-0", "3.7.0", "3.6.11-0", upToDate},
-		{"control-plane-0", "", "3.6.11-0", awaiting},
-		{"worker-0", "", "3.6.11-0", upToDate},
+		{node: "control-plane-0", etcd: "3.6.8", want: upToDate},
+		{node: "control-plane-0", want: upToDate},
+		{node: "control-plane-0", etcd: "3.6.8", tag: "3.6.11-0", want: outdated},
+		{node: "control-plane-0", etcd: "3.6.11", tag: "3.6.11-0", want: upToDate},
+		{node: "control-plane-0", etcd: "3.7.0", tag: "3.6.11-0", want: upToDate},
+		{node: "control-plane-0", tag: "3.6.11-0", want: awaiting},
+		{node: "worker-0", tag: "3.6.11-0", want: upToDate},
 	} {
 		s := spec()
 		s.EtcdImageTag = tt.tag
@@ -133,66 +133,66 @@ func TestAssess(t *testing.T) {
 		counts v1alpha1.NodeCounts
 		join   v1alpha1.JoinComponents
 	}{
-		{"no nodes", World{Groups: twoGroups}, v1alpha1.NodeCounts{}, v1alpha1.JoinComponents{}},
+		{name: "no nodes", w: World{Groups: twoGroups}, counts: v1alpha1.NodeCounts{}, join: v1alpha1.JoinComponents{}},
 		{
-			"everything at the target",
-			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0")}, Groups: twoGroups},
-			v1alpha1.NodeCounts{Total: 2, UpToDate: 2},
-			published,
+			name:   "everything at the target",
+			w:      World{Nodes: []Node{machine("control-plane-0"), machine("worker-0")}, Groups: twoGroups},
+			counts: v1alpha1.NodeCounts{Total: 2, UpToDate: 2},
+			join:   published,
 		},
 		{
-			"a machine joins",
-			World{Nodes: []Node{machine("control-plane-0")}, Groups: twoGroups, Pending: []PendingMachine{{Kind: "JoiningNode", Name: "worker-0", Node: "worker-0"}}},
-			v1alpha1.NodeCounts{Total: 1, UpToDate: 1, Pending: 1},
-			published,
+			name:   "a machine joins",
+			w:      World{Nodes: []Node{machine("control-plane-0")}, Groups: twoGroups, Pending: []PendingMachine{{Kind: "JoiningNode", Name: "worker-0", Node: "worker-0"}}},
+			counts: v1alpha1.NodeCounts{Total: 1, UpToDate: 1, Pending: 1},
+			join:   published,
 		},
 		{
-			"a registered node without annotations",
-			World{
+			name: "a registered node without annotations",
+			w: World{
 				Nodes:   []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image, n.Components, n.Group = "", "", "" })},
 				Groups:  twoGroups,
 				Pending: []PendingMachine{{Kind: "JoiningNode", Name: "worker-0", Node: "worker-0"}},
 			},
-			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, AwaitingAnnotation: 1},
-			published,
+			counts: v1alpha1.NodeCounts{Total: 2, UpToDate: 1, AwaitingAnnotation: 1},
+			join:   published,
 		},
 		{
-			"PendingNode and JoiningNode of one machine count once",
-			World{Nodes: []Node{machine("control-plane-0")}, Groups: twoGroups, Pending: []PendingMachine{
+			name: "PendingNode and JoiningNode of one machine count once",
+			w: World{Nodes: []Node{machine("control-plane-0")}, Groups: twoGroups, Pending: []PendingMachine{
 				{Kind: "PendingNode", Name: "token-1", Node: "worker-0"}, {Kind: "JoiningNode", Name: "worker-0", Node: "worker-0"},
 			}},
-			v1alpha1.NodeCounts{Total: 1, UpToDate: 1, Pending: 1},
-			published,
+			counts: v1alpha1.NodeCounts{Total: 1, UpToDate: 1, Pending: 1},
+			join:   published,
 		},
 		{
-			"outdated nodes are reported",
-			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image = image1 })}, Groups: twoGroups},
-			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Outdated: 1},
-			published,
+			name:   "outdated nodes are reported",
+			w:      World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image = image1 })}, Groups: twoGroups},
+			counts: v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Outdated: 1},
+			join:   published,
 		},
 		{
-			"a single old node is not up to date",
-			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image, n.Replacement = image1, "gone" })}, Groups: twoGroups},
-			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Donors: 1},
-			published,
+			name:   "a single old node is not up to date",
+			w:      World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image, n.Replacement = image1, "gone" })}, Groups: twoGroups},
+			counts: v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Donors: 1},
+			join:   published,
 		},
 		{
-			"a group would create machines with the old image",
-			World{Nodes: []Node{machine("control-plane-0")}, Groups: []Group{{Name: "workers", ID: workerGroup, Role: v1alpha1.WorkerRole, Image: image1}}},
-			v1alpha1.NodeCounts{Total: 1, UpToDate: 1},
-			published,
+			name:   "a group would create machines with the old image",
+			w:      World{Nodes: []Node{machine("control-plane-0")}, Groups: []Group{{Name: "workers", ID: workerGroup, Role: v1alpha1.WorkerRole, Image: image1}}},
+			counts: v1alpha1.NodeCounts{Total: 1, UpToDate: 1},
+			join:   published,
 		},
 		{
-			"no providerID",
-			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.ProviderID = "" })}, Groups: twoGroups},
-			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Invalid: 1},
-			published,
+			name:   "no providerID",
+			w:      World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.ProviderID = "" })}, Groups: twoGroups},
+			counts: v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Invalid: 1},
+			join:   published,
 		},
 		{
-			"the control plane runs another version than the first target asks for",
-			World{Nodes: []Node{machine("control-plane-0", func(n *Node) { n.Kubelet = "v1.34.4" })}, Groups: twoGroups},
-			v1alpha1.NodeCounts{Total: 1, UpToDate: 1},
-			v1alpha1.JoinComponents{},
+			name:   "the control plane runs another version than the first target asks for",
+			w:      World{Nodes: []Node{machine("control-plane-0", func(n *Node) { n.Kubelet = "v1.34.4" })}, Groups: twoGroups},
+			counts: v1alpha1.NodeCounts{Total: 1, UpToDate: 1},
+			join:   v1alpha1.JoinComponents{},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

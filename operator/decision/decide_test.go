@@ -81,153 +81,153 @@ func TestDecide(t *testing.T) {
 		waiting string
 		ready   string
 	}{
-		{"a worker's replacement begins with an intent", func(*v1alpha1.NodeVersionSpec, *World) {}, []string{"record intent replace-0 Join donor=worker-0"}, "", "False RollingOut"},
-		{"as many as the surge allows", func(s *v1alpha1.NodeVersionSpec, _ *World) {
+		{name: "a worker's replacement begins with an intent", edit: func(*v1alpha1.NodeVersionSpec, *World) {}, want: []string{"record intent replace-0 Join donor=worker-0"}, ready: "False RollingOut"},
+		{name: "as many as the surge allows", edit: func(s *v1alpha1.NodeVersionSpec, _ *World) {
 			surge := intstr.FromString("40%")
 			s.Rollout.MaxSurge = &surge
-		}, []string{"record intent replace-0 Join donor=worker-0", "record intent replace-1 Join donor=worker-1"}, "", "False RollingOut"},
-		{"a control plane with an older etcd than the target's is replaced", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"record intent replace-0 Join donor=worker-0", "record intent replace-1 Join donor=worker-1"}, ready: "False RollingOut"},
+		{name: "a control plane with an older etcd than the target's is replaced", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.EtcdImageTag, s.Rollout.KeepWorkers = "3.6.11-0", true
 			w.KubeadmEtcdTag, w.KubeadmRead = "3.6.11-0", true
 			for i, v := range []string{"3.6.11", "3.6.8", "3.6.8"} {
 				w.Nodes[i].Etcd = v
 			}
-		}, []string{"record intent replace-0 Join donor=control-plane-1"}, "", "False RollingOut"},
-		{"a control plane is not replaced by one that gets an older etcd", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"record intent replace-0 Join donor=control-plane-1"}, ready: "False RollingOut"},
+		{name: "a control plane is not replaced by one that gets an older etcd", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.EtcdImageTag, s.Rollout.KeepWorkers = "3.6.11-0", true
 			w.KubeadmEtcdTag, w.KubeadmRead = "3.6.9-0", true
 			for i := range 3 {
 				w.Nodes[i].Etcd = "3.6.8"
 			}
-		}, nil, "EtcdTagMissing", "False EtcdTagMissing"},
-		{"a control plane that joined with an older etcd is not replaced again", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: nil, waiting: "EtcdTagMissing", ready: "False EtcdTagMissing"},
+		{name: "a control plane that joined with an older etcd is not replaced again", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.EtcdImageTag, s.Rollout.KeepWorkers = "3.6.11-0", true
 			w.KubeadmRead = true
 			for i, v := range []string{"3.6.11", "3.6.11", "3.6.8"} {
 				w.Nodes[i].Etcd = v
 			}
-		}, nil, "EtcdTagMissing", "False EtcdTagMissing"},
-		{"no control plane is replaced before kubeadm's configuration was read", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: nil, waiting: "EtcdTagMissing", ready: "False EtcdTagMissing"},
+		{name: "no control plane is replaced before kubeadm's configuration was read", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.EtcdImageTag, s.Rollout.KeepWorkers = "3.6.11-0", true
 			for i := range 3 {
 				w.Nodes[i].Etcd = "3.6.8"
 			}
-		}, nil, "EtcdTagUnread", "False EtcdTagUnread"},
-		{"an older etcd in kubeadm's configuration holds no worker", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: nil, waiting: "EtcdTagUnread", ready: "False EtcdTagUnread"},
+		{name: "an older etcd in kubeadm's configuration holds no worker", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.EtcdImageTag = "3.6.11-0"
 			w.KubeadmRead = true
 			for i := range 3 {
 				w.Nodes[i].Etcd = "3.6.11"
 			}
-		}, []string{"record intent replace-0 Join donor=worker-0"}, "", "False RollingOut"},
-		{"a control plane whose etcd is not known stays, and workers wait", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"record intent replace-0 Join donor=worker-0"}, ready: "False RollingOut"},
+		{name: "a control plane whose etcd is not known stays, and workers wait", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.EtcdImageTag = "3.6.11-0"
 			for i, v := range []string{"3.6.11", "", "3.7.0"} {
 				w.Nodes[i].Etcd = v
 			}
-		}, []string{"resume autoscaler"}, "", "False RollingOut"},
-		{"the autoscaler is stopped first", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"resume autoscaler"}, ready: "False RollingOut"},
+		{name: "the autoscaler is stopped first", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Autoscaler = Autoscaler{Enabled: true, Running: true}
-		}, []string{"pause autoscaler"}, "", "False RollingOut"},
-		{"keepWorkers keeps workers, and the autoscaler is resumed", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.KeepWorkers = true }, []string{"resume autoscaler"}, "", "True WorkersKept"},
-		{"a worker on hold is skipped, the next one is replaced", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }, []string{"record intent replace-0 Join donor=worker-1"}, "", "False RollingOut"},
-		{"a group on hold is skipped, the autoscaler is resumed", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Groups[1].OnHold = true }, []string{"resume autoscaler"}, "", "True NodesHeld"},
-		{"workers wait for a control plane on hold", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[0].Image, w.Nodes[0].OnHold = image1, true }, []string{"resume autoscaler"}, "ControlPlaneHeld", "False ControlPlaneHeld"},
-		{"nodes without a group are not changed, but reported", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Groups = w.Groups[:1] }, []string{"resume autoscaler"}, "", "False GroupsLeftAlone"},
-		{"a cancelled rollout resumes the autoscaler", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Cancel = true }, []string{"resume autoscaler"}, "", "False Cancelled"},
-		{"Kubernetes is never downgraded", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"pause autoscaler"}, ready: "False RollingOut"},
+		{name: "keepWorkers keeps workers, and the autoscaler is resumed", edit: func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.KeepWorkers = true }, want: []string{"resume autoscaler"}, ready: "True WorkersKept"},
+		{name: "a worker on hold is skipped, the next one is replaced", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }, want: []string{"record intent replace-0 Join donor=worker-1"}, ready: "False RollingOut"},
+		{name: "a group on hold is skipped, the autoscaler is resumed", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Groups[1].OnHold = true }, want: []string{"resume autoscaler"}, ready: "True NodesHeld"},
+		{name: "workers wait for a control plane on hold", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[0].Image, w.Nodes[0].OnHold = image1, true }, want: []string{"resume autoscaler"}, waiting: "ControlPlaneHeld", ready: "False ControlPlaneHeld"},
+		{name: "nodes without a group are not changed, but reported", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Groups = w.Groups[:1] }, want: []string{"resume autoscaler"}, ready: "False GroupsLeftAlone"},
+		{name: "a cancelled rollout resumes the autoscaler", edit: func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Cancel = true }, want: []string{"resume autoscaler"}, ready: "False Cancelled"},
+		{name: "Kubernetes is never downgraded", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.34.1", "other"
-		}, []string{"resume autoscaler"}, "TargetRefused", "False TargetRefused"},
-		{"no minor version is skipped", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"resume autoscaler"}, waiting: "TargetRefused", ready: "False TargetRefused"},
+		{name: "no minor version is skipped", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.37.0", "other"
-		}, []string{"resume autoscaler"}, "TargetRefused", "False TargetRefused"},
-		{"Kubernetes is upgraded by the agent beside the operator", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"resume autoscaler"}, waiting: "TargetRefused", ready: "False TargetRefused"},
+		{name: "Kubernetes is upgraded by the agent beside the operator", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.KubernetesClusterVersion, s.KubernetesComponentsReference, w.LeaderNode = "v1.36.3", refB, "control-plane-1"
-		}, []string{"start upgrade control-plane-1 v1.36.3"}, "", "False RollingOut"},
-		{"a member that has not started stays while a control plane joins", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"start upgrade control-plane-1 v1.36.3"}, ready: "False RollingOut"},
+		{name: "a member that has not started stays while a control plane joins", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.9:2380", NotStarted: true})
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://demo/control-plane-3", Name: "control-plane-3", Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
 			w.Nodes[2].Image = image1
 			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "control-plane-2", Group: cpGroup}}
-		}, nil, "MachineJoins", "False MachineJoins"},
-		{"a member that never started is removed when no control plane joins", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: nil, waiting: "MachineJoins", ready: "False MachineJoins"},
+		{name: "a member that never started is removed when no control plane joins", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.9:2380", NotStarted: true})
 			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
-		}, []string{"remove etcd member https://10.42.0.9:2380 leaving=3", "resume autoscaler"}, "", "True UpToDate"},
-		{"a member that may be about to start stays", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"remove etcd member https://10.42.0.9:2380 leaving=3", "resume autoscaler"}, ready: "True UpToDate"},
+		{name: "a member that may be about to start stays", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.9:2380", NotStarted: true, Address: "10.42.0.9", Since: w.Now.Add(-time.Minute)})
 			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
-		}, []string{"resume autoscaler"}, "", "True UpToDate"},
-		{"a member that has not started stays while its control plane exists", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"resume autoscaler"}, ready: "True UpToDate"},
+		{name: "a member that has not started stays while its control plane exists", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.2:2380", NotStarted: true, Address: "10.42.0.2"})
 			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
 			addressed(w)
-		}, []string{"resume autoscaler"}, "", "True UpToDate"},
-		{"a member without a control plane at its address is removed at once, even while another leaves", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"resume autoscaler"}, ready: "True UpToDate"},
+		{name: "a member without a control plane at its address is removed at once, even while another leaves", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			leavingControlPlane(nil)(s, w)
 			addressed(w)
 			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.99:2380", NotStarted: true, Address: "10.42.0.99"})
-		}, []string{"remove etcd member https://10.42.0.99:2380 leaving=4"}, "EtcdUnhealthy", "False EtcdUnhealthy"},
-		{"a member without a control plane stays while a requested machine is not listed", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"remove etcd member https://10.42.0.99:2380 leaving=4"}, waiting: "EtcdUnhealthy", ready: "False EtcdUnhealthy"},
+		{name: "a member without a control plane stays while a requested machine is not listed", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			leavingControlPlane(nil)(s, w)
 			addressed(w)
 			w.Etcd = append(w.Etcd, Member{Node: "https://10.42.0.99:2380", NotStarted: true, Address: "10.42.0.99"})
 			w.Intents = append(w.Intents, Intent{Name: "replace-1", Goal: v1alpha1.JoinGoal, Token: "u", OldNode: "control-plane-1", Group: cpGroup, Deadline: w.Now.Add(time.Minute)})
-		}, nil, "EtcdUnhealthy", "False EtcdUnhealthy"},
-		{"the member of a machine that is given up is removed", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: nil, waiting: "EtcdUnhealthy", ready: "False EtcdUnhealthy"},
+		{name: "the member of a machine that is given up is removed", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.LeaveGoal, Token: "t", OldNode: "control-plane-2", Group: cpGroup, Machine: "sandbox://t/control-plane-9", Node: "control-plane-9"}}
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/control-plane-9", Name: "control-plane-9", Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
 			addressed(w)
 			last := w.Instances[len(w.Instances)-1]
 			w.Etcd = append(w.Etcd, Member{Node: "https://" + last.Address + ":2380", NotStarted: true, Address: last.Address})
-		}, []string{"remove etcd member https://10.42.0.6:2380 leaving=3"}, "", "False RollingOut"},
-		{"the member of an earlier machine of a control plane's name is removed, and the later one counts as a voter", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"remove etcd member https://10.42.0.6:2380 leaving=3"}, ready: "False RollingOut"},
+		{name: "the member of an earlier machine of a control plane's name is removed, and the later one counts as a voter", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
 			addressed(w)
 			membersAddressed(w)
 			w.Etcd = append(w.Etcd, Member{Node: "control-plane-2", Voter: true, Address: "10.42.0.99"})
-		}, []string{"remove etcd member control-plane-2 leaving=3", "resume autoscaler"}, "", "True UpToDate"},
-		{"the member of an earlier machine is removed before that of the later one, which leaves", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"remove etcd member control-plane-2 leaving=3", "resume autoscaler"}, ready: "True UpToDate"},
+		{name: "the member of an earlier machine is removed before that of the later one, which leaves", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			leavingControlPlane(nil)(s, w)
 			addressed(w)
 			membersAddressed(w)
 			w.Etcd = append(w.Etcd, Member{Node: "control-plane-2", Voter: true, Address: "10.42.0.99"})
-		}, []string{"remove etcd member control-plane-2 leaving=4"}, "EtcdUnhealthy", "False EtcdUnhealthy"},
-		{"a control plane that is a Node before it is a member of etcd may join", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"remove etcd member control-plane-2 leaving=4"}, waiting: "EtcdUnhealthy", ready: "False EtcdUnhealthy"},
+		{name: "a control plane that is a Node before it is a member of etcd may join", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			newNode := machine("control-plane-3", func(n *Node) { n.OldNode = "control-plane-2" })
 			w.Nodes[2].Image = image1
 			w.Nodes = append(w.Nodes, newNode)
 			w.Instances = append(w.Instances, Instance{ID: newNode.ProviderID, Name: newNode.Name, Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "control-plane-2", Group: cpGroup}}
-		}, nil, "HeirNotVoting", "False HeirNotVoting"},
-		{"a control plane that votes before its join is complete does not take over yet", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: nil, waiting: "HeirNotVoting", ready: "False HeirNotVoting"},
+		{name: "a control plane that votes before its join is complete does not take over yet", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			newNode := machine("control-plane-3", func(n *Node) { n.OldNode, n.Unlabeled = "control-plane-2", true })
 			w.Nodes[2].Image = image1
 			w.Nodes = append(w.Nodes, newNode)
 			w.Instances = append(w.Instances, Instance{ID: newNode.ProviderID, Name: newNode.Name, Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "control-plane-2", Group: cpGroup}}
 			w.Etcd = append(w.Etcd, Member{Node: newNode.Name, Voter: true, Healthy: true})
-		}, nil, "HeirNotReady", "False HeirNotReady"},
-		{"a control plane that a person added may join, however old its machine is", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: nil, waiting: "HeirNotReady", ready: "False HeirNotReady"},
+		{name: "a control plane that a person added may join, however old its machine is", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			added := machine("control-plane-3")
 			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
 			w.Nodes = append(w.Nodes, added)
 			w.Instances = append(w.Instances, Instance{ID: added.ProviderID, Name: added.Name, Group: cpGroup, State: "Ready", Since: w.Now.Add(-24 * time.Hour)})
-		}, []string{"resume autoscaler"}, "", "True UpToDate"},
-		{"a control plane outside of etcd is removed when its replacement node votes, even without intent and cordon", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"resume autoscaler"}, ready: "True UpToDate"},
+		{name: "a control plane outside of etcd is removed when its replacement node votes, even without intent and cordon", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.Rollout.Paused = true
 			w.Nodes[1].OldNode = "control-plane-2"
 			w.Etcd = w.Etcd[:2]
-		}, []string{"record intent machine-control-plane-2 Leave machine=sandbox://t/control-plane-2"}, "", "False Paused"},
-		{"a group that the cloud does not list is reported as missing, and its nodes stay", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"record intent machine-control-plane-2 Leave machine=sandbox://t/control-plane-2"}, ready: "False Paused"},
+		{name: "a group that the cloud does not list is reported as missing, and its nodes stay", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Groups[1].NotListed, w.Groups[1].Image = true, image1
-		}, nil, "GroupMissing", "False GroupMissing"},
-		{"the nodes of other groups are replaced meanwhile", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: nil, waiting: "GroupMissing", ready: "False GroupMissing"},
+		{name: "the nodes of other groups are replaced meanwhile", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Groups[1].NotListed = true
 			w.Groups = append(w.Groups, Group{Name: "more", ID: "more", Role: v1alpha1.WorkerRole, Image: image2})
 			w.Nodes[4].Group = "more"
-		}, []string{"record intent replace-0 Join donor=worker-1"}, "GroupMissing", "False GroupMissing"},
-		{"a control plane comes before workers", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[2].Image = image1 }, []string{"record intent replace-0 Join donor=control-plane-2"}, "", "False RollingOut"},
+		}, want: []string{"record intent replace-0 Join donor=worker-1"}, waiting: "GroupMissing", ready: "False GroupMissing"},
+		{name: "a control plane comes before workers", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[2].Image = image1 }, want: []string{"record intent replace-0 Join donor=control-plane-2"}, ready: "False RollingOut"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			actions, status := decide(rollout(tt.edit))

@@ -45,42 +45,42 @@ func TestEtcdComesInPlace(t *testing.T) {
 		node    string
 		waiting string
 	}{
-		{"one control plane begins", func(*v1alpha1.NodeVersionSpec, *World) {}, RecordIntent, "control-plane-0", ""},
-		{"none begins while kubeadm would give an older etcd", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.KubeadmEtcdTag = "" }, 0, "", "EtcdTagMissing"},
-		{"none begins before kubeadm's configuration was read, which stalls nothing", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{name: "one control plane begins", edit: func(*v1alpha1.NodeVersionSpec, *World) {}, want: RecordIntent, node: "control-plane-0"},
+		{name: "none begins while kubeadm would give an older etcd", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.KubeadmEtcdTag = "" }, want: 0, waiting: "EtcdTagMissing"},
+		{name: "none begins before kubeadm's configuration was read, which stalls nothing", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.KubeadmEtcdTag, w.KubeadmRead = "", false
-		}, 0, "", "EtcdTagUnread"},
-		{"none begins while a member is unhealthy", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Etcd[2].Healthy = false }, 0, "", "EtcdUnhealthy"},
-		{"a run before the target named an etcd does not count", func(_ *v1alpha1.NodeVersionSpec, w *World) { first(w, before) }, UpgradeNode, "control-plane-0", ""},
-		{"after the run the member's version is waited for", func(_ *v1alpha1.NodeVersionSpec, w *World) { first(w, hopped) }, 0, "", "EtcdMemberOutdated"},
-		{"directly after the run the member may still restart", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: 0, waiting: "EtcdTagUnread"},
+		{name: "none begins while a member is unhealthy", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Etcd[2].Healthy = false }, want: 0, waiting: "EtcdUnhealthy"},
+		{name: "a run before the target named an etcd does not count", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { first(w, before) }, want: UpgradeNode, node: "control-plane-0"},
+		{name: "after the run the member's version is waited for", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { first(w, hopped) }, want: 0, waiting: "EtcdMemberOutdated"},
+		{name: "directly after the run the member may still restart", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			run := hopped
 			run.Ended = modelNow.Add(-time.Second)
 			first(w, run)
-		}, 0, "", "NodeUpgrades"},
-		{"a requested retry names the run, although it is done", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: 0, waiting: "NodeUpgrades"},
+		{name: "a requested retry names the run, although it is done", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			first(w, hopped)
 			w.Nodes[0].RetryRequest = "now"
-		}, MarkRetry, "control-plane-0", "EtcdMemberOutdated"},
-		{"then the agent runs again", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: MarkRetry, node: "control-plane-0", waiting: "EtcdMemberOutdated"},
+		{name: "then the agent runs again", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			first(w, hopped)
 			w.Nodes[0].RetryRequest = hopped.failed().RetryMark()
-		}, UpgradeNode, "control-plane-0", ""},
-		{"once: the request ends with the next run", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: UpgradeNode, node: "control-plane-0"},
+		{name: "once: the request ends with the next run", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			run := hopped
 			run.Ended = run.Ended.Add(time.Minute)
 			first(w, run)
 			w.Nodes[0].RetryRequest = hopped.failed().RetryMark()
-		}, MarkRetry, "control-plane-0", "EtcdMemberOutdated"},
-		{"a node that is skipped meanwhile is given up", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: MarkRetry, node: "control-plane-0", waiting: "EtcdMemberOutdated"},
+		{name: "a node that is skipped meanwhile is given up", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			first(w, hopped)
 			w.Nodes[0].OnHold = true
-		}, ClearIntent, "control-plane-0", "ControlPlaneHeld"},
-		{"a member with the version ends the upgrade", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: ClearIntent, node: "control-plane-0", waiting: "ControlPlaneHeld"},
+		{name: "a member with the version ends the upgrade", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			first(w, hopped)
 			w.Nodes[0].Etcd = "3.6.11"
-		}, ClearIntent, "control-plane-0", ""},
-		{"then the next one begins", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[0].Etcd = "3.6.11" }, RecordIntent, "control-plane-1", ""},
+		}, want: ClearIntent, node: "control-plane-0"},
+		{name: "then the next one begins", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[0].Etcd = "3.6.11" }, want: RecordIntent, node: "control-plane-1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d, status := hop(tt.edit)
@@ -131,9 +131,9 @@ func TestEtcdTagIsWantedForAnOutdatedControlPlane(t *testing.T) {
 		name, tag, last string // the target's tag, and the version of the last member
 		want            bool
 	}{
-		{"an older member", "3.6.11-0", "3.6.8", true},
-		{"all members have the version", "3.6.11-0", "3.6.11", false},
-		{"the target names no etcd", "", "3.6.8", false},
+		{name: "an older member", tag: "3.6.11-0", last: "3.6.8", want: true},
+		{name: "all members have the version", tag: "3.6.11-0", last: "3.6.11", want: false},
+		{name: "the target names no etcd", last: "3.6.8", want: false},
 	} {
 		s, w := upgradable(func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.EtcdImageTag = tt.tag

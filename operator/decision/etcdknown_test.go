@@ -16,10 +16,10 @@ func TestBrokenMemberDoesNotHideAnOutdatedNode(t *testing.T) {
 		role             v1alpha1.Role
 		want             bool
 	}{
-		{"other components, a silent member", "old", "", v1alpha1.ControlPlaneRole, true},
-		{"the target's components, a silent member", "new", "", v1alpha1.ControlPlaneRole, false},
-		{"the target's components, a member that answers", "new", "3.6.8", v1alpha1.ControlPlaneRole, true},
-		{"a worker", "new", "", v1alpha1.WorkerRole, true},
+		{name: "other components, a silent member", components: "old", role: v1alpha1.ControlPlaneRole, want: true},
+		{name: "the target's components, a silent member", components: "new", role: v1alpha1.ControlPlaneRole, want: false},
+		{name: "the target's components, a member that answers", components: "new", etcd: "3.6.8", role: v1alpha1.ControlPlaneRole, want: true},
+		{name: "a worker", components: "new", role: v1alpha1.WorkerRole, want: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := etcdKnown(spec, &Node{Role: tt.role, Components: tt.components, Etcd: tt.etcd}); got != tt.want {

@@ -97,95 +97,95 @@ func TestDecideInPlace(t *testing.T) {
 		want    []string
 		waiting string
 	}{
-		{"the upgrade of Kubernetes keeps the kubelet of a node that takes pods", target, []string{"start upgrade control-plane-1 v1.36.3 kubelet=kept"}, ""},
-		{"it replaces the kubelet of the only control plane, which is not drained", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		{name: "the upgrade of Kubernetes keeps the kubelet of a node that takes pods", edit: target, want: []string{"start upgrade control-plane-1 v1.36.3 kubelet=kept"}},
+		{name: "it replaces the kubelet of the only control plane, which is not drained", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			target(s, w)
 			w.Etcd = []Member{{Node: "control-plane-1", Voter: true, Healthy: true, Leader: true}}
-		}, []string{"start upgrade control-plane-1 v1.36.3"}, ""},
-		{"it replaces the kubelet of a node that is replaced", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"start upgrade control-plane-1 v1.36.3"}},
+		{name: "it replaces the kubelet of a node that is replaced", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			target(s, w)
 			w.Groups[0].Strategy = v1alpha1.ReplaceStrategy
 			for i := range 3 {
 				w.Nodes[i].InPlaceLabel = false
 			}
-		}, []string{"start upgrade control-plane-1 v1.36.3"}, ""},
-		{"a node whose kubelet was kept is cordoned in its own turn", turn("done"), []string{"cordon control-plane-1"}, ""},
-		{"a failed upgrade of Kubernetes does not delay the node's own turn", turn("failed"), []string{"cordon control-plane-1"}, ""},
-		{"a node whose kubelet was replaced is recorded", turn("done", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[1].Kubelet = "v1.36.3" }), []string{"note components control-plane-1 sandbox://t/control-plane-1"}, ""},
-		{"a node whose kubelet was replaced becomes Ready first", turn("done", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[1].Kubelet, w.Nodes[1].Ready = "v1.36.3", false }), nil, "NodeNotReady"},
-		{"the first action is an intent", func(*v1alpha1.NodeVersionSpec, *World) {}, []string{"record intent replace-0 Upgrade machine=sandbox://t/worker-0"}, ""},
-		{"as many upgrades at a time as maxSurge", func(s *v1alpha1.NodeVersionSpec, _ *World) {
+		}, want: []string{"start upgrade control-plane-1 v1.36.3"}},
+		{name: "a node whose kubelet was kept is cordoned in its own turn", edit: turn("done"), want: []string{"cordon control-plane-1"}},
+		{name: "a failed upgrade of Kubernetes does not delay the node's own turn", edit: turn("failed"), want: []string{"cordon control-plane-1"}},
+		{name: "a node whose kubelet was replaced is recorded", edit: turn("done", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[1].Kubelet = "v1.36.3" }), want: []string{"note components control-plane-1 sandbox://t/control-plane-1"}},
+		{name: "a node whose kubelet was replaced becomes Ready first", edit: turn("done", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[1].Kubelet, w.Nodes[1].Ready = "v1.36.3", false }), want: nil, waiting: "NodeNotReady"},
+		{name: "the first action is an intent", edit: func(*v1alpha1.NodeVersionSpec, *World) {}, want: []string{"record intent replace-0 Upgrade machine=sandbox://t/worker-0"}},
+		{name: "as many upgrades at a time as maxSurge", edit: func(s *v1alpha1.NodeVersionSpec, _ *World) {
 			surge := intstr.FromInt32(2)
 			s.Rollout.MaxSurge = &surge
-		}, []string{"record intent replace-0 Upgrade machine=sandbox://t/worker-0", "record intent replace-1 Upgrade machine=sandbox://t/worker-1"}, ""},
-		{"another image alone needs no upgrade", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"record intent replace-0 Upgrade machine=sandbox://t/worker-0", "record intent replace-1 Upgrade machine=sandbox://t/worker-1"}},
+		{name: "another image alone needs no upgrade", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Components, w.Nodes[4].Components = refB, refB
-		}, []string{"resume autoscaler"}, ""},
-		{"nodes of in-place groups are labelled for the relay, others are not", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"resume autoscaler"}},
+		{name: "nodes of in-place groups are labelled for the relay, others are not", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Components, w.Nodes[4].Components, w.Nodes[3].InPlaceLabel, w.Nodes[0].InPlaceLabel = refB, refB, false, true
-		}, []string{"mark in-place control-plane-0", "mark in-place worker-0", "resume autoscaler"}, ""},
-		{"the autoscaler is stopped first", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Autoscaler = Autoscaler{Enabled: true, Running: true} }, []string{"pause autoscaler"}, ""},
-		{"nothing starts while paused", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Paused = true }, nil, "Paused"},
-		{"keepWorkers keeps workers", func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.KeepWorkers = true }, []string{"resume autoscaler"}, ""},
-		{"a node on hold is skipped", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }, []string{"record intent replace-0 Upgrade machine=sandbox://t/worker-1"}, ""},
+		}, want: []string{"mark in-place control-plane-0", "mark in-place worker-0", "resume autoscaler"}},
+		{name: "the autoscaler is stopped first", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Autoscaler = Autoscaler{Enabled: true, Running: true} }, want: []string{"pause autoscaler"}},
+		{name: "nothing starts while paused", edit: func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Paused = true }, want: nil, waiting: "Paused"},
+		{name: "keepWorkers keeps workers", edit: func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.KeepWorkers = true }, want: []string{"resume autoscaler"}},
+		{name: "a node on hold is skipped", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }, want: []string{"record intent replace-0 Upgrade machine=sandbox://t/worker-1"}},
 
-		{"a node whose agent has not responded is not changed", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.NodeRuns = nil; open(w) }), nil, "AgentUnknown"},
-		{"a node whose agent does not respond in time is postponed", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{name: "a node whose agent has not responded is not changed", edit: upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.NodeRuns = nil; open(w) }), want: nil, waiting: "AgentUnknown"},
+		{name: "a node whose agent does not respond in time is postponed", edit: upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.NodeRuns, w.Intents[0].Deadline = nil, modelNow.Add(-time.Second)
 			open(w)
-		}), []string{"postpone worker-0"}, "Postponed"},
-		{"the node is cordoned", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { open(w) }), []string{"cordon worker-0"}, ""},
-		{"the node is drained", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].Drained = false }), []string{"drain worker-0"}, ""},
-		{"the agent of a drained node starts", upgrading(none), []string{begin}, ""},
-		{"an agent whose last run had another target starts", upgrading(ran("done", refA, "v1.35.4")), []string{begin}, ""},
-		{"a drain that is blocked for long is postponed", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}), want: []string{"postpone worker-0"}, waiting: "Postponed"},
+		{name: "the node is cordoned", edit: upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { open(w) }), want: []string{"cordon worker-0"}},
+		{name: "the node is drained", edit: upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].Drained = false }), want: []string{"drain worker-0"}},
+		{name: "the agent of a drained node starts", edit: upgrading(none), want: []string{begin}},
+		{name: "an agent whose last run had another target starts", edit: upgrading(ran("done", refA, "v1.35.4")), want: []string{begin}},
+		{name: "a drain that is blocked for long is postponed", edit: upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Drained, w.Nodes[3].DrainBlocker, w.Nodes[3].CordonedSince = false, "PodDisruptionBudget web/web", modelNow.Add(-2*DrainDeadline)
-		}), []string{"drain worker-0", "postpone worker-0"}, "DrainBlocked"},
-		{"a run finishes, although the rollout is paused and the node on hold", upgrading(ran("apply", refB, "v1.36.3"), func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}), want: []string{"drain worker-0", "postpone worker-0"}, waiting: "DrainBlocked"},
+		{name: "a run finishes, although the rollout is paused and the node on hold", edit: upgrading(ran("apply", refB, "v1.36.3"), func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.Rollout.Paused, w.Nodes[3].OnHold = true, true
-		}), nil, "NodeUpgrades"},
-		{"an upgrade that has not started is given up when the rollout is paused", upgrading(none, func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Paused = true }), []string{clear, release}, ""},
-		{"a failed upgrade is given up when the node is put on hold", upgrading(failed, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }), []string{clear, release}, ""},
-		{"an upgrade that has not started is given up when the node is put on hold", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }), []string{clear, release}, ""},
-		{"an upgrade that has not started is given up when the strategy changes to Replace", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}), want: nil, waiting: "NodeUpgrades"},
+		{name: "an upgrade that has not started is given up when the rollout is paused", edit: upgrading(none, func(s *v1alpha1.NodeVersionSpec, _ *World) { s.Rollout.Paused = true }), want: []string{clear, release}},
+		{name: "a failed upgrade is given up when the node is put on hold", edit: upgrading(failed, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }), want: []string{clear, release}},
+		{name: "an upgrade that has not started is given up when the node is put on hold", edit: upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].OnHold = true }), want: []string{clear, release}},
+		{name: "an upgrade that has not started is given up when the strategy changes to Replace", edit: upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Groups[1].Strategy, w.Nodes[4].InPlaceLabel = v1alpha1.ReplaceStrategy, false
-		}), []string{clear, release, "mark in-place worker-0"}, ""},
-		{"an upgrade that has not started is given up when a control plane needs the surge slot", upgrading(none, func(s *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[1].Components = refA }), []string{clear, release}, ""},
-		{"an upgrade that has not started is given up when its machine is deleted", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}), want: []string{clear, release, "mark in-place worker-0"}},
+		{name: "an upgrade that has not started is given up when a control plane needs the surge slot", edit: upgrading(none, func(s *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[1].Components = refA }), want: []string{clear, release}},
+		{name: "an upgrade that has not started is given up when its machine is deleted", edit: upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Instances[3].State, w.Nodes = "Terminated", append(w.Nodes[:3], w.Nodes[4])
-		}), []string{clear}, ""},
-		{"the cordon of somebody else stays", upgrading(none, func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}), want: []string{clear}},
+		{name: "the cordon of somebody else stays", edit: upgrading(none, func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.Rollout.Paused, w.Nodes[3].Cordon = true, CordonedByOthers
-		}), []string{clear}, ""},
-		{"the components of a finished run are recorded", upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].Kubelet = "v1.36.3" }), []string{"note components worker-0 sandbox://t/worker-0"}, ""},
-		{"the components of a finished run are not recorded before the kubelet has the version", upgrading(ran("done", refB, "v1.36.3")), nil, "NodeNotReady"},
-		{"a node at the target is uncordoned", upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}), want: []string{clear}},
+		{name: "the components of a finished run are recorded", edit: upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].Kubelet = "v1.36.3" }), want: []string{"note components worker-0 sandbox://t/worker-0"}},
+		{name: "the components of a finished run are not recorded before the kubelet has the version", edit: upgrading(ran("done", refB, "v1.36.3")), want: nil, waiting: "NodeNotReady"},
+		{name: "a node at the target is uncordoned", edit: upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Components, w.Nodes[3].Kubelet = refB, "v1.36.3"
-		}), []string{clear, release}, ""},
-		{"a node at the target is not uncordoned before it is Ready", upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}), want: []string{clear, release}},
+		{name: "a node at the target is not uncordoned before it is Ready", edit: upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Components, w.Nodes[3].Kubelet, w.Nodes[3].Ready = refB, "v1.36.3", false
-		}), nil, "NodeNotReady"},
-		{"a failure is reported, and other nodes of the group wait", upgrading(now), nil, "UpgradeFailed"},
-		{"a failed upgrade is retried", upgrading(failed), []string{begin}, ""},
-		{"a failed upgrade does not block other groups", upgrading(now, func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		}), want: nil, waiting: "NodeNotReady"},
+		{name: "a failure is reported, and other nodes of the group wait", edit: upgrading(now), want: nil, waiting: "UpgradeFailed"},
+		{name: "a failed upgrade is retried", edit: upgrading(failed), want: []string{begin}},
+		{name: "a failed upgrade does not block other groups", edit: upgrading(now, func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Groups = append(w.Groups, Group{Name: "more", ID: "more", Role: v1alpha1.WorkerRole, Image: image2, Strategy: v1alpha1.InPlaceStrategy})
 			w.Nodes[4].Group = "more"
-		}), []string{"record intent replace-1 Upgrade machine=sandbox://t/worker-1"}, "UpgradeFailed"},
+		}), want: []string{"record intent replace-1 Upgrade machine=sandbox://t/worker-1"}, waiting: "UpgradeFailed"},
 
-		{"a control plane uses the first surge slot", controlPlane, []string{other}, ""},
-		{"a control plane waits until every member of etcd is healthy", func(s *v1alpha1.NodeVersionSpec, w *World) { controlPlane(s, w); w.Etcd[2].Healthy = false }, nil, "EtcdUnhealthy"},
-		{"the operator's leader leaves a control plane before its drain", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		{name: "a control plane uses the first surge slot", edit: controlPlane, want: []string{other}},
+		{name: "a control plane waits until every member of etcd is healthy", edit: func(s *v1alpha1.NodeVersionSpec, w *World) { controlPlane(s, w); w.Etcd[2].Healthy = false }, want: nil, waiting: "EtcdUnhealthy"},
+		{name: "the operator's leader leaves a control plane before its drain", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			controlPlane(s, w)
 			w.LeaderNode, w.Nodes[1].Cordon = "control-plane-1", CordonedByUs
 			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.UpgradeGoal, Machine: w.Nodes[1].ProviderID, Node: "control-plane-1", Group: cpGroup, Deadline: modelNow.Add(time.Minute)}}
 			w.NodeRuns = map[string]UpgradeRun{w.Nodes[1].ProviderID: none}
-		}, []string{"yield lease control-plane-1"}, ""},
-		{"the only control plane is not drained", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{"yield lease control-plane-1"}},
+		{name: "the only control plane is not drained", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			controlPlane(s, w)
 			w.LeaderNode, w.Nodes, w.Instances, w.Etcd = "control-plane-1", w.Nodes[1:2], w.Instances[1:2], w.Etcd[1:2]
 			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.UpgradeGoal, Machine: w.Nodes[0].ProviderID, Node: "control-plane-1", Group: cpGroup, Deadline: modelNow.Add(time.Minute)}}
 			w.NodeRuns = map[string]UpgradeRun{w.Nodes[0].ProviderID: none}
-		}, []string{"upgrade node control-plane-1 sandbox://t/control-plane-1 v1.36.3"}, ""},
+		}, want: []string{"upgrade node control-plane-1 sandbox://t/control-plane-1 v1.36.3"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			wantDecision(t, tt.want, tt.waiting)(decide(upgradable(tt.edit)))
@@ -247,24 +247,24 @@ func TestDecideRetry(t *testing.T) {
 		want    []string
 		waiting string
 	}{
-		{"no retry without a request", upgrading(failed), nil, "UpgradeFailed"},
-		{"the failed run is recorded in the request first", upgrading(failed, noted("now")), []string{off + " " + mark}, "UpgradeFailed"},
-		{"the recorded run is retried", upgrading(failed, noted(mark)), []string{begin}, ""},
-		{"the request is removed while the retry is active", upgrading(after(func(r *UpgradeRun) { r.Phase = "apply" }), noted(mark)), []string{off}, "NodeUpgrades"},
-		{"a failed retry is not repeated by the same request", upgrading(after(func(r *UpgradeRun) { r.Ended = modelNow }), noted(mark)), []string{off}, "UpgradeFailed"},
-		{"an active run is not retried", upgrading(after(func(r *UpgradeRun) { r.Phase = "apply" }), noted("now")), []string{off}, "NodeUpgrades"},
-		{"an interrupted run needs no retry request", upgrading(after(func(r *UpgradeRun) { r.Ended = time.Time{} }), noted("now")), []string{begin, off}, ""},
-		{"the request stays until the agent has responded", upgrading(failed, noted("now", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.NodeRuns = nil })), nil, "AgentUnknown"},
-		{"the request stays until the node gets a surge slot", func(s *v1alpha1.NodeVersionSpec, w *World) { s.Rollout.Paused, w.Nodes[3].RetryRequest = true, "now" }, nil, "Paused"},
-		{"the request of a node at the target is removed", func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		{name: "no retry without a request", edit: upgrading(failed), want: nil, waiting: "UpgradeFailed"},
+		{name: "the failed run is recorded in the request first", edit: upgrading(failed, noted("now")), want: []string{off + " " + mark}, waiting: "UpgradeFailed"},
+		{name: "the recorded run is retried", edit: upgrading(failed, noted(mark)), want: []string{begin}},
+		{name: "the request is removed while the retry is active", edit: upgrading(after(func(r *UpgradeRun) { r.Phase = "apply" }), noted(mark)), want: []string{off}, waiting: "NodeUpgrades"},
+		{name: "a failed retry is not repeated by the same request", edit: upgrading(after(func(r *UpgradeRun) { r.Ended = modelNow }), noted(mark)), want: []string{off}, waiting: "UpgradeFailed"},
+		{name: "an active run is not retried", edit: upgrading(after(func(r *UpgradeRun) { r.Phase = "apply" }), noted("now")), want: []string{off}, waiting: "NodeUpgrades"},
+		{name: "an interrupted run needs no retry request", edit: upgrading(after(func(r *UpgradeRun) { r.Ended = time.Time{} }), noted("now")), want: []string{begin, off}},
+		{name: "the request stays until the agent has responded", edit: upgrading(failed, noted("now", func(_ *v1alpha1.NodeVersionSpec, w *World) { w.NodeRuns = nil })), want: nil, waiting: "AgentUnknown"},
+		{name: "the request stays until the node gets a surge slot", edit: func(s *v1alpha1.NodeVersionSpec, w *World) { s.Rollout.Paused, w.Nodes[3].RetryRequest = true, "now" }, want: nil, waiting: "Paused"},
+		{name: "the request of a node at the target is removed", edit: func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Components, w.Nodes[4].Components, w.Nodes[3].RetryRequest = refB, refB, "now"
-		}, []string{off, "resume autoscaler"}, ""},
-		{"the request of a node that is replaced is removed", func(s *v1alpha1.NodeVersionSpec, w *World) {
+		}, want: []string{off, "resume autoscaler"}},
+		{name: "the request of a node that is replaced is removed", edit: func(s *v1alpha1.NodeVersionSpec, w *World) {
 			s.Rollout.Paused, w.Groups[1].Strategy, w.Nodes[3].InPlaceLabel, w.Nodes[4].InPlaceLabel, w.Nodes[3].RetryRequest = true, v1alpha1.ReplaceStrategy, false, false, "now"
-		}, []string{off}, "Paused"},
-		{"the failed upgrade of the control plane is recorded in the request first", apply("now", "failed"), []string{"mark retry control-plane-1 " + mark}, "UpgradeFailed"},
-		{"the recorded upgrade of the control plane is retried", apply(mark, "failed"), []string{"start upgrade control-plane-1 v1.36.3"}, ""},
-		{"the request is removed while the control plane is upgraded", apply(mark, "plan"), []string{"mark retry control-plane-1"}, ""},
+		}, want: []string{off}, waiting: "Paused"},
+		{name: "the failed upgrade of the control plane is recorded in the request first", edit: apply("now", "failed"), want: []string{"mark retry control-plane-1 " + mark}, waiting: "UpgradeFailed"},
+		{name: "the recorded upgrade of the control plane is retried", edit: apply(mark, "failed"), want: []string{"start upgrade control-plane-1 v1.36.3"}},
+		{name: "the request is removed while the control plane is upgraded", edit: apply(mark, "plan"), want: []string{"mark retry control-plane-1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			wantDecision(t, tt.want, tt.waiting)(decide(upgradable(tt.edit)))

@@ -161,12 +161,12 @@ func TestRunOfARebootedNode(t *testing.T) {
 		mutant        bootMutant
 		unsafe, stuck bool
 	}{
-		{"with all guards", bootGuarded, false, false},
-		{"a new leader with an old observation gives up a run", bootUnwaited, true, false},
-		{"a boot that the Node has not reported gives up a run", bootAnyRun, true, false},
-		{"a boot of an earlier run gives up a run", bootUnwritten, true, false},
-		{"an old boot of the Node gives up a run", bootOfNode, true, false},
-		{"without boots the next leader waits", bootIgnored, false, true},
+		{name: "with all guards", mutant: bootGuarded},
+		{name: "a new leader with an old observation gives up a run", mutant: bootUnwaited, unsafe: true},
+		{name: "a boot that the Node has not reported gives up a run", mutant: bootAnyRun, unsafe: true},
+		{name: "a boot of an earlier run gives up a run", mutant: bootUnwritten, unsafe: true},
+		{name: "an old boot of the Node gives up a run", mutant: bootOfNode, unsafe: true},
+		{name: "without boots the next leader waits", mutant: bootIgnored, stuck: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			states, unsafe, stuck := tt.mutant.explore()

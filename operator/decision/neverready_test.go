@@ -21,28 +21,28 @@ func TestHalfJoinedMachines(t *testing.T) {
 		want    []string
 		waiting string
 	}{
-		{"a machine whose Node is Ready has joined", func(w *World) { joins(w, time.Minute) }, []string{"clear intent machine-worker-1 Join machine=" + id}, ""},
-		{"a machine whose Node is not Ready has time to join", func(w *World) {
+		{name: "a machine whose Node is Ready has joined", edit: func(w *World) { joins(w, time.Minute) }, want: []string{"clear intent machine-worker-1 Join machine=" + id}},
+		{name: "a machine whose Node is not Ready has time to join", edit: func(w *World) {
 			w.Nodes[4].Ready = false
 			joins(w, JoinDeadline)
-		}, nil, ""},
-		{"after half of the time the status names the node", func(w *World) {
+		}, want: nil},
+		{name: "after half of the time the status names the node", edit: func(w *World) {
 			w.Nodes[4].Ready = false
 			joins(w, JoinDeadline/2-time.Minute)
-		}, nil, "NodeNeverReady"},
-		{"the machine is given up when its time to join is over", func(w *World) {
+		}, want: nil, waiting: "NodeNeverReady"},
+		{name: "the machine is given up when its time to join is over", edit: func(w *World) {
 			w.Nodes[4].Ready = false
 			joins(w, -time.Minute)
-		}, []string{"bind intent machine-worker-1 Leave machine=" + id}, ""},
-		{"a machine on hold is not given up", func(w *World) {
+		}, want: []string{"bind intent machine-worker-1 Leave machine=" + id}},
+		{name: "a machine on hold is not given up", edit: func(w *World) {
 			w.Nodes[4].Ready, w.Nodes[4].OnHold = false, true
 			joins(w, -time.Minute)
-		}, []string{"clear intent machine-worker-1 Join machine=" + id}, ""},
-		{"a Node that exists before its machine is listed is tracked while it has a JoiningNode", func(w *World) {
+		}, want: []string{"clear intent machine-worker-1 Join machine=" + id}},
+		{name: "a Node that exists before its machine is listed is tracked while it has a JoiningNode", edit: func(w *World) {
 			w.Nodes[4].Ready, w.Joining = false, map[string]bool{"worker-1": true}
-		}, []string{track}, ""},
-		{"a Ready Node is not tracked", func(w *World) { w.Joining = map[string]bool{"worker-1": true} }, nil, ""},
-		{"a node that becomes NotReady long after its join is not changed", func(w *World) { w.Nodes[4].Ready = false }, nil, ""},
+		}, want: []string{track}},
+		{name: "a Ready Node is not tracked", edit: func(w *World) { w.Joining = map[string]bool{"worker-1": true} }, want: nil},
+		{name: "a node that becomes NotReady long after its join is not changed", edit: func(w *World) { w.Nodes[4].Ready = false }, want: nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			wantDecision(t, tt.want, tt.waiting)(decide(atRest(tt.edit)))

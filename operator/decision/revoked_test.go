@@ -60,152 +60,152 @@ func TestRevokedMachines(t *testing.T) {
 		want    []string
 		waiting string
 	}{
-		{"a worker and its Node are deleted without cordon and drain", func(w *World) {
+		{name: "a worker and its Node are deleted without cordon and drain", edit: func(w *World) {
 			w.Intents = []Intent{revoked("worker-1", workerGroup)}
-		}, []string{"delete machine worker-1 " + worker, "delete node worker-1 " + worker}, ""},
-		{"a worker is deleted while its drain is blocked", func(w *World) {
+		}, want: []string{"delete machine worker-1 " + worker, "delete node worker-1 " + worker}},
+		{name: "a worker is deleted while its drain is blocked", edit: func(w *World) {
 			w.Nodes[4].Cordon, w.Nodes[4].DrainBlocker = CordonedByOthers, "PodDisruptionBudget web/web allows no eviction"
 			w.Intents = []Intent{revoked("worker-1", workerGroup)}
-		}, []string{"delete machine worker-1 " + worker, "delete node worker-1 " + worker}, ""},
-		{"a control plane leaves etcd first", func(w *World) {
+		}, want: []string{"delete machine worker-1 " + worker, "delete node worker-1 " + worker}},
+		{name: "a control plane leaves etcd first", edit: func(w *World) {
 			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
-		}, []string{"remove etcd member control-plane-2 leaving=2"}, ""},
-		{"a control plane that has left etcd is deleted with its Node", func(w *World) {
+		}, want: []string{"remove etcd member control-plane-2 leaving=2"}},
+		{name: "a control plane that has left etcd is deleted with its Node", edit: func(w *World) {
 			w.Etcd = w.Etcd[:2]
 			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
-		}, []string{"delete machine control-plane-2 " + cp, "delete node control-plane-2 " + cp}, ""},
-		{"a control plane that claims a group of workers leaves etcd first as well", func(w *World) {
+		}, want: []string{"delete machine control-plane-2 " + cp, "delete node control-plane-2 " + cp}},
+		{name: "a control plane that claims a group of workers leaves etcd first as well", edit: func(w *World) {
 			w.Intents = []Intent{revoked("control-plane-2", workerGroup)}
-		}, []string{"remove etcd member control-plane-2 leaving=2"}, ""},
-		{"a member leaves only while the others are healthy", func(w *World) {
+		}, want: []string{"remove etcd member control-plane-2 leaving=2"}},
+		{name: "a member leaves only while the others are healthy", edit: func(w *World) {
 			w.Etcd[1].Healthy = false
 			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
-		}, nil, "EtcdUnhealthy"},
-		{"the leadership of etcd is moved first", func(w *World) {
+		}, want: nil, waiting: "EtcdUnhealthy"},
+		{name: "the leadership of etcd is moved first", edit: func(w *World) {
 			w.Etcd[0].Leader, w.Etcd[2].Leader = false, true
 			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
-		}, []string{"move etcd leader control-plane-2 heir=control-plane-0"}, ""},
-		{"the operator's leader leaves the machine before the deletion", func(w *World) {
+		}, want: []string{"move etcd leader control-plane-2 heir=control-plane-0"}},
+		{name: "the operator's leader leaves the machine before the deletion", edit: func(w *World) {
 			w.LeaderNode = "control-plane-2"
 			w.Intents = []Intent{revoked("control-plane-2", cpGroup)}
-		}, []string{"yield lease control-plane-2"}, ""},
-		{"a machine that has another name in the cloud stays", func(w *World) {
+		}, want: []string{"yield lease control-plane-2"}},
+		{name: "a machine that has another name in the cloud stays", edit: func(w *World) {
 			in := revoked("worker-1", workerGroup)
 			in.Machine = "sandbox://t/control-plane-0"
 			w.Intents = []Intent{in}
-		}, nil, "OtherMachine"},
-		{"a machine that the cloud has not described stays", func(w *World) {
+		}, want: nil, waiting: "OtherMachine"},
+		{name: "a machine that the cloud has not described stays", edit: func(w *World) {
 			in := revoked("worker-9", workerGroup)
 			w.Intents = []Intent{in}
-		}, nil, "MachineUnknown"},
-		{"a Node that claims another machine is deleted with its own", func(w *World) {
+		}, want: nil, waiting: "MachineUnknown"},
+		{name: "a Node that claims another machine is deleted with its own", edit: func(w *World) {
 			w.Nodes[4].ProviderID = "sandbox://t/control-plane-0"
 			w.Intents = []Intent{revoked("worker-1", workerGroup)}
-		}, []string{"delete machine worker-1 " + worker, "delete node worker-1 sandbox://t/control-plane-0"}, ""},
-		{"the intent stays until the cloud confirms that the machine is gone", func(w *World) {
+		}, want: []string{"delete machine worker-1 " + worker, "delete node worker-1 sandbox://t/control-plane-0"}},
+		{name: "the intent stays until the cloud confirms that the machine is gone", edit: func(w *World) {
 			w.without("worker-1", "Terminating")
 			w.Intents = []Intent{revoked("worker-1", workerGroup)}
-		}, nil, "MachineLeaves"},
-		{"the intent ends when the machine is deleted", func(w *World) {
+		}, want: nil, waiting: "MachineLeaves"},
+		{name: "the intent ends when the machine is deleted", edit: func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Intents = []Intent{revoked("worker-1", workerGroup)}
-		}, []string{"clear intent revoke-worker-1 Leave machine=" + worker}, ""},
-		{"a replacement waits for the removal", func(w *World) {
+		}, want: []string{"clear intent revoke-worker-1 Leave machine=" + worker}},
+		{name: "a replacement waits for the removal", edit: func(w *World) {
 			w.Intents = []Intent{refilling("worker-1", workerGroup), revoked("worker-1", workerGroup)}
-		}, []string{"delete machine worker-1 " + worker, "delete node worker-1 " + worker}, ""},
-		{"a deleted Node whose machine runs is not replaced yet", func(w *World) {
+		}, want: []string{"delete machine worker-1 " + worker, "delete node worker-1 " + worker}},
+		{name: "a deleted Node whose machine runs is not replaced yet", edit: func(w *World) {
 			w.without("worker-1", "Ready")
 			w.Intents = []Intent{refilling("worker-1", workerGroup), revoked("worker-1", workerGroup)}
-		}, []string{"delete machine worker-1 " + worker}, "MachineLeaves"},
-		{"a machine is created when the old one is being deleted", func(w *World) {
+		}, want: []string{"delete machine worker-1 " + worker}, waiting: "MachineLeaves"},
+		{name: "a machine is created when the old one is being deleted", edit: func(w *World) {
 			w.without("worker-1", "Terminating")
 			w.Intents = []Intent{refilling("worker-1", workerGroup), revoked("worker-1", workerGroup)}
-		}, []string{"create machine refill-worker-1 Join donor=worker-1"}, "MachineLeaves"},
-		{"no machine is created while the autoscaler runs", func(w *World) {
+		}, want: []string{"create machine refill-worker-1 Join donor=worker-1"}, waiting: "MachineLeaves"},
+		{name: "no machine is created while the autoscaler runs", edit: func(w *World) {
 			w.Autoscaler = Autoscaler{Enabled: true, Running: true}
 			w.without("worker-1", "Terminated")
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
-		}, []string{"pause autoscaler"}, ""},
-		{"no machine is created from an incomplete list", func(w *World) {
+		}, want: []string{"pause autoscaler"}},
+		{name: "no machine is created from an incomplete list", edit: func(w *World) {
 			w.Complete = false
 			w.without("worker-1", "Terminated")
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
-		}, nil, ReasonPartial},
-		{"no machine is created in a group that the cloud does not list", func(w *World) {
+		}, want: nil, waiting: ReasonPartial},
+		{name: "no machine is created in a group that the cloud does not list", edit: func(w *World) {
 			w.Groups[1].NotListed = true
 			w.without("worker-1", "Terminated")
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
-		}, nil, "GroupMissing"},
-		{"no machine is created after the deadline of the intent", func(w *World) {
+		}, want: nil, waiting: "GroupMissing"},
+		{name: "no machine is created after the deadline of the intent", edit: func(w *World) {
 			w.without("worker-1", "Terminated")
 			in := refilling("worker-1", workerGroup)
 			in.Deadline = w.Now.Add(-time.Second)
 			w.Intents = []Intent{in}
-		}, []string{"clear intent refill-worker-1 Join donor=worker-1"}, ""},
-		{"no control plane is created while another one joins", func(w *World) {
+		}, want: []string{"clear intent refill-worker-1 Join donor=worker-1"}},
+		{name: "no control plane is created while another one joins", edit: func(w *World) {
 			w.without("control-plane-2", "Terminated")
 			w.Etcd = w.Etcd[:2]
 			w.Intents = []Intent{refilling("control-plane-2", cpGroup), {Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "control-plane-1", Group: cpGroup}}
 			w.Nodes[1].Image = image1
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/control-plane-3", Name: "control-plane-3", Group: cpGroup, Token: "t", State: "Ready", Since: w.Now})
-		}, nil, "MachineJoins"},
-		{"the operator waits for a joining machine", func(w *World) {
+		}, want: nil, waiting: "MachineJoins"},
+		{name: "the operator waits for a joining machine", edit: func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
-		}, nil, "MachineJoins"},
-		{"a machine that does not join in time is given up", func(w *World) {
+		}, want: nil, waiting: "MachineJoins"},
+		{name: "a machine that does not join in time is given up", edit: func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now.Add(-JoinDeadline - time.Second)})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
-		}, []string{"bind intent refill-worker-1 Leave donor=worker-1 machine=sandbox://t/worker-2"}, ""},
-		{"a machine that has joined replaces the revoked node", func(w *World) {
+		}, want: []string{"bind intent refill-worker-1 Leave donor=worker-1 machine=sandbox://t/worker-2"}},
+		{name: "a machine that has joined replaces the revoked node", edit: func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image = image2 }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
-		}, []string{"adopt heir worker-2 donor=worker-1"}, ""},
-		{"a machine that has joined inherits nothing from a Node that came back", func(w *World) {
+		}, want: []string{"adopt heir worker-2 donor=worker-1"}},
+		{name: "a machine that has joined inherits nothing from a Node that came back", edit: func(w *World) {
 			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image = image2 }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
-		}, nil, "MachineLeaves"},
-		{"no machine is created while a rollout is replacing the node", func(w *World) {
+		}, want: nil, waiting: "MachineLeaves"},
+		{name: "no machine is created while a rollout is replacing the node", edit: func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.OldNode = "worker-1" }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "t", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup), {Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "worker-1", Group: workerGroup}}
-		}, []string{"clear intent replace-0 Join donor=worker-1"}, ""},
-		{"no machine is created if a rollout has replaced the node already", func(w *World) {
+		}, want: []string{"clear intent replace-0 Join donor=worker-1"}},
+		{name: "no machine is created if a rollout has replaced the node already", edit: func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.OldNode = "worker-1" }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "t", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
-		}, []string{"clear intent refill-worker-1 Join donor=worker-1"}, ""},
-		{"a replacement node that is given up does not count", func(w *World) {
+		}, want: []string{"clear intent refill-worker-1 Join donor=worker-1"}},
+		{name: "a replacement node that is given up does not count", edit: func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.OldNode, n.Cordon = "worker-1", CordonedByUs }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "t", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup), {Name: "replace-0", Goal: v1alpha1.LeaveGoal, Token: "t", OldNode: "worker-1", Group: workerGroup, Machine: "sandbox://t/worker-2", Node: "worker-2"}}
-		}, []string{"create machine refill-worker-1 Join donor=worker-1", "drain worker-2"}, ""},
-		{"a machine whose Node is not Ready has not joined", func(w *World) {
+		}, want: []string{"create machine refill-worker-1 Join donor=worker-1", "drain worker-2"}},
+		{name: "a machine whose Node is not Ready has not joined", edit: func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image, n.OldNode, n.Ready = image2, "worker-1", false }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
-		}, nil, "NodeNeverReady"},
-		{"a machine whose Node is never Ready is given up", func(w *World) {
+		}, want: nil, waiting: "NodeNeverReady"},
+		{name: "a machine whose Node is never Ready is given up", edit: func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image, n.OldNode, n.Ready = image2, "worker-1", false }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now.Add(-JoinDeadline - time.Minute)})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
-		}, []string{"bind intent refill-worker-1 Leave donor=worker-1 machine=sandbox://t/worker-2"}, ""},
-		{"the intent of a machine that was given up ends", func(w *World) {
+		}, want: []string{"bind intent refill-worker-1 Leave donor=worker-1 machine=sandbox://t/worker-2"}},
+		{name: "the intent of a machine that was given up ends", edit: func(w *World) {
 			w.without("worker-1", "Terminated")
 			w.Nodes = append(w.Nodes, machine("worker-2", func(n *Node) { n.Image, n.OldNode = image2, "worker-1" }))
 			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-2", Name: "worker-2", Group: workerGroup, Token: "r", State: "Ready", Since: w.Now})
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
-		}, []string{"clear intent refill-worker-1 Join donor=worker-1"}, ""},
+		}, want: []string{"clear intent refill-worker-1 Join donor=worker-1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			wantDecision(t, tt.want, tt.waiting)(decide(atRest(tt.edit)))
@@ -261,43 +261,43 @@ func TestRefusedNamesAreKeptWhileTheNextMachineIsCreated(t *testing.T) {
 		want    []string
 		waiting string
 	}{
-		{"another machine is requested in place of the revoked one", func(w *World) {
+		{name: "another machine is requested in place of the revoked one", edit: func(w *World) {
 			w.Nodes[3].Image = image2
 			w.without("worker-1", "Terminated")
 			refuse(w, "worker-1", workerGroup, "r")
 			w.Intents = []Intent{refilling("worker-1", workerGroup)}
-		}, []string{"record intent refill-worker-1.%s Join donor=worker-1"}, ""},
-		{"the intent of the refused machine ends after that", func(w *World) {
+		}, want: []string{"record intent refill-worker-1.%s Join donor=worker-1"}},
+		{name: "the intent of the refused machine ends after that", edit: func(w *World) {
 			w.Nodes[3].Image = image2
 			w.without("worker-1", "Terminated")
 			refuse(w, "worker-1", workerGroup, "r")
 			w.Intents = []Intent{refilling("worker-1", workerGroup), again}
-		}, []string{"clear intent refill-worker-1 Join donor=worker-1", "create machine refill-worker-1.%s Join donor=worker-1"}, ""},
-		{"the next machine is created while the refused one is tracked", func(w *World) {
+		}, want: []string{"clear intent refill-worker-1 Join donor=worker-1", "create machine refill-worker-1.%s Join donor=worker-1"}},
+		{name: "the next machine is created while the refused one is tracked", edit: func(w *World) {
 			w.Nodes[3].Image = image2
 			w.without("worker-1", "Terminated")
 			refuse(w, "worker-1", workerGroup, "r")
 			w.Intents = []Intent{tracking(w, "worker-1", workerGroup), again}
-		}, []string{"create machine refill-worker-1.%s Join donor=worker-1"}, ""},
-		{"a refused machine in a surge slot releases the slot", func(w *World) {
+		}, want: []string{"create machine refill-worker-1.%s Join donor=worker-1"}},
+		{name: "a refused machine in a surge slot releases the slot", edit: func(w *World) {
 			refuse(w, "worker-7", workerGroup, "t")
 			w.Intents = []Intent{{Name: "replace-0", Goal: v1alpha1.JoinGoal, Token: "t", OldNode: "worker-0", Group: workerGroup, Deadline: w.Now.Add(JoinDeadline)}}
-		}, []string{"clear intent replace-0 Join donor=worker-0"}, ""},
-		{"its machine is tracked and not deleted, and the node is replaced by another one", func(w *World) {
+		}, want: []string{"clear intent replace-0 Join donor=worker-0"}},
+		{name: "its machine is tracked and not deleted, and the node is replaced by another one", edit: func(w *World) {
 			refuse(w, "worker-7", workerGroup, "t")
-		}, []string{"record intent machine-worker-7 Join machine=sandbox://t/worker-7#2", "record intent replace-0 Join donor=worker-0"}, ""},
-		{"a refused control plane does not block the others", func(w *World) {
+		}, want: []string{"record intent machine-worker-7 Join machine=sandbox://t/worker-7#2", "record intent replace-0 Join donor=worker-0"}},
+		{name: "a refused control plane does not block the others", edit: func(w *World) {
 			w.Nodes[0].Image = image1
 			refuse(w, "control-plane-7", cpGroup, "t")
 			w.Intents = []Intent{tracking(w, "control-plane-7", cpGroup)}
-		}, []string{"record intent replace-0 Join donor=control-plane-0"}, ""},
-		{"it is deleted when its time to join is over", func(w *World) {
+		}, want: []string{"record intent replace-0 Join donor=control-plane-0"}},
+		{name: "it is deleted when its time to join is over", edit: func(w *World) {
 			w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
 			refuse(w, "worker-7", workerGroup, "t")
 			in := tracking(w, "worker-7", workerGroup)
 			in.Deadline = w.Now.Add(-time.Second)
 			w.Intents = []Intent{in}
-		}, []string{"bind intent machine-worker-7 Leave machine=sandbox://t/worker-7#2"}, ""},
+		}, want: []string{"bind intent machine-worker-7 Leave machine=sandbox://t/worker-7#2"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) { tt.edit(w) })

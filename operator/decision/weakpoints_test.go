@@ -141,13 +141,13 @@ func TestWeakPointR5MembersAreGuarded(t *testing.T) {
 		want []string
 		old  []string
 	}{
-		{"all members are healthy", nil, ruleMemberFirst, []string{remove}, []string{remove, deleted}},
-		{"another one is not healthy", sick, ruleMembersHealthy, nil, []string{remove}},
-		{"another one is a learner", learner, ruleMembersHealthy, nil, []string{"remove etcd member control-plane-0 leaving=2"}},
-		{"the member is the leader", leads, ruleLeaderMoved, []string{"move etcd leader control-plane-0 heir=control-plane-1"}, []string{remove}},
-		{"the replacement node does not vote yet", replacementLearns, ruleMemberFirst, nil, []string{deleted}},
-		{"the members are unknown", func(w *World) { w.Etcd = nil }, ruleMemberFirst, nil, []string{deleted}},
-		{"the member has left", func(w *World) { w.Etcd = w.Etcd[1:] }, everyRule, []string{deleted}, []string{deleted}},
+		{name: "all members are healthy", off: ruleMemberFirst, want: []string{remove}, old: []string{remove, deleted}},
+		{name: "another one is not healthy", edit: sick, off: ruleMembersHealthy, want: nil, old: []string{remove}},
+		{name: "another one is a learner", edit: learner, off: ruleMembersHealthy, want: nil, old: []string{"remove etcd member control-plane-0 leaving=2"}},
+		{name: "the member is the leader", edit: leads, off: ruleLeaderMoved, want: []string{"move etcd leader control-plane-0 heir=control-plane-1"}, old: []string{remove}},
+		{name: "the replacement node does not vote yet", edit: replacementLearns, off: ruleMemberFirst, want: nil, old: []string{deleted}},
+		{name: "the members are unknown", edit: func(w *World) { w.Etcd = nil }, off: ruleMemberFirst, want: nil, old: []string{deleted}},
+		{name: "the member has left", edit: func(w *World) { w.Etcd = w.Etcd[1:] }, off: everyRule, want: []string{deleted}, old: []string{deleted}},
 	} {
 		wantActions(t, tt.name, decided(everyRule, leavingControlPlane(tt.edit)), tt.want...)
 		wantActions(t, "with the old order, "+tt.name, decided(tt.off, leavingControlPlane(tt.edit)), tt.old...)

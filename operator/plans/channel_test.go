@@ -22,29 +22,29 @@ func TestChannels(t *testing.T) {
 		want    string
 		refused string
 	}{
-		{"a redirection names the version", func(w http.ResponseWriter, r *http.Request) {
+		{name: "a redirection names the version", answer: func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "https://example.org/tag/v1.2.3+k3s1?x=y", http.StatusFound)
-		}, "v1.2.3+k3s1", ""},
-		{"an escaped redirection names the version", func(w http.ResponseWriter, r *http.Request) {
+		}, want: "v1.2.3+k3s1"},
+		{name: "an escaped redirection names the version", answer: func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/tag/v1.2.3%2Bk3s1", http.StatusFound)
-		}, "v1.2.3+k3s1", ""},
-		{"a success means the last element of the channel's path", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }, "latest", ""},
-		{"another redirection means the last element of the channel's path", func(w http.ResponseWriter, r *http.Request) {
+		}, want: "v1.2.3+k3s1"},
+		{name: "a success means the last element of the channel's path", answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }, want: "latest"},
+		{name: "another redirection means the last element of the channel's path", answer: func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/tag/v1", http.StatusMovedPermanently)
-		}, "latest", ""},
-		{"a redirection loop is not followed", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.String(), http.StatusFound) }, "latest", ""},
-		{"not found", http.NotFound, "", "unexpected response: 404 Not Found"},
-		{"a server error", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }, "", "unexpected response: 500"},
-		{"a redirection without a location", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusFound) }, "", "names no version"},
-		{"a redirection to a host without a path", func(w http.ResponseWriter, _ *http.Request) {
+		}, want: "latest"},
+		{name: "a redirection loop is not followed", answer: func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.String(), http.StatusFound) }, want: "latest"},
+		{name: "not found", answer: http.NotFound, want: "", refused: "unexpected response: 404 Not Found"},
+		{name: "a server error", answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }, want: "", refused: "unexpected response: 500"},
+		{name: "a redirection without a location", answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusFound) }, want: "", refused: "names no version"},
+		{name: "a redirection to a host without a path", answer: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", "https://example.org/")
 			w.WriteHeader(http.StatusFound)
-		}, "", "names no version"},
-		{"a version that is too long", func(w http.ResponseWriter, r *http.Request) {
+		}, want: "", refused: "names no version"},
+		{name: "a version that is too long", answer: func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/"+strings.Repeat("v", 1000), http.StatusFound)
-		}, "", "names no version"},
-		{"a long body is not read", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1<<20)) }, "latest", ""},
-		{"nothing", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "", "EOF"},
+		}, want: "", refused: "names no version"},
+		{name: "a long body is not read", answer: func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1<<20)) }, want: "latest"},
+		{name: "nothing", answer: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, want: "", refused: "EOF"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			asked := 0

@@ -432,7 +432,7 @@ func TestSettingsMatchSystemUpgradeController(t *testing.T) {
 		usual, atMost int64
 		want          string
 	}{
-		{nil, 600, 0, "600"}, {new(int64(-1)), 600, 0, "600"}, {new(int64(0)), 600, 0, "null"}, {new(int64(0)), 600, 700, "700"}, {new(int64(50)), 600, 40, "40"}, {nil, 0, 0, "null"},
+		{plan: nil, usual: 600, want: "600"}, {plan: new(int64(-1)), usual: 600, want: "600"}, {plan: new(int64(0)), usual: 600, want: "null"}, {plan: new(int64(0)), usual: 600, atMost: 700, want: "700"}, {plan: new(int64(50)), usual: 600, atMost: 40, want: "40"}, {plan: nil, want: "null"},
 	} {
 		d, _ := json.Marshal(deadline(planOf(func(p *upgradev1.Plan) { p.Spec.JobActiveDeadlineSecs = tt.plan }), Settings{ActiveDeadlineSeconds: tt.usual, ActiveDeadlineSecondsMax: tt.atMost}))
 		if string(d) != tt.want {

@@ -133,9 +133,9 @@ func FuzzHash(f *testing.F) {
 
 func TestNamesOfJobs(t *testing.T) {
 	for _, tt := range []struct{ name, plan, node, hash, want string }{
-		{"same as system-upgrade-controller", "k3s-server", "node1", known, "apply-k3s-server-on-node1-with-fbc94f26bc8c9660d2b79485a6-c7898"},
-		{"the part of a node's name before the dot", "k3s-server", "node1.example.org", known, "apply-k3s-server-on-node1-with-fbc94f26bc8c9660d2b79485a6-c7898"},
-		{"short enough", "p", "n", "abc", "apply-p-on-n-with-abc"},
+		{name: "same as system-upgrade-controller", plan: "k3s-server", node: "node1", hash: known, want: "apply-k3s-server-on-node1-with-fbc94f26bc8c9660d2b79485a6-c7898"},
+		{name: "the part of a node's name before the dot", plan: "k3s-server", node: "node1.example.org", hash: known, want: "apply-k3s-server-on-node1-with-fbc94f26bc8c9660d2b79485a6-c7898"},
+		{name: "short enough", plan: "p", node: "n", hash: "abc", want: "apply-p-on-n-with-abc"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := jobName(tt.plan, tt.node, tt.hash); got != tt.want {
@@ -193,18 +193,18 @@ func TestWindow(t *testing.T) {
 		open   bool
 		until  string
 	}{
-		{"before the window", night, "2026-11-23T21:59:59Z", false, "2026-11-23T22:00:00Z"}, // a Monday
-		{"when the window opens", night, "2026-11-23T22:00:00Z", true, "2026-11-24T02:00:01Z"},
-		{"after midnight in Monday's window", night, "2026-11-24T01:00:00Z", true, "2026-11-24T02:00:01Z"},
-		{"in the last second of the window", night, "2026-11-24T02:00:00.9Z", true, "2026-11-24T02:00:01Z"},
-		{"after the window", night, "2026-11-24T02:00:01Z", false, "2026-11-30T22:00:00Z"},
-		{"Monday's early hours belong to Sunday", night, "2026-11-23T01:00:00Z", false, "2026-11-23T22:00:00Z"},
-		{"on one of two days", noon, "2026-11-22T12:30:00Z", true, "2026-11-22T13:30:31Z"},
-		{"between two days", noon, "2026-11-23T12:30:00Z", false, "2026-11-28T12:00:00Z"},
-		{"in another zone", zone, "2026-07-05T00:00:00Z", true, "2026-07-05T01:30:01Z"},
-		{"on the day on which clocks go forward", zone, "2026-03-29T00:45:00Z", true, "2026-03-29T01:30:01Z"},
-		{"on the day on which clocks go back", zone, "2026-10-25T02:15:00Z", true, "2026-10-25T02:30:01Z"},
-		{"no days", upgradev1.TimeWindowSpec{StartTime: "1", EndTime: "2"}, "2026-11-23T01:30:00Z", false, ""},
+		{name: "before the window", window: night, at: "2026-11-23T21:59:59Z", until: "2026-11-23T22:00:00Z"}, // a Monday
+		{name: "when the window opens", window: night, at: "2026-11-23T22:00:00Z", open: true, until: "2026-11-24T02:00:01Z"},
+		{name: "after midnight in Monday's window", window: night, at: "2026-11-24T01:00:00Z", open: true, until: "2026-11-24T02:00:01Z"},
+		{name: "in the last second of the window", window: night, at: "2026-11-24T02:00:00.9Z", open: true, until: "2026-11-24T02:00:01Z"},
+		{name: "after the window", window: night, at: "2026-11-24T02:00:01Z", until: "2026-11-30T22:00:00Z"},
+		{name: "Monday's early hours belong to Sunday", window: night, at: "2026-11-23T01:00:00Z", until: "2026-11-23T22:00:00Z"},
+		{name: "on one of two days", window: noon, at: "2026-11-22T12:30:00Z", open: true, until: "2026-11-22T13:30:31Z"},
+		{name: "between two days", window: noon, at: "2026-11-23T12:30:00Z", until: "2026-11-28T12:00:00Z"},
+		{name: "in another zone", window: zone, at: "2026-07-05T00:00:00Z", open: true, until: "2026-07-05T01:30:01Z"},
+		{name: "on the day on which clocks go forward", window: zone, at: "2026-03-29T00:45:00Z", open: true, until: "2026-03-29T01:30:01Z"},
+		{name: "on the day on which clocks go back", window: zone, at: "2026-10-25T02:15:00Z", open: true, until: "2026-10-25T02:30:01Z"},
+		{name: "no days", window: upgradev1.TimeWindowSpec{StartTime: "1", EndTime: "2"}, at: "2026-11-23T01:30:00Z"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w, err := parseWindow(tt.window)

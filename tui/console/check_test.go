@@ -107,21 +107,21 @@ func TestKeysOfACheck(t *testing.T) {
 		copied      []string
 		note        string
 	}{
-		{"Y copies the finding's command", "trouble", []string{"Y"}, []string{pdb}, "copied the command"},
-		{"Y copies the check if the finding has no command", "trouble", []string{"down", "down", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied the command of the check"},
-		{"Y copies the check where no finding is chosen", "two-hops", []string{"tab", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied the command of the check"},
-		{"Y copies no command with control characters", "hostile", []string{"Y"}, nil, "it is not copied"},
-		{"Y copies what is open", "trouble", []string{"enter", "Y"}, []string{pdb}, "copied the command"},
-		{"y copies the line", "trouble", []string{"down", "y"}, []string{`the API v1beta1.metrics.k8s.io is registered and not available: ServiceNotFound: service/metrics-server in "kube-system" is not present`}, "copied the line"},
-		{"y copies no control characters", "hostile", []string{"down", "y"}, []string{`not known: image of \x1b]0;x\x07worker-0: it has no annotation`}, "copied the line"},
-		{"y copies the reason", "blocked", []string{"y"}, []string{"Kubernetes v1.35.5 to v1.36.4 (9): the mirror has no v1.36.4, likewise the other 8"}, "copied the line"},
-		{"y copies the answer", "two-hops", []string{"y"}, []string{"Hop 1 of 2 is possible: release v1.1.0."}, "copied the line"},
-		{"Y knows what the filter left", "many", []string{"/", "t", "e", "a", "m", "-", "0", "2", "enter", "Y"}, []string{`kubectl --kubeconfig /home/ops/demo/constellation-admin.conf -n team-02 patch poddisruptionbudget web --type=merge -p '{"spec":{"maxUnavailable":1}}'`}, "copied"},
-		{"W is off without a hop", "newest", []string{"W"}, nil, "W is off: there is no next hop"},
-		{"W is off if the configuration has all", "mixed", []string{"W"}, nil, "W is off: the configuration already has the next hop"},
-		{"W is off after it has written", "written", []string{"W"}, nil, "W is off: it is written already"},
-		{"Enter is off where there is nothing", "newest", []string{"enter"}, nil, "Enter is off: there is nothing to open here"},
-		{"a is off without a hop", "newest", []string{"a"}, nil, "a is off: there is no next hop"},
+		{name: "Y copies the finding's command", check: "trouble", keys: []string{"Y"}, copied: []string{pdb}, note: "copied the command"},
+		{name: "Y copies the check if the finding has no command", check: "trouble", keys: []string{"down", "down", "Y"}, copied: []string{"constellation -C .demo upgrade check"}, note: "copied the command of the check"},
+		{name: "Y copies the check where no finding is chosen", check: "two-hops", keys: []string{"tab", "Y"}, copied: []string{"constellation -C .demo upgrade check"}, note: "copied the command of the check"},
+		{name: "Y copies no command with control characters", check: "hostile", keys: []string{"Y"}, note: "it is not copied"},
+		{name: "Y copies what is open", check: "trouble", keys: []string{"enter", "Y"}, copied: []string{pdb}, note: "copied the command"},
+		{name: "y copies the line", check: "trouble", keys: []string{"down", "y"}, copied: []string{`the API v1beta1.metrics.k8s.io is registered and not available: ServiceNotFound: service/metrics-server in "kube-system" is not present`}, note: "copied the line"},
+		{name: "y copies no control characters", check: "hostile", keys: []string{"down", "y"}, copied: []string{`not known: image of \x1b]0;x\x07worker-0: it has no annotation`}, note: "copied the line"},
+		{name: "y copies the reason", check: "blocked", keys: []string{"y"}, copied: []string{"Kubernetes v1.35.5 to v1.36.4 (9): the mirror has no v1.36.4, likewise the other 8"}, note: "copied the line"},
+		{name: "y copies the answer", check: "two-hops", keys: []string{"y"}, copied: []string{"Hop 1 of 2 is possible: release v1.1.0."}, note: "copied the line"},
+		{name: "Y knows what the filter left", check: "many", keys: []string{"/", "t", "e", "a", "m", "-", "0", "2", "enter", "Y"}, copied: []string{`kubectl --kubeconfig /home/ops/demo/constellation-admin.conf -n team-02 patch poddisruptionbudget web --type=merge -p '{"spec":{"maxUnavailable":1}}'`}, note: "copied"},
+		{name: "W is off without a hop", check: "newest", keys: []string{"W"}, note: "W is off: there is no next hop"},
+		{name: "W is off if the configuration has all", check: "mixed", keys: []string{"W"}, note: "W is off: the configuration already has the next hop"},
+		{name: "W is off after it has written", check: "written", keys: []string{"W"}, note: "W is off: it is written already"},
+		{name: "Enter is off where there is nothing", check: "newest", keys: []string{"enter"}, note: "Enter is off: there is nothing to open here"},
+		{name: "a is off without a hop", check: "newest", keys: []string{"a"}, note: "a is off: there is no next hop"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

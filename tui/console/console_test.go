@@ -158,16 +158,16 @@ func TestLeaving(t *testing.T) {
 		quit bool
 		exit int
 	}{
-		{"q asks once", []string{"q"}, nil, false, 0},
-		{"Ctrl-C asks once", []string{"ctrl+c"}, nil, false, 0},
-		{"Esc stays", []string{"ctrl+c", "esc"}, nil, false, 0},
-		{"Enter leaves when the step has stopped", []string{"q", "enter"}, nil, true, plan.ExitStopped},
-		{"Ctrl-C twice leaves at once", []string{"ctrl+c", "ctrl+c"}, nil, true, plan.ExitStopped},
-		{"Ctrl-C after two seconds leaves in order", []string{"ctrl+c"}, func(s *stage) { s.at(3 * time.Second); s.press("ctrl+c") }, true, plan.ExitStopped},
-		{"other keys do nothing during the question", []string{"q", "l", "tab"}, nil, false, 0},
-		{"Ctrl-C in the help asks", []string{"?", "ctrl+c", "enter"}, nil, true, plan.ExitStopped},
-		{"Ctrl-C in the log asks", []string{"l", "ctrl+c", "enter"}, nil, true, plan.ExitStopped},
-		{"Ctrl-C in the filter asks", []string{"l", "/", "x", "ctrl+c", "enter"}, nil, true, plan.ExitStopped},
+		{name: "q asks once", keys: []string{"q"}},
+		{name: "Ctrl-C asks once", keys: []string{"ctrl+c"}},
+		{name: "Esc stays", keys: []string{"ctrl+c", "esc"}},
+		{name: "Enter leaves when the step has stopped", keys: []string{"q", "enter"}, quit: true, exit: plan.ExitStopped},
+		{name: "Ctrl-C twice leaves at once", keys: []string{"ctrl+c", "ctrl+c"}, quit: true, exit: plan.ExitStopped},
+		{name: "Ctrl-C after two seconds leaves in order", keys: []string{"ctrl+c"}, then: func(s *stage) { s.at(3 * time.Second); s.press("ctrl+c") }, quit: true, exit: plan.ExitStopped},
+		{name: "other keys do nothing during the question", keys: []string{"q", "l", "tab"}},
+		{name: "Ctrl-C in the help asks", keys: []string{"?", "ctrl+c", "enter"}, quit: true, exit: plan.ExitStopped},
+		{name: "Ctrl-C in the log asks", keys: []string{"l", "ctrl+c", "enter"}, quit: true, exit: plan.ExitStopped},
+		{name: "Ctrl-C in the filter asks", keys: []string{"l", "/", "x", "ctrl+c", "enter"}, quit: true, exit: plan.ExitStopped},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

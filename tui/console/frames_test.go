@@ -244,9 +244,9 @@ func TestFrames(t *testing.T) {
 			display term.Display
 			w, h    int
 		}{
-			{"80x24", term.Display{}, 80, 24},
-			{"120x40", term.Display{}, 120, 40},
-			{"80x24-colour", term.Display{Colours: term.Colours256}, 80, 24},
+			{name: "80x24", display: term.Display{}, w: 80, h: 24},
+			{name: "120x40", display: term.Display{}, w: 120, h: 40},
+			{name: "80x24-colour", display: term.Display{Colours: term.Colours256}, w: 80, h: 24},
 		} {
 			t.Run(sc.name+"/"+v.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {

@@ -367,11 +367,11 @@ func TestLeavingAnUpgrade(t *testing.T) {
 		exit  int
 		says  string
 	}{
-		{"a step before the target, q", plan.StepCharts, func(s *stage) { s.press("q", "enter") }, plan.ExitStopped, "left after"},
-		{"a step before the target, Ctrl-C twice", plan.StepCharts, func(s *stage) { s.press("ctrl+c", "ctrl+c") }, plan.ExitStopped, "left after"},
-		{"the rollout, Ctrl-C twice", plan.StepRollout, func(s *stage) { s.press("ctrl+c", "ctrl+c") }, plan.ExitDone, "2 of 4 at the target"},
-		{"hung up", plan.StepCharts, func(s *stage) { s.tell(term.Signalled{Sig: syscall.SIGHUP}) }, 129, "left after"},
-		{"terminated", plan.StepRollout, func(s *stage) { s.tell(term.Signalled{Sig: syscall.SIGTERM}) }, 143, "2 of 4 at the target"},
+		{name: "a step before the target, q", until: plan.StepCharts, leave: func(s *stage) { s.press("q", "enter") }, exit: plan.ExitStopped, says: "left after"},
+		{name: "a step before the target, Ctrl-C twice", until: plan.StepCharts, leave: func(s *stage) { s.press("ctrl+c", "ctrl+c") }, exit: plan.ExitStopped, says: "left after"},
+		{name: "the rollout, Ctrl-C twice", until: plan.StepRollout, leave: func(s *stage) { s.press("ctrl+c", "ctrl+c") }, exit: plan.ExitDone, says: "2 of 4 at the target"},
+		{name: "hung up", until: plan.StepCharts, leave: func(s *stage) { s.tell(term.Signalled{Sig: syscall.SIGHUP}) }, exit: 129, says: "left after"},
+		{name: "terminated", until: plan.StepRollout, leave: func(s *stage) { s.tell(term.Signalled{Sig: syscall.SIGTERM}) }, exit: 143, says: "2 of 4 at the target"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -23,10 +23,10 @@ func BenchmarkWatch(b *testing.B) {
 		w, h int
 		keys []string
 	}{
-		{"80x24", 80, 24, nil},
-		{"120x40", 120, 40, nil},
-		{"200x60", 200, 60, nil},
-		{"120x40-map", 120, 40, []string{"m"}},
+		{name: "80x24", w: 80, h: 24},
+		{name: "120x40", w: 120, h: 40},
+		{name: "200x60", w: 200, h: 60},
+		{name: "120x40-map", w: 120, h: 40, keys: []string{"m"}},
 	} {
 		b.Run(size.name, func(b *testing.B) {
 			r, w, err := os.Pipe()

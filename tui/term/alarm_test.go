@@ -12,12 +12,12 @@ func TestNextWakeIsJustAfterAFullSecond(t *testing.T) {
 		since      time.Duration // since the full second
 		d, ringsIn time.Duration
 	}{
-		{"a second after a wake-up", 5 * time.Millisecond, time.Second, time.Second},
-		{"a little late", 25 * time.Millisecond, time.Second, 980 * time.Millisecond},
-		{"so late that the next second is near", 800 * time.Millisecond, time.Second, 1205 * time.Millisecond},
-		{"three seconds", 15 * time.Millisecond, 3 * time.Second, 2990 * time.Millisecond},
-		{"much less than a second", 5 * time.Millisecond, time.Millisecond, time.Second},
-		{"shortly before a wake-up", 2 * time.Millisecond, time.Millisecond, 3 * time.Millisecond},
+		{name: "a second after a wake-up", since: 5 * time.Millisecond, d: time.Second, ringsIn: time.Second},
+		{name: "a little late", since: 25 * time.Millisecond, d: time.Second, ringsIn: 980 * time.Millisecond},
+		{name: "so late that the next second is near", since: 800 * time.Millisecond, d: time.Second, ringsIn: 1205 * time.Millisecond},
+		{name: "three seconds", since: 15 * time.Millisecond, d: 3 * time.Second, ringsIn: 2990 * time.Millisecond},
+		{name: "much less than a second", since: 5 * time.Millisecond, d: time.Millisecond, ringsIn: time.Second},
+		{name: "shortly before a wake-up", since: 2 * time.Millisecond, d: time.Millisecond, ringsIn: 3 * time.Millisecond},
 	} {
 		if got := nextWake(full.Add(tt.since), tt.d); got != tt.ringsIn {
 			t.Errorf("%s: in %s, want %s", tt.name, got, tt.ringsIn)

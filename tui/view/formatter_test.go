@@ -15,31 +15,31 @@ func TestCommandFormatter(t *testing.T) {
 		line string // of "constellation status -C /x"
 		cmd  string
 	}{
-		{"as the engine does", CommandFormatter{}, said, "constellation status -C /x", "constellation init"},
-		{"here", CommandFormatter{Program: "constellation", Dir: "."}, said, "constellation status -C /x", "constellation init"},
+		{name: "as the engine does", sp: CommandFormatter{}, text: said, line: "constellation status -C /x", cmd: "constellation init"},
+		{name: "here", sp: CommandFormatter{Program: "constellation", Dir: "."}, text: said, line: "constellation status -C /x", cmd: "constellation init"},
 		{
-			"by another name",
-			CommandFormatter{Program: "bin/constellation", Dir: "."},
-			"is it running? `bin/constellation sandbox status` tells, `bin/constellation init -C /x` goes on; see constellation's log",
-			"bin/constellation status -C /x", "bin/constellation init",
+			name: "by another name",
+			sp:   CommandFormatter{Program: "bin/constellation", Dir: "."},
+			text: "is it running? `bin/constellation sandbox status` tells, `bin/constellation init -C /x` goes on; see constellation's log",
+			line: "bin/constellation status -C /x", cmd: "bin/constellation init",
 		},
 		{
-			"about another directory",
-			CommandFormatter{Program: "constellation", Dir: "my demo"},
-			"is it running? `constellation -C 'my demo' sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
-			"constellation status -C /x", "constellation -C 'my demo' init",
+			name: "about another directory",
+			sp:   CommandFormatter{Program: "constellation", Dir: "my demo"},
+			text: "is it running? `constellation -C 'my demo' sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
+			line: "constellation status -C /x", cmd: "constellation -C 'my demo' init",
 		},
 		{
-			"about this directory, which the engine names by its path",
-			CommandFormatter{Program: "constellation", Dir: "demo", Home: "/x"},
-			"is it running? `constellation -C demo sandbox status` tells, `constellation -C demo init` goes on; see constellation's log",
-			"constellation -C demo status", "constellation -C demo init",
+			name: "about this directory, which the engine names by its path",
+			sp:   CommandFormatter{Program: "constellation", Dir: "demo", Home: "/x"},
+			text: "is it running? `constellation -C demo sandbox status` tells, `constellation -C demo init` goes on; see constellation's log",
+			line: "constellation -C demo status", cmd: "constellation -C demo init",
 		},
 		{
-			"about another than this one",
-			CommandFormatter{Program: "constellation", Dir: "demo", Home: "/x/demo"},
-			"is it running? `constellation -C demo sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
-			"constellation status -C /x", "constellation -C demo init",
+			name: "about another than this one",
+			sp:   CommandFormatter{Program: "constellation", Dir: "demo", Home: "/x/demo"},
+			text: "is it running? `constellation -C demo sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
+			line: "constellation status -C /x", cmd: "constellation -C demo init",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

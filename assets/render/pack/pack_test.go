@@ -246,9 +246,9 @@ func TestOperatorComponent(t *testing.T) {
 	}
 
 	for _, tt := range []struct{ name, kustomization, cloud, want string }{
-		{"no ConfigMap", "components: [operator]", "", "nothing selected by ConfigMap.[noVer].[noGrp]/constellation-cloud.[noNs]:data.provider"},
-		{"no address", user, strings.Replace(cloudOfUser, "  metadataURL:", "  other:", 1), "fieldPath `data.metadataURL` is missing for replacement source ConfigMap.[noVer].[noGrp]/constellation-cloud"},
-		{"used as a base", "resources: [operator]", "", "expected kind != 'Component'"},
+		{name: "no ConfigMap", kustomization: "components: [operator]", want: "nothing selected by ConfigMap.[noVer].[noGrp]/constellation-cloud.[noNs]:data.provider"},
+		{name: "no address", kustomization: user, cloud: strings.Replace(cloudOfUser, "  metadataURL:", "  other:", 1), want: "fieldPath `data.metadataURL` is missing for replacement source ConfigMap.[noVer].[noGrp]/constellation-cloud"},
+		{name: "used as a base", kustomization: "resources: [operator]", want: "expected kind != 'Component'"},
 	} {
 		if _, err := build(tt.kustomization, tt.cloud); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)

@@ -58,13 +58,13 @@ func TestAnswersBecomeErrorsOfPackageCloud(t *testing.T) {
 		want   error
 		text   string
 	}{
-		{"unknown object", 404, `{"error":"no instance worker-9"}`, cloud.ErrNotFound, "no instance worker-9"},
-		{"throttled", 429, `{"error":"slow down"}`, cloud.ErrThrottled, "slow down"},
-		{"no token", 401, ``, cloud.ErrDenied, "unauthorized"},
-		{"worker asks for the token", 403, `{"error":"workers get no token"}`, cloud.ErrDenied, "workers get no token"},
-		{"broken cloud", 500, `<html>`, cloud.ErrUnavailable, "internal server error"},
-		{"gateway", 503, `{"error":"starting"}`, cloud.ErrUnavailable, "starting"},
-		{"redirect", 302, ``, nil, "found"},
+		{name: "unknown object", status: 404, body: `{"error":"no instance worker-9"}`, want: cloud.ErrNotFound, text: "no instance worker-9"},
+		{name: "throttled", status: 429, body: `{"error":"slow down"}`, want: cloud.ErrThrottled, text: "slow down"},
+		{name: "no token", status: 401, body: ``, want: cloud.ErrDenied, text: "unauthorized"},
+		{name: "worker asks for the token", status: 403, body: `{"error":"workers get no token"}`, want: cloud.ErrDenied, text: "workers get no token"},
+		{name: "broken cloud", status: 500, body: `<html>`, want: cloud.ErrUnavailable, text: "internal server error"},
+		{name: "gateway", status: 503, body: `{"error":"starting"}`, want: cloud.ErrUnavailable, text: "starting"},
+		{name: "redirect", status: 302, body: ``, want: nil, text: "found"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -60,12 +60,12 @@ func TestWhoDidItSurvivesReading(t *testing.T) {
 		}
 	}
 	want := []told{
-		{"unmanaged-pods", "1 pod in namespace shop without a controller: lost when the node is removed", "namespace shop", "kubectl -n shop get pods debug -o yaml > pods-of-shop.yaml"},
-		{"local-data", "emptyDir volumes of 1 workload will be lost with the nodes", "namespace shop", ""},
-		{"cordoned-nodes", "node worker-1 (worker) is cordoned", "", "kubectl uncordon worker-1"},
+		{id: "unmanaged-pods", title: "1 pod in namespace shop without a controller: lost when the node is removed", owner: "namespace shop", command: "kubectl -n shop get pods debug -o yaml > pods-of-shop.yaml"},
+		{id: "local-data", title: "emptyDir volumes of 1 workload will be lost with the nodes", owner: "namespace shop"},
+		{id: "cordoned-nodes", title: "node worker-1 (worker) is cordoned", command: "kubectl uncordon worker-1"},
 		{
-			"node-actors", "Plan shop/k3s is being applied to worker-0", "namespace shop, rancher",
-			`kubectl -n shop patch plans.upgrade.cattle.io k3s --type=merge -p '{"spec":{"concurrency":0}}'`,
+			id: "node-actors", title: "Plan shop/k3s is being applied to worker-0", owner: "namespace shop, rancher",
+			command: `kubectl -n shop patch plans.upgrade.cattle.io k3s --type=merge -p '{"spec":{"concurrency":0}}'`,
 		},
 	}
 	if d := cmp.Diff(want, got, cmp.AllowUnexported(told{})); d != "" {

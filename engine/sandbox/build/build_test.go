@@ -204,9 +204,9 @@ func TestFailuresNameTheRemedy(t *testing.T) {
 		env        map[string]string
 		op, remedy string
 	}{
-		{"no go command", map[string]string{"PATH": "/nonexistent"}, "find the Go toolchain", "install Go 1.26"},
-		{"no network", map[string]string{"GOMODCACHE": "", "GOPROXY": "http://127.0.0.1:1", "GOSUMDB": "off"}, "load the sources", "connect this computer to the network"},
-		{"module proxy switched off", map[string]string{"GOMODCACHE": "", "GOPROXY": "off"}, "load the sources", "set GOPROXY"},
+		{name: "no go command", env: map[string]string{"PATH": "/nonexistent"}, op: "find the Go toolchain", remedy: "install Go 1.26"},
+		{name: "no network", env: map[string]string{"GOMODCACHE": "", "GOPROXY": "http://127.0.0.1:1", "GOSUMDB": "off"}, op: "load the sources", remedy: "connect this computer to the network"},
+		{name: "module proxy switched off", env: map[string]string{"GOMODCACHE": "", "GOPROXY": "off"}, op: "load the sources", remedy: "set GOPROXY"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for k, v := range tt.env {
@@ -254,10 +254,10 @@ func TestUnknownAndMissingVersions(t *testing.T) {
 		name, version, remedy string
 		notCached             bool
 	}{
-		{"a version without recipe names those that have one", "v1.30.0", "v1.35.4, v1.35.8, v1.36.3, v1.36.4, v1.37.2", false},
-		{"the v is part of the name", "1.35.4", "v1.35.4", false},
-		{"a path is no version", "../x", "v1.35.4", false},
-		{"a version that was not built names the command", "v1.36.3", "run `constellation sandbox fetch v1.36.3`", true},
+		{name: "a version without recipe names those that have one", version: "v1.30.0", remedy: "v1.35.4, v1.35.8, v1.36.3, v1.36.4, v1.37.2"},
+		{name: "the v is part of the name", version: "1.35.4", remedy: "v1.35.4"},
+		{name: "a path is no version", version: "../x", remedy: "v1.35.4"},
+		{name: "a version that was not built names the command", version: "v1.36.3", remedy: "run `constellation sandbox fetch v1.36.3`", notCached: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if Cached(cache, tt.version) {

@@ -51,35 +51,35 @@ func TestStoreVouches(t *testing.T) {
 		key  string
 		want bool
 	}{
-		{"for a file as it was made", func(*testing.T, string) {}, "key", true},
-		{"not for one that was made otherwise", func(*testing.T, string) {}, "other", false},
-		{"for a copy with another time", func(t *testing.T, file string) { touch(t, file, later) }, "key", true},
-		{"not for a truncated one", func(t *testing.T, file string) {
+		{name: "for a file as it was made", do: func(*testing.T, string) {}, key: "key", want: true},
+		{name: "not for one that was made otherwise", do: func(*testing.T, string) {}, key: "other", want: false},
+		{name: "for a copy with another time", do: func(t *testing.T, file string) { touch(t, file, later) }, key: "key", want: true},
+		{name: "not for a truncated one", do: func(t *testing.T, file string) {
 			if err := os.Truncate(file, 3); err != nil {
 				t.Fatal(err)
 			}
-		}, "key", false},
-		{"not for one of the same size that was altered", func(t *testing.T, file string) {
+		}, key: "key", want: false},
+		{name: "not for one of the same size that was altered", do: func(t *testing.T, file string) {
 			if err := os.WriteFile(file, []byte("CONTENT"), 0o755); err != nil {
 				t.Fatal(err)
 			}
 			touch(t, file, later)
-		}, "key", false},
-		{"not for one that is gone", func(t *testing.T, file string) {
+		}, key: "key", want: false},
+		{name: "not for one that is gone", do: func(t *testing.T, file string) {
 			if err := os.Remove(file); err != nil {
 				t.Fatal(err)
 			}
-		}, "key", false},
-		{"not for a directory", func(t *testing.T, file string) {
+		}, key: "key", want: false},
+		{name: "not for a directory", do: func(t *testing.T, file string) {
 			if err := errors.Join(os.Remove(file), os.Mkdir(file, 0o755)); err != nil {
 				t.Fatal(err)
 			}
-		}, "key", false},
-		{"not when its manifest is broken", func(t *testing.T, file string) {
+		}, key: "key", want: false},
+		{name: "not when its manifest is broken", do: func(t *testing.T, file string) {
 			if err := os.Truncate(filepath.Join(filepath.Dir(file), "..", manifestFile), 20); err != nil {
 				t.Fatal(err)
 			}
-		}, "key", false},
+		}, key: "key", want: false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := adopted(t)

@@ -25,10 +25,10 @@ func TestModulesPinWhatRecipesName(t *testing.T) {
 				path string
 				want string
 			}{
-				{"kubernetes is the version", kubernetes, "k8s.io/kubernetes", r.version},
-				{"etcd is the version in its tag", kubernetes, "go.etcd.io/etcd/server/v3", "v" + r.etcdVersion()},
-				{"etcdutl is of the same version", etcd, "go.etcd.io/etcd/etcdutl/v3", "v" + r.etcdVersion()},
-				{"coredns is the version in its tag", coredns, "github.com/coredns/coredns", r.coredns},
+				{name: "kubernetes is the version", in: kubernetes, path: "k8s.io/kubernetes", want: r.version},
+				{name: "etcd is the version in its tag", in: kubernetes, path: "go.etcd.io/etcd/server/v3", want: "v" + r.etcdVersion()},
+				{name: "etcdutl is of the same version", in: etcd, path: "go.etcd.io/etcd/etcdutl/v3", want: "v" + r.etcdVersion()},
+				{name: "coredns is the version in its tag", in: coredns, path: "github.com/coredns/coredns", want: r.coredns},
 			} {
 				if got := tt.in.require[tt.path]; got != tt.want {
 					t.Errorf("%s: %s is %q, want %q", tt.name, tt.path, got, tt.want)

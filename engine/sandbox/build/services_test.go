@@ -100,10 +100,10 @@ func TestMissingServicesNameTheRemedy(t *testing.T) {
 		name, release, remedy string
 		missing               bool
 	}{
-		{"a service that was not built", "v9.9.9", "install this release again; in a source tree run `make build` and use its bin/constellation", true},
-		{"a release that was not built", "v0.1.0", "install this release again; in a source tree run `make build` and use its bin/constellation", true},
-		{"a path for a release", "../v9.9.9", "name a release such as v1.1.0", false},
-		{"nothing for a release", "", "name a release such as v1.1.0", false},
+		{name: "a service that was not built", release: "v9.9.9", remedy: "install this release again; in a source tree run `make build` and use its bin/constellation", missing: true},
+		{name: "a release that was not built", release: "v0.1.0", remedy: "install this release again; in a source tree run `make build` and use its bin/constellation", missing: true},
+		{name: "a path for a release", release: "../v9.9.9", remedy: "name a release such as v1.1.0"},
+		{name: "nothing for a release", remedy: "name a release such as v1.1.0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := Services(t.Context(), t.TempDir(), tt.release, nil)

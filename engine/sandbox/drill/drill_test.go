@@ -106,13 +106,13 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 		spec       engine.DrillSpec
 		want       string
 	}{
-		{"hollow machines have no power to lose", hollow, engine.DrillSpec{Faults: []string{"power-cut"}}, "say --machines=real, which can"},
-		{"simulated ones no disk", simulated, engine.DrillSpec{Faults: []string{"lost-writes"}}, "say --machines=real, which can"},
-		{"simulated ones no cable", simulated, engine.DrillSpec{Faults: []string{"frozen", "isolated"}}, "say --machines=real, which can"},
-		{"hollow machines have their own control planes", hollow, engine.DrillSpec{ControlPlanes: 3}, "--control-planes"},
-		{"etcd wants an odd number", simulated, engine.DrillSpec{ControlPlanes: 2}, "--control-planes"},
-		{"an unknown fault", real, engine.DrillSpec{Faults: []string{"flood"}}, "--list"},
-		{"Kubernetes stays, and with it etcd", real, engine.DrillSpec{Faults: []string{"power-cut-etcd"}, Kubernetes: kubernetesFrom}, "leave --kubernetes out"},
+		{what: "hollow machines have no power to lose", kind: hollow, spec: engine.DrillSpec{Faults: []string{"power-cut"}}, want: "say --machines=real, which can"},
+		{what: "simulated ones no disk", kind: simulated, spec: engine.DrillSpec{Faults: []string{"lost-writes"}}, want: "say --machines=real, which can"},
+		{what: "simulated ones no cable", kind: simulated, spec: engine.DrillSpec{Faults: []string{"frozen", "isolated"}}, want: "say --machines=real, which can"},
+		{what: "hollow machines have their own control planes", kind: hollow, spec: engine.DrillSpec{ControlPlanes: 3}, want: "--control-planes"},
+		{what: "etcd wants an odd number", kind: simulated, spec: engine.DrillSpec{ControlPlanes: 2}, want: "--control-planes"},
+		{what: "an unknown fault", kind: real, spec: engine.DrillSpec{Faults: []string{"flood"}}, want: "--list"},
+		{what: "Kubernetes stays, and with it etcd", kind: real, spec: engine.DrillSpec{Faults: []string{"power-cut-etcd"}, Kubernetes: kubernetesFrom}, want: "leave --kubernetes out"},
 	} {
 		if _, err := scenario(tt.kind, tt.spec); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), tt.want) {
 			t.Errorf("%s: %v, remedy %q, want one with %q", tt.what, err, plan.Remedy(err), tt.want)
@@ -169,17 +169,17 @@ func TestVersionsOfADrill(t *testing.T) {
 		what, kind, from, to string
 		want                 string // of releases and versions; empty: refused
 	}{
-		{"none named", hollow, "", "", "from release v1.0.0 and Kubernetes v1.36.4 to v1.1.0 and v1.37.2"},
-		{"only machines are replaced", real, "", "v1.36.4", "from release v1.0.0 and Kubernetes v1.36.4 to v1.1.0 and v1.36.4"},
-		{"a patch", simulated, "v1.36.3", "v1.36.4", "from release v1.1.0 and Kubernetes v1.36.3 to v1.1.0 and v1.36.4"},
-		{"another patch of the default minor", hollow, "v1.36.3", "", "from release v1.1.0 and Kubernetes v1.36.3 to v1.1.0 and v1.37.2"},
-		{"hollow machines would stay", hollow, "v1.36.3", "v1.36.3", ""},
-		{"backwards", real, "v1.36.3", "v1.35.4", ""},
-		{"a patch backwards", real, "v1.36.4", "v1.36.3", ""},
-		{"a minor left out", real, "v1.35.4", "v1.37.2", ""},
-		{"no version", real, "1.36", "v1.36.3", ""},
-		{"a patch that no release offers", real, "v1.36.3", "v1.36.99", ""},
-		{"no next minor", real, "v1.37.2", "", ""},
+		{what: "none named", kind: hollow, want: "from release v1.0.0 and Kubernetes v1.36.4 to v1.1.0 and v1.37.2"},
+		{what: "only machines are replaced", kind: real, to: "v1.36.4", want: "from release v1.0.0 and Kubernetes v1.36.4 to v1.1.0 and v1.36.4"},
+		{what: "a patch", kind: simulated, from: "v1.36.3", to: "v1.36.4", want: "from release v1.1.0 and Kubernetes v1.36.3 to v1.1.0 and v1.36.4"},
+		{what: "another patch of the default minor", kind: hollow, from: "v1.36.3", want: "from release v1.1.0 and Kubernetes v1.36.3 to v1.1.0 and v1.37.2"},
+		{what: "hollow machines would stay", kind: hollow, from: "v1.36.3", to: "v1.36.3", want: ""},
+		{what: "backwards", kind: real, from: "v1.36.3", to: "v1.35.4", want: ""},
+		{what: "a patch backwards", kind: real, from: "v1.36.4", to: "v1.36.3", want: ""},
+		{what: "a minor left out", kind: real, from: "v1.35.4", to: "v1.37.2", want: ""},
+		{what: "no version", kind: real, from: "1.36", to: "v1.36.3", want: ""},
+		{what: "a patch that no release offers", kind: real, from: "v1.36.3", to: "v1.36.99", want: ""},
+		{what: "no next minor", kind: real, from: "v1.37.2", want: ""},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			spec, err := d.Versions(engine.DrillSpec{KubernetesFrom: tt.from, Kubernetes: tt.to})
@@ -281,19 +281,19 @@ func TestCutAhead(t *testing.T) {
 		errs  map[string]error
 	}{
 		{
-			"kubeadm comes to both points", func(faults []string) bool { return len(faults) == 2 }, false,
-			[][]string{{"quota=9", etcd}, {"quota=9"}, {"quota=9", apiServer}, {"quota=9"}},
-			map[string]error{"power-cut-etcd": nil, "power-cut-api-server": nil},
+			what: "kubeadm comes to both points", cut: func(faults []string) bool { return len(faults) == 2 },
+			heard: [][]string{{"quota=9", etcd}, {"quota=9"}, {"quota=9", apiServer}, {"quota=9"}},
+			errs:  map[string]error{"power-cut-etcd": nil, "power-cut-api-server": nil},
 		},
 		{
-			"kubeadm comes to none, and the power is cut by another fault", func([]string) bool { return false }, true,
-			[][]string{{"quota=9", etcd}, {"quota=9"}},
-			map[string]error{"power-cut-etcd": errPast, "power-cut-api-server": errPast},
+			what: "kubeadm comes to none, and the power is cut by another fault", cut: func([]string) bool { return false }, other: true,
+			heard: [][]string{{"quota=9", etcd}, {"quota=9"}},
+			errs:  map[string]error{"power-cut-etcd": errPast, "power-cut-api-server": errPast},
 		},
 		{
-			"kubeadm comes to none", func([]string) bool { return false }, false,
-			[][]string{{"quota=9", etcd}, {"quota=9"}},
-			map[string]error{"power-cut-etcd": errPast, "power-cut-api-server": errPast},
+			what: "kubeadm comes to none", cut: func([]string) bool { return false },
+			heard: [][]string{{"quota=9", etcd}, {"quota=9"}},
+			errs:  map[string]error{"power-cut-etcd": errPast, "power-cut-api-server": errPast},
 		},
 	} {
 		t.Run(tt.what, func(t *testing.T) {

@@ -26,34 +26,34 @@ func TestMirrorOfThisComputer(t *testing.T) {
 		lists, sources []string
 		want           string
 	}{
-		{"no sources mean the default", nil, nil, defaultMirror},
+		{name: "no sources mean the default", want: defaultMirror},
 		{
-			"the mirror of a deb822 source", nil,
-			[]string{"Types: deb\n# a comment\nURIs: http://mirror.example/debian\nSuites: bookworm bookworm-updates\nComponents: main\n"},
-			"http://mirror.example/debian",
+			name:    "the mirror of a deb822 source",
+			sources: []string{"Types: deb\n# a comment\nURIs: http://mirror.example/debian\nSuites: bookworm bookworm-updates\nComponents: main\n"},
+			want:    "http://mirror.example/debian",
 		},
 		{
-			"security updates are no mirror, another vendor's neither", nil,
-			[]string{
+			name: "security updates are no mirror, another vendor's neither",
+			sources: []string{
 				"Types: deb\nURIs: http://security.example/debian-security\nSuites: bookworm-security\nComponents: main\n\nTypes: deb\nURIs: http://a.example/debian\nSuites: trixie\nComponents: main contrib\n",
 				"Types: deb\nURIs: https://node.example\nSuites: nodistro\nComponents: main\n",
 			},
-			"http://a.example/debian",
+			want: "http://a.example/debian",
 		},
 		{
-			"a disabled source does not count", nil,
-			[]string{"Types: deb\nEnabled: no\nURIs: http://off.example/debian\nSuites: bookworm\nComponents: main\n"},
-			defaultMirror,
+			name:    "a disabled source does not count",
+			sources: []string{"Types: deb\nEnabled: no\nURIs: http://off.example/debian\nSuites: bookworm\nComponents: main\n"},
+			want:    defaultMirror,
 		},
-		{"source packages do not count", nil, []string{"Types: deb-src\nURIs: http://src.example/debian\nSuites: bookworm\nComponents: main\n"}, defaultMirror},
+		{name: "source packages do not count", sources: []string{"Types: deb-src\nURIs: http://src.example/debian\nSuites: bookworm\nComponents: main\n"}, want: defaultMirror},
 		{
-			"the mirror of a one-line source with options",
-			[]string{"# deb http://old.example/debian bookworm main\ndeb [arch=amd64 signed-by=/x.gpg] http://line.example/debian bookworm main contrib\n"},
-			nil,
-			"http://line.example/debian",
+			name:    "the mirror of a one-line source with options",
+			lists:   []string{"# deb http://old.example/debian bookworm main\ndeb [arch=amd64 signed-by=/x.gpg] http://line.example/debian bookworm main contrib\n"},
+			sources: nil,
+			want:    "http://line.example/debian",
 		},
-		{"Ubuntu's archive is not Debian's", []string{"deb http://archive.ubuntu.example/ubuntu noble main universe\n"}, nil, defaultMirror},
-		{"a source of an unknown scheme is left alone", []string{"deb cdrom:[Debian]/ bookworm main\n"}, nil, defaultMirror},
+		{name: "Ubuntu's archive is not Debian's", lists: []string{"deb http://archive.ubuntu.example/ubuntu noble main universe\n"}, want: defaultMirror},
+		{name: "a source of an unknown scheme is left alone", lists: []string{"deb cdrom:[Debian]/ bookworm main\n"}, want: defaultMirror},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := mirrorOf(tt.lists, tt.sources); got != tt.want {
@@ -180,12 +180,12 @@ func TestFilesOfTheUpperLayer(t *testing.T) {
 		want       fs.FileMode // of the file; 0 if it must be refused
 		dirMode    fs.FileMode
 	}{
-		{"a file gets its mode", "/etc/key", 0o600, 0o600, 0o755},
-		{"no mode means readable by all", "/etc/name", 0, 0o644, 0o755},
-		{"a directory keeps the image's mode", "/root/.profile", 0, 0o644, 0o700},
-		{"a new directory is made", "/opt/a/file", 0, 0o644, 0o755},
-		{"a directory must not hide a link", "/bin/tool", 0, 0, 0},
-		{"a directory must not hide a file", "/etc/passwd/x", 0, 0, 0},
+		{name: "a file gets its mode", path: "/etc/key", mode: 0o600, want: 0o600, dirMode: 0o755},
+		{name: "no mode means readable by all", path: "/etc/name", mode: 0, want: 0o644, dirMode: 0o755},
+		{name: "a directory keeps the image's mode", path: "/root/.profile", mode: 0, want: 0o644, dirMode: 0o700},
+		{name: "a new directory is made", path: "/opt/a/file", mode: 0, want: 0o644, dirMode: 0o755},
+		{name: "a directory must not hide a link", path: "/bin/tool", mode: 0, want: 0, dirMode: 0},
+		{name: "a directory must not hide a file", path: "/etc/passwd/x", mode: 0, want: 0, dirMode: 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -53,14 +53,14 @@ func TestPodsThatEnd(t *testing.T) {
 		inits, containers []string
 		want              corev1.PodPhase
 	}{
-		{"nothing has begun", []string{"waits"}, []string{"waits"}, corev1.PodPending},
-		{"the first one runs", []string{"done", "runs"}, []string{"waits"}, corev1.PodPending},
-		{"the first one failed", []string{"failed", "waits"}, []string{"waits"}, corev1.PodFailed},
-		{"an image cannot be pulled", []string{"done"}, []string{"waits"}, corev1.PodPending},
-		{"one of two runs", nil, []string{"done", "runs"}, corev1.PodRunning},
-		{"one failed and one runs", nil, []string{"failed", "runs"}, corev1.PodRunning},
-		{"one of two failed", nil, []string{"done", "failed"}, corev1.PodFailed},
-		{"all is done", []string{"done"}, []string{"done"}, corev1.PodSucceeded},
+		{name: "nothing has begun", inits: []string{"waits"}, containers: []string{"waits"}, want: corev1.PodPending},
+		{name: "the first one runs", inits: []string{"done", "runs"}, containers: []string{"waits"}, want: corev1.PodPending},
+		{name: "the first one failed", inits: []string{"failed", "waits"}, containers: []string{"waits"}, want: corev1.PodFailed},
+		{name: "an image cannot be pulled", inits: []string{"done"}, containers: []string{"waits"}, want: corev1.PodPending},
+		{name: "one of two runs", containers: []string{"done", "runs"}, want: corev1.PodRunning},
+		{name: "one failed and one runs", containers: []string{"failed", "runs"}, want: corev1.PodRunning},
+		{name: "one of two failed", containers: []string{"done", "failed"}, want: corev1.PodFailed},
+		{name: "all is done", inits: []string{"done"}, containers: []string{"done"}, want: corev1.PodSucceeded},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var inits, containers []corev1.ContainerStatus

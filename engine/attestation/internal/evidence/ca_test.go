@@ -86,18 +86,18 @@ func TestFilesOfAuthorities(t *testing.T) {
 		cert, key []byte
 		text      string // empty: it is read
 	}{
-		{"an authority", cert, key, ""},
-		{"with white space behind it", append(bytes.Clone(cert), '\n', ' '), append(bytes.Clone(key), '\n'), ""},
-		{"the key of another", cert, key2, "does not belong to the certificate"},
-		{"two certificates", append(bytes.Clone(cert), cert2...), key, "exactly one certificate"},
-		{"the certificate of a machine", leaf, key, "certificate of an authority"},
-		{"no certificate", nil, key, "exactly one certificate"},
-		{"a key in place of the certificate", key, key, "PEM block PRIVATE KEY"},
-		{"a certificate in place of the key", cert, cert, "PEM block PRIVATE KEY"},
-		{"two keys", cert, append(bytes.Clone(key), key...), "exactly one PEM block"},
-		{"a key that is noise", cert, pemBlock("PRIVATE KEY", []byte("noise")), "not PKCS #8"},
-		{"a certificate that is noise", pemBlock("CERTIFICATE", []byte("noise")), key, "read certificate of the CA"},
-		{"no PEM", []byte("hello"), key, "not PEM"},
+		{name: "an authority", cert: cert, key: key},
+		{name: "with white space behind it", cert: append(bytes.Clone(cert), '\n', ' '), key: append(bytes.Clone(key), '\n')},
+		{name: "the key of another", cert: cert, key: key2, text: "does not belong to the certificate"},
+		{name: "two certificates", cert: append(bytes.Clone(cert), cert2...), key: key, text: "exactly one certificate"},
+		{name: "the certificate of a machine", cert: leaf, key: key, text: "certificate of an authority"},
+		{name: "no certificate", key: key, text: "exactly one certificate"},
+		{name: "a key in place of the certificate", cert: key, key: key, text: "PEM block PRIVATE KEY"},
+		{name: "a certificate in place of the key", cert: cert, key: cert, text: "PEM block PRIVATE KEY"},
+		{name: "two keys", cert: cert, key: append(bytes.Clone(key), key...), text: "exactly one PEM block"},
+		{name: "a key that is noise", cert: cert, key: pemBlock("PRIVATE KEY", []byte("noise")), text: "not PKCS #8"},
+		{name: "a certificate that is noise", cert: pemBlock("CERTIFICATE", []byte("noise")), key: key, text: "read certificate of the CA"},
+		{name: "no PEM", cert: []byte("hello"), key: key, text: "not PEM"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := ParseCA(tt.cert, tt.key)

@@ -32,15 +32,15 @@ func TestMeasurementsAreRead(t *testing.T) {
 		want             Measurements
 	}{
 		{
-			"in full", `{"4":{"expected":"` + aa + `","warnOnly":false},"11":{"expected":"` + bb + `","warnOnly":true}}`,
-			"4:\n  expected: \"" + aa + "\"\n  warnOnly: false\n11:\n  expected: " + bb + "\n  warnOnly: true\n", both,
+			name: "in full", json: `{"4":{"expected":"` + aa + `","warnOnly":false},"11":{"expected":"` + bb + `","warnOnly":true}}`,
+			yaml: "4:\n  expected: \"" + aa + "\"\n  warnOnly: false\n11:\n  expected: " + bb + "\n  warnOnly: true\n", want: both,
 		},
-		{"enforced unless they say otherwise", `{"4":{"expected":"` + aa + `"}}`, "4: {expected: " + aa + "}", Measurements{4: {raw(aa), false}}},
-		{"a bare string is enforced", `{"4":"` + aa + `"}`, "4: " + aa, Measurements{4: {raw(aa), false}}},
-		{"upper case", `{"4":"` + strings.ToUpper(aa) + `"}`, "4: " + strings.ToUpper(aa), Measurements{4: {raw(aa), false}}},
-		{"none", `{}`, "{}", Measurements{}},
-		{"the first and the last register", `{"0":"` + aa + `","23":"` + bb + `"}`, "0: " + aa + "\n23: " + bb, Measurements{0: {raw(aa), false}, 23: {raw(bb), false}}},
-		{"quoted keys", `{"4":"` + aa + `"}`, `"4": ` + aa, Measurements{4: {raw(aa), false}}},
+		{name: "enforced unless they say otherwise", json: `{"4":{"expected":"` + aa + `"}}`, yaml: "4: {expected: " + aa + "}", want: Measurements{4: {raw(aa), false}}},
+		{name: "a bare string is enforced", json: `{"4":"` + aa + `"}`, yaml: "4: " + aa, want: Measurements{4: {raw(aa), false}}},
+		{name: "upper case", json: `{"4":"` + strings.ToUpper(aa) + `"}`, yaml: "4: " + strings.ToUpper(aa), want: Measurements{4: {raw(aa), false}}},
+		{name: "none", json: `{}`, yaml: "{}", want: Measurements{}},
+		{name: "the first and the last register", json: `{"0":"` + aa + `","23":"` + bb + `"}`, yaml: "0: " + aa + "\n23: " + bb, want: Measurements{0: {raw(aa), false}, 23: {raw(bb), false}}},
+		{name: "quoted keys", json: `{"4":"` + aa + `"}`, yaml: `"4": ` + aa, want: Measurements{4: {raw(aa), false}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for lang, read := range map[string]func(*Measurements) error{
@@ -61,26 +61,26 @@ func TestMeasurementsAreRead(t *testing.T) {
 
 func TestMeasurementsAreRefused(t *testing.T) {
 	for _, tt := range []struct{ name, json, yaml, text string }{
-		{"an unknown field", `{"4":{"expected":"` + aa + `","warn":true}}`, "4: {expected: " + aa + ", warn: true}", `field "warn" is unknown`},
-		{"a field in the wrong case", `{"4":{"Expected":"` + aa + `"}}`, "4: {Expected: " + aa + "}", `field "Expected" is unknown`},
-		{"a value that is too short", `{"4":"aabb"}`, "4: aabb", "has 4 hex digits, want 64"},
-		{"a value of SHA-384", `{"4":"` + aa + aa[:32] + `"}`, "4: " + aa + aa[:32], "has 96 hex digits"},
-		{"an empty value", `{"4":""}`, `4: ""`, "has 0 hex digits"},
-		{"half a digit", `{"4":"` + aa[1:] + `"}`, "4: " + aa[1:], "characters other than hex digits"},
-		{"a value that is not hex", `{"4":"` + strings.Repeat("xy", 32) + `"}`, "4: " + strings.Repeat("xy", 32), "characters other than hex digits"},
-		{"a register that does not exist", `{"24":"` + aa + `"}`, "24: " + aa, "PCR 24 does not exist"},
-		{"a negative register", `{"-1":"` + aa + `"}`, "-1: " + aa, "is not the number of a PCR"},
-		{"a register by another spelling", `{"04":"` + aa + `"}`, `"04": ` + aa, "is not the number of a PCR"},
-		{"a register by a name", `{"four":"` + aa + `"}`, "four: " + aa, "is not the number of a PCR"},
-		{"a register twice", `{"4":"` + aa + `","4":"` + bb + `"}`, "4: " + aa + "\n4: " + bb, "4"},
-		{"a field twice", `{"4":{"expected":"` + aa + `","expected":"` + bb + `"}}`, "4: {expected: " + aa + ", expected: " + bb + "}", "expected"},
-		{"no value", `{"4":{"warnOnly":true}}`, "4: {warnOnly: true}", "field expected is missing"},
-		{"nothing", `{"4":null}`, "4: null", "field expected is missing"},
-		{"a number", `{"4":12}`, "4: 12", "measurement is neither"},
-		{"a number as value", `{"4":{"expected":12}}`, "4: {expected: 12}", "field expected is not a string"},
-		{"a word as warnOnly", `{"4":{"expected":"` + aa + `","warnOnly":"yes"}}`, "4: {expected: " + aa + `, warnOnly: "yes"}`, "neither true nor false"},
-		{"a list", `["` + aa + `"]`, "[" + aa + "]", ""},
-		{"a list as measurement", `{"4":["` + aa + `"]}`, "4: [" + aa + "]", "measurement is neither"},
+		{name: "an unknown field", json: `{"4":{"expected":"` + aa + `","warn":true}}`, yaml: "4: {expected: " + aa + ", warn: true}", text: `field "warn" is unknown`},
+		{name: "a field in the wrong case", json: `{"4":{"Expected":"` + aa + `"}}`, yaml: "4: {Expected: " + aa + "}", text: `field "Expected" is unknown`},
+		{name: "a value that is too short", json: `{"4":"aabb"}`, yaml: "4: aabb", text: "has 4 hex digits, want 64"},
+		{name: "a value of SHA-384", json: `{"4":"` + aa + aa[:32] + `"}`, yaml: "4: " + aa + aa[:32], text: "has 96 hex digits"},
+		{name: "an empty value", json: `{"4":""}`, yaml: `4: ""`, text: "has 0 hex digits"},
+		{name: "half a digit", json: `{"4":"` + aa[1:] + `"}`, yaml: "4: " + aa[1:], text: "characters other than hex digits"},
+		{name: "a value that is not hex", json: `{"4":"` + strings.Repeat("xy", 32) + `"}`, yaml: "4: " + strings.Repeat("xy", 32), text: "characters other than hex digits"},
+		{name: "a register that does not exist", json: `{"24":"` + aa + `"}`, yaml: "24: " + aa, text: "PCR 24 does not exist"},
+		{name: "a negative register", json: `{"-1":"` + aa + `"}`, yaml: "-1: " + aa, text: "is not the number of a PCR"},
+		{name: "a register by another spelling", json: `{"04":"` + aa + `"}`, yaml: `"04": ` + aa, text: "is not the number of a PCR"},
+		{name: "a register by a name", json: `{"four":"` + aa + `"}`, yaml: "four: " + aa, text: "is not the number of a PCR"},
+		{name: "a register twice", json: `{"4":"` + aa + `","4":"` + bb + `"}`, yaml: "4: " + aa + "\n4: " + bb, text: "4"},
+		{name: "a field twice", json: `{"4":{"expected":"` + aa + `","expected":"` + bb + `"}}`, yaml: "4: {expected: " + aa + ", expected: " + bb + "}", text: "expected"},
+		{name: "no value", json: `{"4":{"warnOnly":true}}`, yaml: "4: {warnOnly: true}", text: "field expected is missing"},
+		{name: "nothing", json: `{"4":null}`, yaml: "4: null", text: "field expected is missing"},
+		{name: "a number", json: `{"4":12}`, yaml: "4: 12", text: "measurement is neither"},
+		{name: "a number as value", json: `{"4":{"expected":12}}`, yaml: "4: {expected: 12}", text: "field expected is not a string"},
+		{name: "a word as warnOnly", json: `{"4":{"expected":"` + aa + `","warnOnly":"yes"}}`, yaml: "4: {expected: " + aa + `, warnOnly: "yes"}`, text: "neither true nor false"},
+		{name: "a list", json: `["` + aa + `"]`, yaml: "[" + aa + "]"},
+		{name: "a list as measurement", json: `{"4":["` + aa + `"]}`, yaml: "4: [" + aa + "]", text: "measurement is neither"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for lang, read := range map[string]func(*Measurements) error{
@@ -152,28 +152,28 @@ func TestCompare(t *testing.T) {
 		warnings []string
 		err      string
 	}{
-		{"equal", Measurements{4: {raw(aa), false}, 9: {raw(bb), false}}, nil, ""},
-		{"registers without a measurement do not matter", Measurements{4: {raw(aa), false}}, nil, ""},
+		{name: "equal", m: Measurements{4: {raw(aa), false}, 9: {raw(bb), false}}},
+		{name: "registers without a measurement do not matter", m: Measurements{4: {raw(aa), false}}},
 		{
-			"an enforced register differs",
-			Measurements{4: {raw(bb), false}},
-			nil,
-			"measurements differ: PCR 4 (boot loader) is " + aa + ", expected " + bb,
+			name:     "an enforced register differs",
+			m:        Measurements{4: {raw(bb), false}},
+			warnings: nil,
+			err:      "measurements differ: PCR 4 (boot loader) is " + aa + ", expected " + bb,
 		},
 		{
-			"all that differ are named in order",
-			Measurements{9: {raw(aa), false}, 4: {raw(bb), false}},
-			nil,
-			"measurements differ: PCR 4 (boot loader) is " + aa + ", expected " + bb + "; PCR 9 (kernel and initrd) is " + bb + ", expected " + aa,
+			name:     "all that differ are named in order",
+			m:        Measurements{9: {raw(aa), false}, 4: {raw(bb), false}},
+			warnings: nil,
+			err:      "measurements differ: PCR 4 (boot loader) is " + aa + ", expected " + bb + "; PCR 9 (kernel and initrd) is " + bb + ", expected " + aa,
 		},
-		{"a register only warns", Measurements{4: {raw(bb), true}}, []string{"PCR 4 (boot loader) is " + aa + ", expected " + bb}, ""},
-		{"a register is missing", Measurements{7: {raw(aa), false}}, nil, "measurements differ: PCR 7 (secure boot) is not part of the evidence, expected " + aa},
-		{"a missing register only warns", Measurements{7: {raw(aa), true}}, []string{"PCR 7 (secure boot) is not part of the evidence, expected " + aa}, ""},
+		{name: "a register only warns", m: Measurements{4: {raw(bb), true}}, warnings: []string{"PCR 4 (boot loader) is " + aa + ", expected " + bb}},
+		{name: "a register is missing", m: Measurements{7: {raw(aa), false}}, err: "measurements differ: PCR 7 (secure boot) is not part of the evidence, expected " + aa},
+		{name: "a missing register only warns", m: Measurements{7: {raw(aa), true}}, warnings: []string{"PCR 7 (secure boot) is not part of the evidence, expected " + aa}},
 		{
-			"one warns, one is refused",
-			Measurements{4: {raw(bb), true}, 9: {raw(aa), false}},
-			[]string{"PCR 4 (boot loader) is " + aa + ", expected " + bb},
-			"measurements differ: PCR 9 (kernel and initrd) is " + bb + ", expected " + aa,
+			name:     "one warns, one is refused",
+			m:        Measurements{4: {raw(bb), true}, 9: {raw(aa), false}},
+			warnings: []string{"PCR 4 (boot loader) is " + aa + ", expected " + bb},
+			err:      "measurements differ: PCR 9 (kernel and initrd) is " + bb + ", expected " + aa,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -198,22 +198,22 @@ func TestWeakened(t *testing.T) {
 		old, by Measurements
 		want    []string
 	}{
-		{"nothing changes", Measurements{4: enforced}, Measurements{4: enforced}, nil},
-		{"an expected value is replaced", Measurements{4: enforced}, Measurements{4: {raw(bb), false}}, nil},
-		{"a register is added", Measurements{4: enforced}, Measurements{4: enforced, 9: enforced}, nil},
-		{"a warning becomes enforced", Measurements{4: warns}, Measurements{4: enforced}, nil},
-		{"a warning goes away", Measurements{4: warns}, Measurements{}, nil},
+		{name: "nothing changes", old: Measurements{4: enforced}, by: Measurements{4: enforced}, want: nil},
+		{name: "an expected value is replaced", old: Measurements{4: enforced}, by: Measurements{4: {raw(bb), false}}, want: nil},
+		{name: "a register is added", old: Measurements{4: enforced}, by: Measurements{4: enforced, 9: enforced}, want: nil},
+		{name: "a warning becomes enforced", old: Measurements{4: warns}, by: Measurements{4: enforced}, want: nil},
+		{name: "a warning goes away", old: Measurements{4: warns}, by: Measurements{}, want: nil},
 		{
-			"an enforced register only warns",
-			Measurements{4: enforced},
-			Measurements{4: warns},
-			[]string{"PCR 4 (boot loader) is enforced now and would only warn"},
+			name: "an enforced register only warns",
+			old:  Measurements{4: enforced},
+			by:   Measurements{4: warns},
+			want: []string{"PCR 4 (boot loader) is enforced now and would only warn"},
 		},
 		{
-			"registers are dropped",
-			Measurements{11: enforced, 4: enforced},
-			nil,
-			[]string{"PCR 4 (boot loader) is enforced now and would no longer be checked", "PCR 11 (unified kernel image) is enforced now and would no longer be checked"},
+			name: "registers are dropped",
+			old:  Measurements{11: enforced, 4: enforced},
+			by:   nil,
+			want: []string{"PCR 4 (boot loader) is enforced now and would no longer be checked", "PCR 11 (unified kernel image) is enforced now and would no longer be checked"},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

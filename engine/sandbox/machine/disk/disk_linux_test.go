@@ -214,45 +214,45 @@ func TestAPowerCutLosesUnsyncedWrites(t *testing.T) {
 		do     func(h hand)
 		want   map[string]string
 	}{
-		{"a new file goes", disk.All, unix.SIGTERM, func(h hand) { h.write("b", "x", os.O_CREATE) }, map[string]string{"a": "old"}},
-		{"a synced file stays", disk.All, unix.SIGTERM, func(h hand) { h.write("b", "x", os.O_CREATE); h.sync("b") }, map[string]string{"a": "old", "b": "x"}},
-		{"an unsynced overwrite is undone", disk.All, unix.SIGTERM, func(h hand) { h.write("a", "NEW", 0) }, map[string]string{"a": "old"}},
-		{"an unsynced truncation is undone", disk.All, unix.SIGTERM, func(h hand) { h.must(os.Truncate(h.r.path("a"), 1)) }, map[string]string{"a": "old"}},
-		{"an unsynced truncation by open is undone", disk.All, unix.SIGTERM, func(h hand) { h.write("a", "new and long", os.O_TRUNC) }, map[string]string{"a": "old"}},
-		{"an append after a sync is lost", disk.All, unix.SIGTERM, func(h hand) {
+		{name: "a new file goes", loss: disk.All, signal: unix.SIGTERM, do: func(h hand) { h.write("b", "x", os.O_CREATE) }, want: map[string]string{"a": "old"}},
+		{name: "a synced file stays", loss: disk.All, signal: unix.SIGTERM, do: func(h hand) { h.write("b", "x", os.O_CREATE); h.sync("b") }, want: map[string]string{"a": "old", "b": "x"}},
+		{name: "an unsynced overwrite is undone", loss: disk.All, signal: unix.SIGTERM, do: func(h hand) { h.write("a", "NEW", 0) }, want: map[string]string{"a": "old"}},
+		{name: "an unsynced truncation is undone", loss: disk.All, signal: unix.SIGTERM, do: func(h hand) { h.must(os.Truncate(h.r.path("a"), 1)) }, want: map[string]string{"a": "old"}},
+		{name: "an unsynced truncation by open is undone", loss: disk.All, signal: unix.SIGTERM, do: func(h hand) { h.write("a", "new and long", os.O_TRUNC) }, want: map[string]string{"a": "old"}},
+		{name: "an append after a sync is lost", loss: disk.All, signal: unix.SIGTERM, do: func(h hand) {
 			h.write("a", page("1"), os.O_APPEND)
 			h.sync("a")
 			h.write("a", page("2"), os.O_APPEND)
 			h.write("a", "3", 0)
-		}, map[string]string{"a": "old" + page("1")}},
-		{"space that was reserved goes", disk.All, unix.SIGTERM, func(h hand) {
+		}, want: map[string]string{"a": "old" + page("1")}},
+		{name: "space that was reserved goes", loss: disk.All, signal: unix.SIGTERM, do: func(h hand) {
 			f, err := os.OpenFile(h.r.path("a"), os.O_RDWR, 0)
 			h.must(err)
 			h.must(unix.Fallocate(int(f.Fd()), 0, 0, 1<<20))
 			h.must(f.Close())
-		}, map[string]string{"a": "old"}},
-		{"a rename without a sync is taken back, with what it replaced", disk.All, unix.SIGTERM, func(h hand) {
+		}, want: map[string]string{"a": "old"}},
+		{name: "a rename without a sync is taken back, with what it replaced", loss: disk.All, signal: unix.SIGTERM, do: func(h hand) {
 			h.write("b", "new", os.O_CREATE)
 			h.sync("b")
 			h.rename("b", "a")
-		}, map[string]string{"a": "old", "b": "new"}},
-		{"a file that is renamed, and another synced, is empty: the rename is durable, the data is not", disk.All, unix.SIGTERM, func(h hand) {
+		}, want: map[string]string{"a": "old", "b": "new"}},
+		{name: "a file that is renamed, and another synced, is empty: the rename is durable, the data is not", loss: disk.All, signal: unix.SIGTERM, do: func(h hand) {
 			h.write("b", "new", os.O_CREATE)
 			h.rename("b", "a")
 			h.write("c", "else", os.O_CREATE)
 			h.sync("c")
-		}, map[string]string{"a": "", "c": "else"}},
-		{"the sync of a directory makes names durable", disk.All, unix.SIGTERM, func(h hand) {
+		}, want: map[string]string{"a": "", "c": "else"}},
+		{name: "the sync of a directory makes names durable", loss: disk.All, signal: unix.SIGTERM, do: func(h hand) {
 			h.must(os.Mkdir(h.r.path("d"), 0o700))
 			h.write("d/b", "", os.O_CREATE)
 			h.must(os.Remove(h.r.path("a")))
 			h.sync("d")
 			h.must(os.Remove(h.r.path("d/b")))
 			h.must(os.Remove(h.r.path("d")))
-		}, map[string]string{"d/": "", "d/b": ""}},
-		{"a file that was removed is back", disk.All, unix.SIGTERM, func(h hand) { h.must(os.Remove(h.r.path("a"))) }, map[string]string{"a": "old"}},
-		{"with a disk that loses nothing, all stays", disk.Nothing, unix.SIGTERM, func(h hand) { h.write("b", "x", os.O_CREATE); h.must(os.Remove(h.r.path("a"))) }, map[string]string{"b": "x"}},
-		{"if the server is killed, all stays", disk.All, unix.SIGKILL, func(h hand) { h.write("b", "x", os.O_CREATE); h.must(os.Remove(h.r.path("a"))) }, map[string]string{"b": "x"}},
+		}, want: map[string]string{"d/": "", "d/b": ""}},
+		{name: "a file that was removed is back", loss: disk.All, signal: unix.SIGTERM, do: func(h hand) { h.must(os.Remove(h.r.path("a"))) }, want: map[string]string{"a": "old"}},
+		{name: "with a disk that loses nothing, all stays", loss: disk.Nothing, signal: unix.SIGTERM, do: func(h hand) { h.write("b", "x", os.O_CREATE); h.must(os.Remove(h.r.path("a"))) }, want: map[string]string{"b": "x"}},
+		{name: "if the server is killed, all stays", loss: disk.All, signal: unix.SIGKILL, do: func(h hand) { h.write("b", "x", os.O_CREATE); h.must(os.Remove(h.r.path("a"))) }, want: map[string]string{"b": "x"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t)
