@@ -40,6 +40,7 @@ var mayNameSandbox = map[string]string{
 	"engine/kube/kubetest/":            "values of the contract test",
 	"engine/cloud/cloudtest/oddcloud/": "a cloud of tests, made of hollow machines",
 	"engine/provenance/verify.go":      "name of the second program",
+	"engine/provenance/others.go":      "name of the second program",
 	"engine/lifecycle/next/":           "names the command that fetches a version of Kubernetes",
 
 	"engine/cloud/cloud.go":                 "names the first subpackage",
@@ -173,11 +174,10 @@ func TestSandboxIsImportedByTheRegistryAlone(t *testing.T) {
 // mayUseLocal are the directories and files of production code that may use what the registry exports
 // about the sandbox alone.
 var mayUseLocal = map[string]string{
-	"engine/sandbox/":                "the cloud itself",
-	"engine/workspace/sandbox.go":    "files that the verb sandbox writes",
-	"tui/config.go":                  "config generate sandbox takes the values of a running one",
-	"tui/console/config.go":          "writes the configuration of a running sandbox",
-	"assets/render/pack/operator.go": "the published base for kustomize",
+	"engine/sandbox/":             "the cloud itself",
+	"engine/workspace/sandbox.go": "files that the verb sandbox writes",
+	"tui/config.go":               "config generate sandbox takes the values of a running one",
+	"tui/console/config.go":       "writes the configuration of a running sandbox",
 }
 
 // TestNoCloudIsADefault keeps the name and the values of the sandbox out of code that was not told to use
