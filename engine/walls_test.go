@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -101,6 +102,11 @@ func TestNoSandboxInTheWalls(t *testing.T) {
 			b, err := fs.ReadFile(root, path)
 			if err != nil {
 				return err
+			}
+			// Most files have none of these, and expressions on each of their lines would take seconds.
+			lower := bytes.ToLower(b)
+			if !slices.ContainsFunc([]string{"sandbox", "lastindex", "path.base"}, func(s string) bool { return bytes.Contains(lower, []byte(s)) }) && !traceRE.Match(b) {
+				return nil
 			}
 			for i, line := range strings.Split(string(b), "\n") {
 				if sandboxRE.MatchString(runtimeRE.ReplaceAllString(line, "")) && !allowed(path) {
