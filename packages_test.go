@@ -112,8 +112,8 @@ func packageLife(t *testing.T, tool *packageTool) {
 	}
 }
 
-// packagedSandbox starts simulated machines with the program in bin. It also returns the folder of
-// the programs that the tests built. Without a built Kubernetes it returns nil.
+// packagedSandbox starts simulated machines with the program in bin. It also returns the folder of a
+// copy of the programs, for the end of the test. Without a built Kubernetes it returns nil.
 func packagedSandbox(t *testing.T, bin string) (c *cloud, own string) {
 	t.Helper()
 	cache, err := os.UserCacheDir()
@@ -123,7 +123,8 @@ func packagedSandbox(t *testing.T, bin string) (c *cloud, own string) {
 		return nil, ""
 	}
 	c = newSimulated(t)
-	own, c.bin = c.bin, bin
+	own, c.bin = filepath.Join(filepath.Dir(c.bin), "copy"), bin
+	share(t, filepath.Join(bin, "..", "lib", "constellation"), own)
 	t.Cleanup(func() { c.bin = own }) // of a test that failed
 	c.run(2*time.Minute, "sandbox", "up", "--machines", "simulated", "--control-planes", "1", "--workers", "1", "--kubernetes", current).want(plan.ExitDone)
 	return c, own
