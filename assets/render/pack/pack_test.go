@@ -17,9 +17,12 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	helmregistry "helm.sh/helm/v3/pkg/registry"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/api/resmap"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
 
 	"constellation/assets"
 	"constellation/assets/render"
@@ -118,6 +121,27 @@ func TestPlansManifestIsTheChart(t *testing.T) {
 	if d := cmp.Diff(string(assets.PlansManifest()), string(b)); d != "" {
 		t.Errorf("assets/plans/system-upgrade.yaml is out of date (-file +chart):\n%s", d)
 	}
+}
+
+// A Plan cordons the only control plane, and may drain it. The controller must be able to start there
+// again: nothing else would uncordon the node.
+func TestPlansControllerStartsOnACordonedNode(t *testing.T) {
+	b, err := plainPlans("v1.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for document := range strings.SplitSeq(string(b), "\n---\n") {
+		var d appsv1.Deployment
+		if err := yaml.Unmarshal([]byte(document), &d); err != nil || d.Kind != "Deployment" {
+			continue
+		}
+		for _, toleration := range d.Spec.Template.Spec.Tolerations {
+			if toleration.Key == corev1.TaintNodeUnschedulable && toleration.Operator == corev1.TolerationOpExists && toleration.Effect == corev1.TaintEffectNoSchedule {
+				return
+			}
+		}
+	}
+	t.Error("no Deployment tolerates " + corev1.TaintNodeUnschedulable)
 }
 
 // The published chart of the operator has what others need.
