@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"syscall"
 
 	"constellation/agent"
@@ -26,6 +27,16 @@ func main() {
 	if agent.IsEnrolment() {
 		os.Exit(agent.Enrol())
 	}
+	if len(os.Args) > 1 && slices.Contains([]string{verbInstall, verbRemove, verbWait}, os.Args[1]) {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+		err := setup(ctx, os.Args[1], os.Args[2:], os.Stdout)
+		stop()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "agent:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	operator := flag.Uint("operator", 0, "`user` ID that may connect besides root; 0 means none")
 	socket := flag.String("socket", agent.DefaultSocket, "unix socket to listen on, `path`")
 	root := flag.String("root", "/", "root `directory` of the host's file system; kubeadm itself uses /")
@@ -35,7 +46,7 @@ func main() {
 	pki := flag.String("etcd-pki", "", "`directory` of etcd's client certificate; empty means kubeadm's default")
 	show := flag.Bool("version", false, "print the version and exit")
 	flag.Usage = func() {
-		fmt.Fprint(flag.CommandLine.Output(), "agent upgrades Kubernetes on this host and serves its etcd, on a unix socket that only root and the operator can open.\n\nUsage:\n  agent [flags]\n\nFlags:\n")
+		fmt.Fprint(flag.CommandLine.Output(), "agent upgrades Kubernetes on this host and serves its etcd, on a unix socket that only root and the operator can open.\n\nUsage:\n  agent [flags]\n  agent install -root DIR -keys FILE   install it on a host that somebody else made\n  agent remove -root DIR               remove it again\n\nFlags:\n")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
