@@ -112,6 +112,9 @@ type Config struct {
 	// Namespace holds the leader's Lease.
 	Namespace string
 	Cloud     cloudAPI
+	// KeepApprovals leaves the certificates of kubelets to the cluster: none is approved or denied, and
+	// kubeadm's own approval of bootstrap tokens stays.
+	KeepApprovals bool
 	// Agent is the path of the socket of this machine's agent. If it is empty, no control plane is
 	// replaced and Kubernetes is not upgraded. Host, if not nil, is used instead.
 	Agent string
@@ -259,10 +262,15 @@ func addControllers(ctx context.Context, c Config, mgr manager.Manager, core kub
 	}
 	versions.lock = nodelock.New(mgr.GetClient(), mgr.GetAPIReader(), c.now)
 	versions.init()
-	for _, add := range []func(manager.Manager) error{
+	var approvals []func(manager.Manager) error
+	if !c.KeepApprovals {
+		approvals = append(approvals,
+			(&servingRequests{client: mgr.GetClient(), cloud: fleet.cloudAPI, events: events, counters: counters, log: c.Log, now: c.now}).setup,
+			(&autoApprovals{client: mgr.GetClient(), log: c.Log}).setup,
+		)
+	}
+	for _, add := range append(approvals,
 		(&joiningNodes{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, now: c.now}).setup,
-		(&servingRequests{client: mgr.GetClient(), cloud: fleet.cloudAPI, events: events, counters: counters, log: c.Log, now: c.now}).setup,
-		(&autoApprovals{client: mgr.GetClient(), log: c.Log}).setup,
 		groups.setup, scaling.setup, versions.setup,
 		(&mirror{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), log: c.Log}).setup,
 		replica.AddHealthChecks,
@@ -272,7 +280,7 @@ func addControllers(ctx context.Context, c Config, mgr manager.Manager, core kub
 				return nil
 			}))
 		},
-	} {
+	) {
 		if err := add(mgr); err != nil {
 			end()
 			return nil, err

@@ -33,4 +33,6 @@ type Machine struct {
 	Since time.Time // of the last start; zero if the cloud does not report it
 	// Console is the path of its console's log; empty if there is none here.
 	Console string
+	// Verifies is whether its agent verifies components whatever its image is.
+	Verifies bool
 }

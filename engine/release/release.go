@@ -485,6 +485,9 @@ func expandImage(image string, k Kubernetes) string {
 	return strings.NewReplacer("{kubernetes}", k.Version.String(), "{etcd}", k.Etcd, "{coredns}", k.CoreDNS, "{pause}", k.Pause).Replace(image)
 }
 
+// JoinService is the name of the service by which machines of a cloud join. Adopted clusters have none.
+const JoinService = "join-service"
+
 // Service returns the service called name.
 func (r *Release) Service(name string) (Service, bool) {
 	for _, s := range r.Services {
@@ -493,6 +496,18 @@ func (r *Release) Service(name string) (Service, bool) {
 		}
 	}
 	return Service{}, false
+}
+
+// AgentImage returns the image that installs the agent on machines of adopted clusters: beside the operator's,
+// with the same tag. It is empty for releases before FirstVerifying, and without an operator. Older programs
+// refuse a service that has an image and no chart, so it is no service.
+func (r *Release) AgentImage() string {
+	s, _ := r.Service("operator")
+	repository, tag, ok := strings.Cut(s.Image, "/operator:")
+	if !ok || r.Version.Less(FirstVerifying) {
+		return ""
+	}
+	return repository + "/agent:" + tag
 }
 
 // ForKubernetes returns a release's entry for a Kubernetes version. The error wraps

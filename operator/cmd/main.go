@@ -98,8 +98,9 @@ func run(ctx context.Context, args []string) error {
 	case *role != "operator":
 		return fmt.Errorf("unknown role %q: use operator, relay or plans", *role)
 	}
-	from, err := providers.Find(*provider)
-	if err != nil {
+	from, ok := providers.Named(*provider)
+	if !ok || from.Control == nil {
+		_, err := providers.Find(*provider)
 		return fmt.Errorf("--provider: %w", err)
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: podmain.Readable}))
@@ -112,8 +113,8 @@ func run(ctx context.Context, args []string) error {
 	log.Info("starting", "release", version.Release, "provider", *provider, "role", *role)
 	return operator.Run(ctx, operator.Config{
 		Cluster: cluster, Namespace: *namespace,
-		Cloud: from.Control(cmp.Or(*metadata, from.MetadataAddress), cmp.Or(*address, from.ControlAddress)),
-		Agent: *agent, Relay: true, Node: *node, Pod: *pod,
+		Cloud:         from.Control(cmp.Or(*metadata, from.MetadataAddress), cmp.Or(*address, from.ControlAddress)),
+		KeepApprovals: from.NoJoin, Agent: *agent, Relay: true, Node: *node, Pod: *pod,
 		MetricsAddress: *metrics, HealthAddress: *health, SnapshotAddress: *snapshots,
 		DiscoveryInterval: *interval, NoElection: !*election, Log: log,
 	})

@@ -1,13 +1,17 @@
 // Package machines is the provider of machines that exist already. Its machines are a list in the
-// configuration. It cannot make or delete machines yet: a workspace with it comes from `adopt`.
+// configuration. It cannot make or delete machines: a workspace with it comes from `adopt`.
+//
+// The operator reads the same list from a ConfigMap, see [Inventory].
 package machines
 
 import (
 	"net/netip"
 	"regexp"
+	"slices"
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/section"
+	"constellation/engine/version"
 )
 
 // Name is the name of the provider, and of the list in its section.
@@ -21,7 +25,12 @@ type Machine struct {
 	Address string
 	// Group is the role of the machine, control-plane or worker.
 	Group cloud.Role
+	// ProviderID is that of its Node; empty: the one of [ProviderID].
+	ProviderID string
 }
+
+// ComponentsTable is the name of the table of components.
+const ComponentsTable = "components"
 
 var nameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
 
@@ -31,13 +40,19 @@ func Config() section.Schema {
 		{Name: "name", Required: true, Unique: true, Valid: nameRE.MatchString, Problem: "cannot name a node", Remedy: "write the name of its Node: `kubectl get nodes` lists them"},
 		{Name: "address", Unique: true, Valid: func(s string) bool { _, err := netip.ParseAddr(s); return err == nil }, Problem: "is no IP address", Remedy: "write the address at which the machine is reached, without a port"},
 		{Name: "group", Required: true, Valid: func(s string) bool { return cloud.Role(s).Valid() }, Problem: "is no group", Remedy: "write control-plane or worker"},
+		{Name: "providerID", Unique: true},
+	}}, {Name: ComponentsTable, Kind: section.Table, Columns: section.Schema{
+		{Name: "kubernetes", Required: true, Valid: func(s string) bool { _, err := version.Parse(s); return err == nil }, Problem: "is no version of Kubernetes", Remedy: "write a version such as v1.37.2"},
+		{Name: "name", Required: true, Valid: func(s string) bool { return slices.Contains(programs, s) }, Problem: "is no component", Remedy: "write kubeadm, kubelet or kubectl"},
+		{Name: "url", Required: true},
+		{Name: "digest", Required: true},
 	}}}
 }
 
 // List returns the machines of a section.
 func List(v section.Values) (out []Machine) {
 	for _, row := range v.Table(Name) {
-		out = append(out, Machine{row.Text("name"), row.Text("address"), cloud.Role(row.Text("group"))})
+		out = append(out, Machine{row.Text("name"), row.Text("address"), cloud.Role(row.Text("group")), row.Text("providerID")})
 	}
 	return out
 }
@@ -47,6 +62,9 @@ func Section(list []Machine) section.Values {
 	rows := make([]section.Values, len(list))
 	for i, m := range list {
 		rows[i] = section.Values{"name": m.Name, "address": m.Address, "group": string(m.Group)}
+		if m.ProviderID != "" {
+			rows[i]["providerID"] = m.ProviderID
+		}
 	}
 	return section.Values{Name: rows}
 }

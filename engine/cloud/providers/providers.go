@@ -29,6 +29,7 @@ import (
 
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/section"
 	"constellation/engine/component"
 	"constellation/engine/version"
@@ -105,8 +106,12 @@ type Provider struct {
 	// Advice is how the cloud is named to users, and what to do when it fails.
 	Advice Advice
 	// Inventory is whether the machines are a list in the configuration, which `adopt` writes for a
-	// cluster that exists. Such an entry has no views: init, upgrades and daemons refuse it.
+	// cluster that exists. Such an entry has no Metadata: no machine can be made or joined.
 	Inventory bool
+	// NoJoin is whether machines become nodes by other means than the join service, such as kubeadm's own
+	// tokens. The cluster gets no join service then, its approvals of certificates stay as they are, and the
+	// policies bound our own accounts only.
+	NoJoin bool
 	// NoImages is whether machines run no image that the cloud selects. The field image of
 	// the configuration is optional then.
 	NoImages bool
@@ -265,6 +270,14 @@ func GroupName(id string) string {
 	return ""
 }
 
+// inventory is the ConfigMap with the machines; empty for clouds that have an API.
+func (p Provider) inventory() string {
+	if !p.Inventory {
+		return ""
+	}
+	return machines.InventoryConfigMap
+}
+
 // ChartValues returns the values of our charts that depend on the provider, by path.
 // A chart that lacks one of them is of an older release and has it built in.
 func (p Provider) ChartValues() map[string]any {
@@ -276,6 +289,8 @@ func (p Provider) ChartValues() map[string]any {
 		"joinservice.tpmDir":          p.TPMDir,
 		"joinservice.tpmDevice":       p.TPMDevice,
 		"operator.autoscaler.standIn": p.AutoscalerStandIn,
+		"operator.inventory":          p.inventory(),
+		"ownAccountsOnly":             p.NoJoin,
 	}
 }
 

@@ -1,0 +1,199 @@
+package machines
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"constellation/engine/cloud"
+)
+
+// InventoryFile is where the operator's pods have the inventory: a ConfigMap that the console writes.
+const InventoryFile = "/etc/constellation/machines/" + InventoryKey
+
+// InventoryConfigMap is the name of that ConfigMap, in the namespace of the operator.
+const InventoryConfigMap = "constellation-machines"
+
+// InventoryKey is the key of the inventory in its ConfigMap.
+const InventoryKey = "machines.json"
+
+// Inventory is the list of machines as the operator reads it, in JSON.
+type Inventory struct {
+	Schema string `json:"schema"` // "1"
+	// Cluster is the UID of the namespace kube-system.
+	Cluster  string  `json:"cluster"`
+	Machines []Entry `json:"machines"`
+}
+
+// Entry is one machine of an Inventory.
+type Entry struct {
+	Name string `json:"name"`
+	// Address is an IP address; empty if it is not known.
+	Address string     `json:"address,omitempty"`
+	Group   cloud.Role `json:"group"`
+	// ProviderID is that of the machine's Node.
+	ProviderID string `json:"providerID"`
+}
+
+// ProviderID is the ID of a machine whose Node had none: machines://<cluster>/<name>.
+func ProviderID(cluster, name string) string { return Name + "://" + cluster + "/" + name }
+
+// GroupID is the ID of the group of a role: machines/<cluster>/groups/<role>.
+func GroupID(cluster string, r cloud.Role) string {
+	return Name + "/" + cluster + "/groups/" + string(r)
+}
+
+// GroupName is the name of the group of a role: that of the role.
+func GroupName(r cloud.Role) string { return string(r) }
+
+// ParseInventory reads an inventory. Names and provider IDs are unique.
+func ParseInventory(b []byte) (Inventory, error) {
+	var i Inventory
+	if err := json.Unmarshal(b, &i); err != nil {
+		return Inventory{}, fmt.Errorf("read the inventory of machines: %w", err)
+	}
+	names, ids := map[string]bool{}, map[string]bool{}
+	for _, m := range i.Machines {
+		switch {
+		case !nameRE.MatchString(m.Name) || !m.Group.Valid() || m.ProviderID == "":
+			return Inventory{}, fmt.Errorf("read the inventory of machines: %q lacks a name, a group or a providerID", m.Name)
+		case names[m.Name] || ids[strings.ToLower(m.ProviderID)]:
+			return Inventory{}, fmt.Errorf("read the inventory of machines: %s is there twice", m.Name)
+		case m.Address != "":
+			if _, err := netip.ParseAddr(m.Address); err != nil {
+				return Inventory{}, fmt.Errorf("read the inventory of machines: the address of %s is no IP address", m.Name)
+			}
+		}
+		names[m.Name], ids[strings.ToLower(m.ProviderID)] = true, true
+	}
+	if i.Schema != "1" || i.Cluster == "" {
+		return Inventory{}, errors.New("read the inventory of machines: it has another schema, or names no cluster")
+	}
+	return i, nil
+}
+
+// Control serves an inventory as a cloud whose machines are given: none can be made, and none deleted.
+type Control struct {
+	path string
+
+	mu sync.Mutex
+	// left are the machines that the operator has deleted. They are known for as long as the process
+	// lives; the next adoption takes them out of the inventory.
+	left map[string]bool
+}
+
+// NewControl returns the view of the operator of the inventory in the file at path, which is read again
+// for each call. It is safe for concurrent use.
+func NewControl(path string) *Control { return &Control{path: path, left: map[string]bool{}} }
+
+func (c *Control) read(ctx context.Context) (Inventory, error) {
+	if err := ctx.Err(); err != nil {
+		return Inventory{}, err
+	}
+	b, err := os.ReadFile(c.path)
+	if err != nil {
+		return Inventory{}, fmt.Errorf("read the inventory of machines: %w: %w", cloud.ErrUnavailable, err)
+	}
+	i, err := ParseInventory(b)
+	if err != nil {
+		return Inventory{}, fmt.Errorf("%w: %w", cloud.ErrUnavailable, err)
+	}
+	return i, nil
+}
+
+// Groups returns a group for each role that a machine has.
+func (c *Control) Groups(ctx context.Context) ([]cloud.Group, error) {
+	i, err := c.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return i.Groups(), nil
+}
+
+// Groups returns a group for each role that a machine has, control planes first.
+func (i *Inventory) Groups() (out []cloud.Group) {
+	for _, r := range []cloud.Role{cloud.ControlPlane, cloud.Worker} {
+		n := 0
+		for _, m := range i.Machines {
+			if m.Group == r {
+				n++
+			}
+		}
+		if n > 0 {
+			out = append(out, cloud.Group{ID: GroupID(i.Cluster, r), Name: GroupName(r), Role: r, Count: n})
+		}
+	}
+	return out
+}
+
+func (c *Control) instance(i *Inventory, m *Entry) cloud.Instance {
+	out := cloud.Instance{Name: m.Name, ProviderID: m.ProviderID, Group: GroupID(i.Cluster, m.Group), Role: m.Group, State: cloud.Ready}
+	out.IP, _ = netip.ParseAddr(m.Address) // empty is no address
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left[strings.ToLower(m.ProviderID)] {
+		out.State = cloud.Terminated
+	}
+	return out
+}
+
+// Instances returns the machines of the inventory.
+func (c *Control) Instances(ctx context.Context) ([]cloud.Instance, error) {
+	i, err := c.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]cloud.Instance, 0, len(i.Machines))
+	for k := range i.Machines {
+		out = append(out, c.instance(&i, &i.Machines[k]))
+	}
+	slices.SortFunc(out, func(a, b cloud.Instance) int { return cmp.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+// Instance returns one machine. A machine that the inventory lacks is not known, and not gone: somebody
+// may have joined it with kubeadm since. So the error does not wrap cloud.ErrNotFound.
+func (c *Control) Instance(ctx context.Context, key string) (cloud.Instance, error) {
+	i, err := c.read(ctx)
+	if err != nil {
+		return cloud.Instance{}, err
+	}
+	for k := range i.Machines {
+		if cloud.SameMachine(i.Machines[k].ProviderID, key) {
+			return c.instance(&i, &i.Machines[k]), nil
+		}
+	}
+	return cloud.Instance{}, fmt.Errorf("machine %s: %w: the inventory does not have it; `constellation adopt --operator` adds it", key, cloud.ErrUnavailable)
+}
+
+// SetGroupImage accepts no image: the machines keep their operating system.
+func (c *Control) SetGroupImage(_ context.Context, _, image string) error {
+	if image == "" {
+		return nil
+	}
+	return fmt.Errorf("set image %s: %w: machines of an inventory have no image", image, cloud.ErrDenied)
+}
+
+// CreateInstances returns cloud.ErrCapacity: an inventory makes no machines.
+func (c *Control) CreateInstances(_ context.Context, groupID string, _ []string) ([]cloud.Instance, error) {
+	return nil, fmt.Errorf("create a machine of %s: %w: an inventory has existing machines only; set the strategy of the group to InPlace", groupID, cloud.ErrCapacity)
+}
+
+// DeleteInstances marks machines: they count as terminated from then on. Nothing happens to the
+// machines themselves.
+func (c *Control) DeleteInstances(_ context.Context, keys []string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range keys {
+		id, _ := cloud.SplitKey(k)
+		c.left[strings.ToLower(id)] = true
+	}
+	return nil
+}
