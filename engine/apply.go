@@ -175,7 +175,7 @@ type applyRun struct {
 
 // fill completes the plan.
 func (a *applyRun) fill(ctx context.Context, c *check.Run) error {
-	join, err := a.prepared.joinConfigStep(ctx)
+	join, err := a.prepared.joinConfigSteps(ctx)
 	if err != nil {
 		return err
 	}
@@ -200,7 +200,7 @@ func (a *applyRun) fill(ctx context.Context, c *check.Run) error {
 			charts.Details = append(charts.Details, "kind "+k+" "+x.what)
 		}
 	}
-	steps := append(a.componentsSteps(), join, charts)
+	steps := append(append(a.componentsSteps(), join...), charts)
 	expired, err := a.expired(ctx)
 	if err != nil {
 		return err

@@ -13,6 +13,8 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/kubeadm"
 	"constellation/engine/plan"
+	"constellation/engine/registry"
+	"constellation/engine/release"
 	"constellation/engine/workspace"
 )
 
@@ -59,13 +61,17 @@ func (i *clusterRun) otherPlans(ctx context.Context, k Cluster) (string, error) 
 // charts returns the charts of the release with their values for this cluster, in which others,
 // if not empty, carries out Plans.
 func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
-	from, err := providers.Find(i.state.Infrastructure.Provider)
-	if err != nil {
+	from, ok := providers.Named(i.state.Infrastructure.Provider)
+	if !ok {
+		_, err := providers.Find(i.state.Infrastructure.Provider)
 		return nil, err
 	}
 	cloudValues := from.ChartValues()
 	var out []cluster.Chart
 	for _, c := range i.release.Charts {
+		if from.NoJoin && i.serves(c.Name, release.JoinService) {
+			continue
+		}
 		if c.Source != "" {
 			one, err := i.foreignChart(c)
 			if err != nil {
@@ -108,6 +114,12 @@ func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
 		out[n].Recreate = i.accepted != nil && i.accepted(check.FindingDestructive+out[n].Name)
 	}
 	return out, nil
+}
+
+// serves reports whether a chart deploys a service of the release.
+func (f *facts) serves(chart, service string) bool {
+	s, ok := f.release.Service(service)
+	return ok && s.Chart == chart
 }
 
 // valueKey is a service's key in the values of its chart: its name without dashes.
@@ -205,18 +217,8 @@ func (i *clusterRun) installCharts(ctx context.Context, r *plan.Reporter) error 
 	r.Hide([]byte(from.Password))
 	_, stop := i.monitorAPI(ctx, r, k, i.e.limits.poll)
 	defer stop()
-	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)
-	has, err := k.HasRegistry(limited, from, i.plansHere(others))
-	moved := false
-	if err == nil && !has {
-		moved, err = k.SetRegistry(limited, from, i.plansHere(others))
-	}
-	cancel()
-	if err != nil {
-		return i.clusterError("publish the registry", err)
-	}
-	if moved {
-		r.Log("charts", "", "info", "kubeadm's configuration has another image repository; nodes take it over as they are upgraded or replaced")
+	if err := i.publishRegistry(ctx, r, k, from, i.plansHere(others)); err != nil {
+		return err
 	}
 	total := int64(len(kinds))
 	done := int64(0)
@@ -234,15 +236,10 @@ func (i *clusterRun) installCharts(ctx context.Context, r *plan.Reporter) error 
 	}
 	r.Part("kinds", plan.StateDone, "", total, total)
 
-	// Clusters of older programs have certificates of nodes that live a year.
-	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)
-	bounded, err := k.BoundSigning(limited, kubeadm.SigningDuration)
-	cancel()
-	if err != nil {
-		return i.clusterError("bound the lifetime of node certificates", err)
-	}
-	if bounded {
-		r.Log("charts", "", "info", "kubeadm's configuration bounds certificates of nodes to "+kubeadm.SigningDuration+"; control planes take it over as they are upgraded or replaced")
+	if !i.state.Adopted() { // else the lifetime is its owner's decision
+		if err := i.boundSigning(ctx, r, k); err != nil {
+			return err
+		}
 	}
 
 	limit := i.e.limits.chart
@@ -251,4 +248,37 @@ func (i *clusterRun) installCharts(ctx context.Context, r *plan.Reporter) error 
 	}
 	set := ChartSet{Charts: charts, Limit: limit, Report: r.Part, Explain: i.clusterError}
 	return set.Apply(ctx, k)
+}
+
+// publishRegistry has the cluster pull from a registry.
+func (i *clusterRun) publishRegistry(ctx context.Context, r *plan.Reporter, k Cluster, from registry.Registry, plans bool) error {
+	ctx, cancel := context.WithTimeout(ctx, i.e.limits.api)
+	defer cancel()
+	has, err := k.HasRegistry(ctx, from, plans)
+	moved := false
+	if err == nil && !has {
+		moved, err = k.SetRegistry(ctx, from, plans)
+	}
+	if err != nil {
+		return i.clusterError("publish the registry", err)
+	}
+	if moved {
+		r.Log("charts", "", "info", "kubeadm's configuration has another image repository; nodes take it over as they are upgraded or replaced")
+	}
+	return nil
+}
+
+// boundSigning bounds the lifetime of the certificates that the cluster signs for nodes.
+func (i *clusterRun) boundSigning(ctx context.Context, r *plan.Reporter, k Cluster) error {
+	// Clusters of older programs have certificates of nodes that live a year.
+	limited, cancel := context.WithTimeout(ctx, i.e.limits.api)
+	bounded, err := k.BoundSigning(limited, kubeadm.SigningDuration)
+	cancel()
+	if err != nil {
+		return i.clusterError("bound the lifetime of node certificates", err)
+	}
+	if bounded {
+		r.Log("charts", "", "info", "kubeadm's configuration bounds certificates of nodes to "+kubeadm.SigningDuration+"; control planes take it over as they are upgraded or replaced")
+	}
+	return nil
 }

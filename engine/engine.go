@@ -106,7 +106,7 @@ func New(w *workspace.Workspace, d Deps) *Engine {
 	if e.provider == nil {
 		e.provider = NewCloud
 	}
-	e.provider = patiently(e.provider)
+	e.provider = vouched(patiently(e.provider), e)
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
 	}

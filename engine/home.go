@@ -49,11 +49,11 @@ func (e *Engine) readFiles(h *Home) {
 		if h.Cluster == "" {
 			h.Cluster = s.Infrastructure.Name
 		}
-		h.Adopted = s.Adopted()
+		h.Adopted = s.Unmanaged()
 		switch {
 		case h.Adopted:
 			h.Stage = StageCluster
-		case len(s.ClusterValues.ClusterID) == 0:
+		case len(s.ClusterValues.ClusterID) == 0 && !s.Adopted():
 			h.Stage = StageReady
 		case !e.ws.Has(workspace.KubeconfigFile):
 			h.Stage = StagePartial

@@ -226,11 +226,11 @@ func (p *prepareRun) plan(ctx context.Context, out *plan.Plan) error {
 	out.End.Patch = p.patch
 	out.Notes = p.notes
 	out.Files = []plan.File{{Path: p.e.ws.Path(TargetFile), Mode: "0644", Note: "the same target as an object, for GitOps"}}
-	join, err := p.joinConfigStep(ctx)
+	join, err := p.joinConfigSteps(ctx)
 	if err != nil {
 		return err
 	}
-	out.Steps = append(p.componentsSteps(), join)
+	out.Steps = append(p.componentsSteps(), join...)
 	if p.removesEtcdTag() {
 		out.Notes = append(out.Notes, "ConfigMap kubeadm-config keeps etcd.local.imageTag "+p.now.Target.Etcd+", because control planes that join before the target is set need it. Remove it with "+
 			"`kubectl -n kube-system edit configmap kubeadm-config` when you set the target: until then etcd stays at that version.")
@@ -263,6 +263,15 @@ func (p *prepareRun) workers() string {
 		return "; workers stay as they are (keepWorkers)"
 	}
 	return ""
+}
+
+// joinConfigSteps has joinConfigStep, unless machines join by kubeadm alone.
+func (p *prepareRun) joinConfigSteps(ctx context.Context) ([]plan.Step, error) {
+	if p.state.Adopted() {
+		return nil, nil
+	}
+	s, err := p.joinConfigStep(ctx)
+	return []plan.Step{s}, err
 }
 
 // joinConfigStep publishes what machines of the target's image must prove, beside what

@@ -22,10 +22,10 @@ import (
 
 // adoptOptions are the flags of `adopt`.
 type adoptOptions struct {
-	access                            cluster.Access
-	name                              string
-	dryRun, undo, yes, nonInteractive bool
-	out                               format
+	access                                      cluster.Access
+	name                                        string
+	dryRun, undo, operator, yes, nonInteractive bool
+	out                                         format
 }
 
 func adoptCommand(s *session) *cobra.Command {
@@ -37,12 +37,17 @@ func adoptCommand(s *session) *cobra.Command {
 it found: versions, etcd, certificates, add-ons, static pods that were changed by hand, and
 bootstrap tokens. It lists what it would do, what it never touches, and what stands in the way.
 
-Adopt sends read requests alone. It changes nothing in the cluster and installs nothing there.
-After a prompt, or with --yes, it writes the workspace: a configuration with the provider
-machines, the state, and a copy of the context of your kubeconfig. In that folder check,
-status, watch and backup create need no flags. Upgrades are still done with kubeadm.
+Without --operator, adopt sends read requests alone and changes nothing in the cluster. After
+a prompt, or with --yes, it writes the workspace: a configuration with the provider machines,
+the state, and a copy of the context of your kubeconfig. In that folder check, status, watch
+and backup create need no flags. Upgrades are still done with kubeadm.
 
---undo removes the files that adopt wrote. A file that was changed since is kept and named.
+--operator installs the operator in the cluster of the workspace, and an agent on each
+machine, by a pod with root rights that is removed again. From then on upgrade check and
+upgrade apply work, and nodes are upgraded in place. No kubelet or pod is restarted.
+
+--undo takes the operator and the agents out, and removes the files that adopt wrote. A file
+that was changed since is kept and named.
 
 Clusters of managed services and of other installers are refused by name, with the commands
 that fit them.
@@ -54,11 +59,15 @@ be read; 2 bad flag or kubeconfig, or the folder has another cluster; 3 adopted 
   constellation -C prod-eu adopt --context prod-eu
   constellation -C prod-eu adopt --kubeconfig admin.conf --yes
   constellation adopt --dry-run -o json | jq '.findings[] | {severity, id, title}'
+  constellation -C prod-eu adopt --operator           # shows the plan, then prompts
   constellation -C prod-eu adopt --undo`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.undo {
-				return undoAdopt(s, o.out)
+			switch {
+			case o.undo:
+				return undoAdopt(cmd.Context(), s, o)
+			case o.operator:
+				return adoptOperator(cmd.Context(), s, o)
 			}
 			return runAdopt(cmd.Context(), s, o)
 		},
@@ -67,13 +76,18 @@ be read; 2 bad flag or kubeconfig, or the folder has another cluster; 3 adopted 
 	fl := cmd.Flags()
 	fl.StringVar(&o.name, "name", "", "`name` of the cluster in the workspace (default: from the context)")
 	fl.BoolVar(&o.dryRun, "dry-run", false, "report and write nothing")
-	fl.BoolVar(&o.undo, "undo", false, "remove the files that adopt wrote into the workspace")
+	fl.BoolVar(&o.operator, "operator", false, "install the operator and an agent on each machine")
+	fl.BoolVar(&o.undo, "undo", false, "take out the operator, the agents and the files of adopt")
 	fl.BoolVarP(&o.yes, "yes", "y", false, "write the workspace without a prompt")
 	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "never prompt")
 	outputFlag(cmd, &o.out, "output format: text, or json for one document")
-	for _, f := range []string{"dry-run", "name", "kubeconfig", "context", "cluster", "user", "as"} {
+	for _, f := range []string{"name", "kubeconfig", "context", "cluster", "user", "as"} {
 		cmd.MarkFlagsMutuallyExclusive("undo", f)
+		cmd.MarkFlagsMutuallyExclusive("operator", f)
 	}
+	cmd.MarkFlagsMutuallyExclusive("undo", "operator")
+	cmd.MarkFlagsMutuallyExclusive("undo", "dry-run")
+	cmd.MarkFlagsMutuallyExclusive("operator", "dry-run")
 	return cmd
 }
 
@@ -222,10 +236,20 @@ type undoDocument struct {
 }
 
 // undoAdopt runs `adopt --undo`.
-func undoAdopt(s *session, f format) error {
+func undoAdopt(ctx context.Context, s *session, o adoptOptions) error {
 	ws, _, err := s.workspace()
 	if err != nil {
 		return err
+	}
+	f := o.out
+	if ws.Managed() {
+		if err := executeAdoption(ctx, s, o, Engine.PlanRemoveOperator, "Take the operator and the agents out?"); err != nil {
+			return err
+		}
+		if f == asJSON {
+			_, err := ws.UndoAdopt() // the stream of events has its end
+			return err
+		}
 	}
 	done, err := ws.UndoAdopt()
 	if err != nil {
@@ -244,6 +268,35 @@ func undoAdopt(s *session, f format) error {
 		fmt.Fprintf(s.out, "kept    %s: backups and records of runs\n", term.Clean(ws.Path(plan.RunsDir)))
 	}
 	return nil
+}
+
+// adoptOperator installs the operator in an adopted cluster.
+func adoptOperator(ctx context.Context, s *session, o adoptOptions) error {
+	return executeAdoption(ctx, s, o, Engine.PlanOperator, "Install the operator and the agents?")
+}
+
+// executeAdoption executes a plan for an adopted cluster, with progress as of all plans.
+func executeAdoption(ctx context.Context, s *session, o adoptOptions, planned func(Engine, context.Context) (*plan.Plan, error), question string) error {
+	out := s.printer(o.out, true)
+	defer func() { out.close() }()
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return unplanned(s, out, o.out, err)
+	}
+	if err := unlock(s, cluster.Access{}, o.out, o.nonInteractive); err != nil {
+		return err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	pl, err := planned(eng, ctx)
+	if err != nil {
+		return unplanned(s, out, o.out, err)
+	}
+	a := acceptance{yes: o.yes, asks: o.out == text && !o.nonInteractive && s.asks(), question: fixedQuestion(question)}
+	if out, err = a.accept(s, pl, out, o.out); err != nil {
+		return err
+	}
+	return eng.Run(ctx, pl, out.event)
 }
 
 // adoptText renders the report of an examination.

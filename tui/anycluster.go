@@ -59,7 +59,7 @@ const backUp = "back up"
 // adoptedCluster returns the cluster of a workspace that `adopt` wrote; nil if it is another
 // workspace.
 func adoptedCluster(s *session, ws *workspace.Workspace) (*cluster.Selected, error) {
-	if !ws.IsAdopted() {
+	if !ws.Unmanaged() {
 		return nil, nil
 	}
 	sel, err := s.Clusters.Select(cluster.Access{Kubeconfig: ws.Path(workspace.KubeconfigFile)})

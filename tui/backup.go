@@ -104,7 +104,7 @@ func runBackup(ctx context.Context, s *session, r engine.BackupRequest, timeout 
 	if err != nil {
 		return unplanned(s, out, f, err)
 	}
-	if ws, _, err := s.workspace(); err == nil && r.Cluster == nil && ws.IsAdopted() {
+	if ws, _, err := s.workspace(); err == nil && r.Cluster == nil && ws.Unmanaged() {
 		s.remark("%s", adopt.Upgrade)
 	}
 	plan, err := eng.PlanBackup(ctx, r)

@@ -31,7 +31,7 @@ func severalClusters(s *session, named bool) (*cluster.Contexts, preferences.Pre
 		return nil, prefs, err
 	}
 	var of cluster.Access
-	if ws.IsAdopted() {
+	if ws.Unmanaged() {
 		of.Kubeconfig = ws.Path(workspace.KubeconfigFile)
 	} else if named || slices.ContainsFunc([]string{workspace.ConfigFile, workspace.StateFile, workspace.KubeconfigFile, plan.RunsDir}, ws.Has) {
 		return nil, prefs, nil

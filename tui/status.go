@@ -39,7 +39,7 @@ It changes nothing. The exit code is 1 if the API server does not answer.`,
 			if err != nil {
 				return err
 			}
-			if ws, _, err := s.workspace(); err == nil && ws.IsAdopted() && !access.Given() && access.As == "" {
+			if ws, _, err := s.workspace(); err == nil && ws.Unmanaged() && !access.Given() && access.As == "" {
 				return printStatus(cmd.Context(), s, out)
 			}
 			if sel != nil {

@@ -74,6 +74,10 @@ type Engine interface {
 	// PlanRestore returns the plan to restore objects that the cluster lacks. It changes
 	// nothing. The caller must close the plan.
 	PlanRestore(context.Context, engine.RestoreRequest, func(plan.Event)) (*plan.Plan, error)
+	// PlanOperator returns the plan to install the operator in an adopted cluster, PlanRemoveOperator that to
+	// take it out again. Both change nothing.
+	PlanOperator(context.Context) (*plan.Plan, error)
+	PlanRemoveOperator(context.Context) (*plan.Plan, error)
 	// PlanRevoke returns the plan to revoke a machine and to delete it. It changes nothing.
 	PlanRevoke(context.Context, engine.RevokeRequest) (*plan.Plan, error)
 	// Differ compares the cluster with a backup and reports each object that differs.

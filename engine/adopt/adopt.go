@@ -159,7 +159,7 @@ type Request struct {
 }
 
 // Upgrade is how an adopted cluster is upgraded, as long as the operator is not installed.
-const Upgrade = "The operator is not installed in this adopted cluster: upgrade it with kubeadm. Run `kubeadm upgrade plan` on a control plane, then `kubeadm upgrade apply VERSION`."
+const Upgrade = "The operator is not installed in this adopted cluster: upgrade it with kubeadm. Run `kubeadm upgrade plan` on a control plane, then `kubeadm upgrade apply VERSION`. Or run `constellation adopt --operator` for `constellation upgrade`."
 
 // relevant are the checks whose findings concern an adoption. Others concern the next upgrade.
 var relevant = []string{

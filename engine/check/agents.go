@@ -42,7 +42,7 @@ func Unverified(nodes []cluster.Node, machines []cluster.CloudMachine, enrolled 
 	for i := range nodes {
 		n := &nodes[i]
 		m := of[n.Name]
-		if !n.InPlace || m == nil || enrolled[n.Components].Enrolled(n.Name) {
+		if !n.InPlace || m == nil || m.Verifies || enrolled[n.Components].Enrolled(n.Name) {
 			continue
 		}
 		found := *n

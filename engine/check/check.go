@@ -212,7 +212,7 @@ func (c *Run) askCloud(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if about.UID != c.State.Infrastructure.UID {
+	if !c.State.Adopted() && about.UID != c.State.Infrastructure.UID { // an inventory has no identity
 		return &plan.Error{
 			Err:    fmt.Errorf("it is not the one of %s: it was recreated", workspace.StateFile),
 			Remedy: "the cluster was deleted with the earlier machines: use another directory with -C, or move this one's files away",
@@ -486,6 +486,9 @@ func (c *Run) prepare(ctx context.Context) error {
 	to := c.Hop.Planned()
 	behind := !c.Now.WorkerKubelet.IsZero() && (!c.Now.WorkerKubelet.Is(to.Kubernetes) || !c.Now.WorkerImage.Is(to.Image))
 	h := workspace.HopConfig{Image: to.Image, Services: to.Services, Kubernetes: to.Kubernetes, KeepWorkers: to.KeepWorkers && c.Hop.ReplaceControlPlanes && behind}
+	if c.State.Adopted() {
+		h.Services = version.Version{} // the configuration does not name it
+	}
 	if h.Measurements, c.unmeasured = c.measured(ctx, to.Image); ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -891,8 +894,12 @@ func SortFindings(found []plan.Finding) {
 	slices.SortStableFunc(found, func(a, b plan.Finding) int { return cmp.Compare(rank(a), rank(b)) })
 }
 
-// AttestationJSON is the attestation policy that the join service enforces under a configuration.
+// AttestationJSON is the attestation policy that the join service enforces under a configuration; empty for an
+// adopted cluster, which has none.
 func AttestationJSON(c *workspace.Config) (string, error) {
+	if c.Attestation.TPM2.Measurements == nil {
+		return "", nil
+	}
 	b, err := json.Marshal(cluster.Demand{Variant: string(attestation.TPM2), Measurements: c.Attestation.TPM2.Measurements})
 	if err != nil {
 		return "", fmt.Errorf("marshal measurements: %w", err)

@@ -212,7 +212,7 @@ func (c *Run) releaseParts(images compat.Span, reach, reachImages []version.Vers
 		return rows
 	}
 	for _, x := range s.Services {
-		if x.Kind != release.OfRelease || running[x.Name] || x.Image == "" && c.Now.NoImages {
+		if x.Kind != release.OfRelease || running[x.Name] || x.Image == "" && c.Now.NoImages || x.Name == release.JoinService && c.State.Adopted() {
 			continue
 		}
 		of := func(v version.Version) string { return c.serviceIn(x.Name, v) }
@@ -272,6 +272,9 @@ func (c *Run) cliRow(reach []version.Version) plan.ComponentCheck {
 // Find adds a finding.
 func (c *Run) Find(f plan.Finding) { c.Out.Findings = append(c.Out.Findings, f) }
 
+// joinConfig is the ConfigMap with what joining machines must prove.
+const joinConfig = "join-config"
+
 // judgeRunning adds findings about anomalies in the running versions.
 func (c *Run) judgeRunning() {
 	if f := deniedFinding(c.Now.Denied); f != nil {
@@ -279,6 +282,9 @@ func (c *Run) judgeRunning() {
 	}
 	for _, m := range c.Now.Missing {
 		what, why, found := strings.Cut(m, ": ")
+		if what == joinConfig && c.State.Adopted() {
+			continue // its machines join by kubeadm
+		}
 		f := plan.Finding{ID: "running", Severity: plan.NotChecked, Title: "not known: " + what, Detail: why, Source: "versions", Remedy: "repair the named problem, then check again"}
 		if !found {
 			f.Title, f.Detail = m, ""

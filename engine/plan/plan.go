@@ -78,6 +78,7 @@ const (
 	VerbExecute Verb = "upgrade execute"
 	VerbWatch   Verb = "watch"
 	VerbRevoke  Verb = "machine revoke"
+	VerbAdopt   Verb = "adopt"
 )
 
 // Target is what a cluster is brought to. Empty fields are not known or do not change.

@@ -435,6 +435,9 @@ func (r *Release) containers() []string {
 			all[s.Image] = true
 		}
 	}
+	if image := r.AgentImage(); image != "" {
+		all[image] = true
+	}
 	for _, k := range r.Kubernetes {
 		images, _ := r.ImagesToMirror(k.Version) // it offers its own versions
 		for _, image := range images {

@@ -97,13 +97,15 @@ func (s *Sandboxes) simulatedImages(st *state, cat *release.Catalogue, t *teller
 			t.warn(stepImages, fmt.Sprintf("release %s is not offered: %v", v, missing))
 			continue
 		}
-		for _, name := range []string{"joinservice", "operator"} {
+		for _, name := range []string{"agent", "joinservice", "operator"} {
 			file, err := simulated.Service(dir, name, v, programs[name])
 			if err != nil {
 				return &plan.Error{Op: op, Err: err}
 			}
 			st.Containers[build.ServiceReference(name, v)] = file
-			delete(programs, name)
+			if name != "agent" { // the OS image has it, too
+				delete(programs, name)
+			}
 		}
 		known, err := json.Marshal(peers)
 		if err != nil {

@@ -21,7 +21,9 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
+	"constellation/engine/cloud/section"
 	"constellation/engine/plan"
+	"constellation/engine/release"
 )
 
 // JournalFile lists the files that an adoption wrote, with their digests.
@@ -34,17 +36,118 @@ var ErrAdopted = errors.New("its cluster was adopted, and the operator is not in
 func (w *Workspace) adoptedError() error {
 	return &plan.Error{
 		Op: "use workspace " + w.root, Err: ErrAdopted, Exit: plan.ExitUsage,
-		Remedy: "upgrade it with kubeadm: `constellation check` shows what stands against an upgrade, and `kubeadm upgrade plan` on a control plane the versions",
+		Remedy: "install it with `constellation adopt --operator`, or upgrade with kubeadm: `constellation check` shows what stands against an upgrade, and `kubeadm upgrade plan` on a control plane the versions",
 	}
 }
 
 // NeedsOperator returns the error of a verb that needs the operator; nil unless the cluster was adopted.
 // The error has plan.ExitUsage and wraps [ErrAdopted].
 func (w *Workspace) NeedsOperator() error {
-	if !w.IsAdopted() {
+	if !w.Unmanaged() {
 		return nil
 	}
 	return w.adoptedError()
+}
+
+// Unmanaged reports whether this is the workspace of an adopted cluster without our operator.
+func (w *Workspace) Unmanaged() bool {
+	s, err := w.State()
+	return err == nil && s.Unmanaged()
+}
+
+// Managed reports whether this is the workspace of an adopted cluster with our operator.
+func (w *Workspace) Managed() bool {
+	s, err := w.State()
+	return err == nil && s.Adopted() && !s.Unmanaged()
+}
+
+// SetManaged notes whether the operator is installed in the adopted cluster.
+func (w *Workspace) SetManaged(yes bool) error {
+	unlock, err := w.lockDir()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	s, err := w.State()
+	if err != nil || !s.Adopted() || s.Unmanaged() != yes {
+		return err
+	}
+	if s.Infrastructure.Section = nil; yes {
+		s.Infrastructure.Section = section.Values{managedField: true}
+	}
+	b, err := s.marshal()
+	if err != nil {
+		return fmt.Errorf("write %s: %w", StateFile, err)
+	}
+	return w.writeAdopted(StateFile, b)
+}
+
+// SigningKeyFile has the private key that signs what machines of an adopted cluster install. It is 0600.
+const SigningKeyFile = "constellation-signing-key.pem"
+
+// SigningKeyIfAny returns the key of an adopted cluster; nil if there is none yet.
+func (w *Workspace) SigningKeyIfAny() (*release.PrivateKey, error) {
+	b, err := w.read(SigningKeyFile)
+	if errors.Is(err, ErrAbsent) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	k, err := release.ParsePrivateKey(SigningKeyFile, b)
+	if err != nil {
+		return nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "restore the file from your copy"}
+	}
+	return k, nil
+}
+
+// SigningKey is SigningKeyIfAny. It makes a key if there is none.
+func (w *Workspace) SigningKey() (*release.PrivateKey, error) {
+	unlock, err := w.lockDir()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	k, err := w.SigningKeyIfAny()
+	if k != nil || err != nil {
+		return k, err
+	}
+	if k, err = release.NewPrivateKey(SigningKeyFile); err != nil {
+		return nil, fmt.Errorf("make %s: %w", SigningKeyFile, err)
+	}
+	b, err := k.PrivatePEM()
+	if err != nil {
+		return nil, fmt.Errorf("make %s: %w", SigningKeyFile, err)
+	}
+	return k, w.writeAdopted(SigningKeyFile, b)
+}
+
+// writeAdopted writes a file of an adoption, with its digest in the journal first. The caller holds the lock
+// of the directory.
+func (w *Workspace) writeAdopted(name string, b []byte) error {
+	j, err := w.journal()
+	if err != nil {
+		return err
+	}
+	entry := journalFile{Name: name, SHA256: digest(b)}
+	if i := slices.IndexFunc(j.Files, func(f journalFile) bool { return f.Name == name }); i >= 0 {
+		entry.Was = j.Files[i].SHA256
+		j.Files[i] = entry
+	} else {
+		j.Files = append(j.Files, entry)
+	}
+	if err := w.writeJournal(j); err != nil {
+		return err
+	}
+	return w.Write(name, b, 0o600)
+}
+
+func (w *Workspace) writeJournal(j *journal) error {
+	b, err := json.MarshalIndent(j, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", JournalFile, err)
+	}
+	return w.Write(JournalFile, append(b, '\n'), 0o600)
 }
 
 // IsAdopted reports whether this is the workspace of an adopted cluster.
@@ -76,6 +179,8 @@ type journal struct {
 type journalFile struct {
 	Name   string `json:"name"`
 	SHA256 string `json:"sha256"`
+	// Was is the digest before the last change of ours; empty if there was none.
+	Was string `json:"was,omitempty"`
 }
 
 func digest(b []byte) string {
@@ -116,7 +221,7 @@ func (w *Workspace) Adopt(a Adoption, now time.Time) (written []string, err erro
 			continue
 		}
 		missing = append(missing, name)
-		entry := journalFile{name, digest(content[name])}
+		entry := journalFile{Name: name, SHA256: digest(content[name])}
 		if i := slices.IndexFunc(j.Files, func(f journalFile) bool { return f.Name == name }); i >= 0 {
 			j.Files[i] = entry
 		} else {
@@ -126,11 +231,7 @@ func (w *Workspace) Adopt(a Adoption, now time.Time) (written []string, err erro
 	if len(missing) == 0 {
 		return nil, nil
 	}
-	b, err := json.MarshalIndent(j, "", "  ")
-	if err != nil {
-		return nil, fmt.Errorf("write %s: %w", JournalFile, err)
-	}
-	if err := w.Write(JournalFile, append(b, '\n'), 0o600); err != nil {
+	if err := w.writeJournal(j); err != nil {
 		return nil, err
 	}
 	for _, name := range missing {
@@ -194,7 +295,7 @@ func (w *Workspace) journal() (*journal, error) {
 		return nil, w.badJournal(errors.New("it is not a journal of an adoption"))
 	}
 	for _, f := range j.Files {
-		if !slices.Contains(adoptedFiles, f.Name) {
+		if !slices.Contains(adoptedFiles, f.Name) && f.Name != SigningKeyFile {
 			return nil, w.badJournal(fmt.Errorf("it lists %q, which no adoption writes", f.Name))
 		}
 	}
@@ -236,7 +337,7 @@ func (w *Workspace) UndoAdopt() (Undone, error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			continue
-		case err != nil || digest(b) != f.SHA256:
+		case err != nil || digest(b) != f.SHA256 && digest(b) != f.Was:
 			out.Kept = append(out.Kept, f.Name)
 			continue
 		}

@@ -225,6 +225,7 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 	if p.Inventory {
 		required = []string{"version", "name", "kubernetesVersion", "nodeGroups"}
 		c.ServiceCIDR, c.PodCIDR = netip.Prefix{}, netip.Prefix{} // kubeadm-config has them
+		c.Attestation.TPM2 = &TPM2Config{}                        // nothing is attested
 	}
 	if !p.NoImages {
 		required = slices.Insert(required, 2, "image")

@@ -93,11 +93,18 @@ func (s *State) Adopted() bool {
 	return ok && p.Inventory
 }
 
+// Unmanaged reports whether the cluster was adopted, and has no operator of ours.
+func (s *State) Unmanaged() bool { return s.Adopted() && !s.Infrastructure.Section.Bool(managedField) }
+
+// managedField is the field of the provider's section that says that the operator runs in an adopted cluster.
+const managedField = "operator"
+
 // Catalogue returns the catalogue of OS images of the state's cloud. list reads its entries; it is
 // called only for an image whose reference does not contain its version.
 func (s *State) Catalogue(list func() ([]cloud.Image, error)) *cloud.Catalogue {
-	p, err := providers.Find(s.Infrastructure.Provider)
-	if err != nil {
+	p, ok := providers.Named(s.Infrastructure.Provider)
+	if !ok {
+		_, err := providers.Find(s.Infrastructure.Provider)
 		return cloud.NewCatalogue(nil, func() ([]cloud.Image, error) { return nil, err })
 	}
 	return cloud.NewCatalogue(p.ImageVersion, list)

@@ -77,8 +77,14 @@ func (w *Workspace) OnMachines(v plan.Verb) error {
 	if err != nil {
 		return nil // other callers report problems of the state
 	}
-	if s.Adopted() {
+	switch {
+	case s.Unmanaged():
 		return w.adoptedError()
+	case s.Adopted() && (v == plan.VerbInit || v == plan.VerbRevoke):
+		return &plan.Error{
+			Op: "run " + string(v), Err: errors.New("the cluster was adopted: its machines join and leave by kubeadm"), Exit: plan.ExitUsage,
+			Remedy: "run `kubeadm join` or `kubeadm reset` on the machine, then `constellation adopt --operator`",
+		}
 	}
 	p, ok := providers.Named(s.Infrastructure.Provider)
 	if !ok || p.Fixed == nil {
@@ -516,7 +522,7 @@ func (w *Workspace) Load() (*Config, *State, error) {
 	if err := w.Belong(c, s); err != nil {
 		return c, s, err
 	}
-	if s.Adopted() {
+	if s.Unmanaged() {
 		return c, s, w.adoptedError()
 	}
 	return c, s, nil

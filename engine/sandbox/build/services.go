@@ -16,7 +16,7 @@ import (
 )
 
 // services are the parts of ours that run as pods.
-var services = []string{"joinservice", "operator"}
+var services = []string{"agent", "joinservice", "operator"}
 
 // servicesDate is the time of our images and of all in them: the binary decides what
 // they are, not the day on which somebody packed it.

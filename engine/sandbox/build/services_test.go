@@ -32,13 +32,14 @@ func tree(t *testing.T, contents map[string]string) string {
 }
 
 func TestServicesArePackedOnce(t *testing.T) {
-	dir := tree(t, map[string]string{"joinservice": "#!join", "operator": "#!operate"})
+	dir := tree(t, map[string]string{"agent": "#!agent", "joinservice": "#!join", "operator": "#!operate"})
 	cache := t.TempDir()
 	images, err := Services(t.Context(), cache, "v9.9.9", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range []struct{ ref, path, content string }{
+		{"registry.constellation.example/agent:v9.9.9", "usr/local/bin/agent", "#!agent"},
 		{"registry.constellation.example/joinservice:v9.9.9", "usr/local/bin/joinservice", "#!join"},
 		{"registry.constellation.example/operator:v9.9.9", "usr/local/bin/operator", "#!operate"},
 	} {
@@ -61,7 +62,7 @@ func TestServicesArePackedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	again, err := Services(t.Context(), cache, "v9.9.9", nil)
-	if err != nil || again[0] != images[0] || again[1] != images[1] {
+	if err != nil || !slices.Equal(again, images) {
 		t.Errorf("the second call gives %v, %v, want %v", again, err, images)
 	}
 	if after, err := os.Stat(images[0].Path); err != nil || !os.SameFile(before, after) {
@@ -73,10 +74,10 @@ func TestServicesArePackedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	newer, err := Services(t.Context(), cache, "v9.9.9", nil)
-	if err != nil || newer[0] != images[0] || newer[1].Digest == images[1].Digest {
+	if err != nil || !slices.Equal(newer[:2], images[:2]) || newer[2].Digest == images[2].Digest {
 		t.Errorf("after a build of the operator there is %v, %v; before %v", newer, err, images)
 	}
-	if _, err := LoadImage(images[1].Path); err != nil {
+	if _, err := LoadImage(images[2].Path); err != nil {
 		t.Errorf("the old image is gone: %v", err)
 	}
 
@@ -116,7 +117,7 @@ func TestMissingServicesNameTheRemedy(t *testing.T) {
 }
 
 func TestUnusedServicesArePruned(t *testing.T) {
-	dir := tree(t, map[string]string{"joinservice": "#!join", "operator": "#!operate"})
+	dir := tree(t, map[string]string{"agent": "#!agent", "joinservice": "#!join", "operator": "#!operate"})
 	cache := t.TempDir()
 	const month = 30 * 24 * time.Hour
 	age := func(images ...Image) {
@@ -132,7 +133,7 @@ func TestUnusedServicesArePruned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"joinservice", "operator"} {
+	for _, name := range services {
 		if err := os.WriteFile(filepath.Join(dir, "bin/releases/v9.9.9", name), []byte("#!better "+name), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -151,17 +152,17 @@ func TestUnusedServicesArePruned(t *testing.T) {
 	}
 
 	removed, err := PruneServices(cache, []string{first[0].Path}, month)
-	if want := []string{first[1].Path}; err != nil || !slices.Equal(removed, want) {
+	if want := []string{first[1].Path, first[2].Path}; err != nil || !slices.Equal(removed, want) {
 		t.Errorf("removed %q, %v; want %q", removed, err, want)
 	}
-	for _, path := range []string{first[0].Path, second[0].Path, second[1].Path, kubernetes} {
+	for _, path := range []string{first[0].Path, second[0].Path, second[1].Path, second[2].Path, kubernetes} {
 		if _, err := os.Stat(path); err != nil {
 			t.Error(err)
 		}
 	}
-	age(first[0], second[0], second[1])
-	if removed, err := PruneServices(cache, nil, month); err != nil || len(removed) != 3 {
-		t.Errorf("removed %q, %v; want the other three", removed, err)
+	age(first[0], second[0], second[1], second[2])
+	if removed, err := PruneServices(cache, nil, month); err != nil || len(removed) != 4 {
+		t.Errorf("removed %q, %v; want the other four", removed, err)
 	}
 	if _, err := os.Stat(filepath.Join(cache, "services", "v9.9.9")); err == nil {
 		t.Error("the empty directory of the release is left")

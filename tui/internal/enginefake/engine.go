@@ -236,6 +236,10 @@ func (f *Engine) PlanRevoke(_ context.Context, r engine.RevokeRequest) (*plan.Pl
 	return f.Plan, f.PlanErr
 }
 
+func (f *Engine) PlanOperator(context.Context) (*plan.Plan, error) { return f.Plan, f.PlanErr }
+
+func (f *Engine) PlanRemoveOperator(context.Context) (*plan.Plan, error) { return f.Plan, f.PlanErr }
+
 func (f *Engine) PlanRestore(_ context.Context, r engine.RestoreRequest, emit func(plan.Event)) (*plan.Plan, error) {
 	f.RestoredAs = r
 	emit(plan.Event{Kind: plan.KindProgress, Object: "verify", Text: "backup " + r.ID, Current: 1, Total: 2})
