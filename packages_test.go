@@ -30,6 +30,8 @@ import (
 const (
 	packagesEnv       = "CONSTELLATION_PACKAGES"
 	packagesBeforeEnv = "CONSTELLATION_PACKAGES_BEFORE"
+	// clusterEnv also creates clusters with the programs of the packages.
+	clusterEnv = "CONSTELLATION_E2E_PACKAGES"
 )
 
 // installedDir is the folder of the programs in a package.
@@ -91,6 +93,9 @@ func packageLife(t *testing.T, tool *packageTool) {
 		if up := c.machinesUp(); up != 2 {
 			t.Errorf("%d machines are running after a restart by the new program, want 2", up)
 		}
+		if os.Getenv(clusterEnv) != "" {
+			c.run(8*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
+		}
 		c.run(time.Minute, "sandbox", "down").want(plan.ExitDone)
 		c.bin = own
 	}
@@ -110,6 +115,40 @@ func packageLife(t *testing.T, tool *packageTool) {
 	if now := namesOfHost(t); !slices.Equal(host, now) {
 		t.Errorf("this computer had\n%s\nand now has\n%s", strings.Join(host, "\n"), strings.Join(now, "\n"))
 	}
+}
+
+// TestClusterFromPackage creates a cluster of real machines with the programs of an unpacked deb,
+// in an empty home.
+func TestClusterFromPackage(t *testing.T) {
+	testneeds.OptIn(t, clusterEnv, "two minutes")
+	testneeds.Program(t, "dpkg-deb", "dpkg")
+	deb := packageFile(t, packagesEnv, "deb")
+	if deb == "" {
+		t.Skipf("needs a deb of this architecture: run `make release`, and set %s to bin/release", packagesEnv)
+	}
+	c := newReal(t)
+	tree := t.TempDir()
+	home, err := os.MkdirTemp("/tmp", "con") // socket paths must be short
+	must(t, err)
+	t.Cleanup(func() {
+		if err := os.RemoveAll(home); err != nil {
+			t.Error(err)
+		}
+	})
+	if out, err := exec.CommandContext(t.Context(), "dpkg-deb", "--extract", deb, tree).CombinedOutput(); err != nil {
+		t.Fatalf("dpkg-deb: %v\n%s", err, out)
+	}
+	cache, err := os.UserCacheDir() // has Kubernetes and the machines' system
+	must(t, err)
+	own := c.bin
+	c.bin, c.dir = filepath.Join(tree, "usr", "bin"), filepath.Join(home, "demo")
+	c.env = []string{"HOME=" + home, "XDG_CACHE_HOME=" + cache, "XDG_STATE_HOME="}
+	wantSelfVerified(t, filepath.Join(c.bin, "constellation"))
+	c.up(1, 1)
+	c.run(8*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
+	must(t, os.Symlink(filepath.Join(own, "kubectl"), filepath.Join(c.bin, "kubectl")))
+	c.wantNodes("control-plane-0", "worker-0")
+	c.wantVIP("worker-0")
 }
 
 // packagedSandbox starts simulated machines with the program in bin. It also returns the folder of a

@@ -24,10 +24,16 @@ optin() {
   CONSTELLATION_E2E_ROLLOUT=1 CONSTELLATION_E2E_UPGRADE=1 CONSTELLATION_E2E_BACKUP=1 CONSTELLATION_E2E_STRANGER=1 CONSTELLATION_TEST_NETWORK=1 .ci/test.sh -timeout 6h
 }
 
+packages() {
+  make release TARGET="$(go env GOHOSTOS)_$(go env GOHOSTARCH)" || return
+  CONSTELLATION_PACKAGES=$PWD/bin/release CONSTELLATION_E2E_PACKAGES=1 go test -count=1 -v -run '^Test(Packages|ClusterFromPackage)$' -timeout 30m .
+}
+
 step "fuzzing" fuzz
 step "simulator" make sim SEEDS="${SEEDS:-100000}"
 step "model check" make explore
 step "tests, the opt-in ones too" optin
+step "packages" packages
 step "drills" bin/constellation -C bin/drills sandbox drill --machines=hollow --results bin/drills.jsonl --until "${DRILLS:-20}"
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed: %s\n' "${failed[*]}" >&2
