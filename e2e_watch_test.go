@@ -33,6 +33,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"constellation/assets"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
@@ -161,7 +162,7 @@ func newHollowRollout(t *testing.T, workers, surge, pods int, times hollow.Times
 	})
 	runs.Go(func() {
 		for ctx.Err() == nil { // as a kubelet does; it ends when the API server is unavailable for long
-			op := exec.CommandContext(ctx, operator, "--kubeconfig", r.kubeconfig, "--metadata", machines.Metadata, "--cloud", machines.Control, "--metrics", metrics, "--health", "")
+			op := exec.CommandContext(ctx, operator, "--kubeconfig", r.kubeconfig, "--provider", providers.Local, "--metadata", machines.Metadata, "--cloud", machines.Control, "--metrics", metrics, "--health", "")
 			op.Stdout, op.Stderr = out, out
 			_ = op.Run()
 			pause(ctx, time.Second)

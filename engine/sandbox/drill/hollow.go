@@ -318,7 +318,7 @@ func startOperators(program, place string, c *hollowCluster, box *hollowmachines
 		defer close(o.done)
 		defer log.Close()
 		for ctx.Err() == nil {
-			o.live(ctx, log, program, "--kubeconfig", access, "--metadata", box.Metadata, "--cloud", box.Control, "--metrics", "", "--health", "")
+			o.live(ctx, log, program, "--kubeconfig", access, "--provider", providers.Local, "--metadata", box.Metadata, "--cloud", box.Control, "--metrics", "", "--health", "")
 		}
 	}()
 	return o, nil

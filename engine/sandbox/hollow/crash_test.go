@@ -384,7 +384,7 @@ func (k *killed) operate(name string, args ...string) (stop func()) {
 // live runs one process. The error is that of a process that ended by itself.
 func (k *killed) live(ctx context.Context, log *os.File, args []string) error {
 	cmd := exec.Command(k.bin, append([]string{
-		"--kubeconfig", k.kubeconfig, "--metadata", k.cloud.Metadata, "--cloud", k.cloud.Control, "--metrics", "", "--health", "",
+		"--kubeconfig", k.kubeconfig, "--provider", providers.Local, "--metadata", k.cloud.Metadata, "--cloud", k.cloud.Control, "--metrics", "", "--health", "",
 	}, args...)...)
 	cmd.Env = append(os.Environ(), k.env...)
 	cmd.Stdout, cmd.Stderr = log, log

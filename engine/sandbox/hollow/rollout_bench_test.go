@@ -30,6 +30,7 @@ import (
 
 	"constellation/assets/render"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
@@ -377,7 +378,7 @@ func startOperator(b testing.TB, c *cluster, h *hollow.Cloud) *operatorProcess {
 		b.Fatal(err)
 	}
 	defer f.Close()
-	p.cmd = exec.CommandContext(context.WithoutCancel(b.Context()), bin, "--kubeconfig", kubeconfig, "--metadata", h.Metadata, "--cloud", h.Control, "--metrics", p.metrics, "--health", "")
+	p.cmd = exec.CommandContext(context.WithoutCancel(b.Context()), bin, "--kubeconfig", kubeconfig, "--provider", providers.Local, "--metadata", h.Metadata, "--cloud", h.Control, "--metrics", p.metrics, "--health", "")
 	p.cmd.Stdout, p.cmd.Stderr = f, f
 	p.cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "GOGC=") })
 	if err := p.cmd.Start(); err != nil {

@@ -523,7 +523,7 @@ func (b *box) operate(ctx context.Context, admin client.Client, a *agent, kubeco
 		}
 		a.speakFor(node)
 		child, err := controlplane.StartChild(b.Operator, []string{
-			"--kubeconfig", kubeconfig, "--metadata", b.cloud.Metadata, "--cloud", b.cloud.Control, "--metrics", "", "--health", "", "--agent", socket, "--node", node,
+			"--kubeconfig", kubeconfig, "--provider", providers.Local, "--metadata", b.cloud.Metadata, "--cloud", b.cloud.Control, "--metrics", "", "--health", "", "--agent", socket, "--node", node,
 		}, filepath.Join(b.Dir, "operator.log"))
 		if err != nil {
 			b.log.Error("operator not started", "err", err)
