@@ -8,7 +8,7 @@ bin/tools/attest statement -binary "$file" -name "$name" -out "bin/release/prove
   -release "$RELEASE" -builder "$BUILDER" -source "$SOURCE" "${key[@]}"
 # For the images, which are packed when all targets are built.
 case $target/$(basename "$name") in
-  linux_*/constellation|linux_*/joinservice|linux_*/operator)
+  linux_*/agent|linux_*/constellation|linux_*/joinservice|linux_*/operator)
     [[ $name == */* && $name != "releases/$RELEASE/"* ]] || { mkdir -p "bin/images/$target"; cp "$file" "bin/images/$target/$(basename "$name")"; } ;;
 esac
 if [ "$name" = constellation ] && [ "$target" = "$(go env GOHOSTOS)_$(go env GOHOSTARCH)" ]; then

@@ -28,6 +28,7 @@ const imageUser = 65532
 
 // releaseImages are the images of a release. Each has one program.
 var releaseImages = []struct{ name, title, description string }{
+	{"agent", "constellation agent", "Installs the agent on machines of adopted clusters"},
 	{"constellation", "constellation", "Create, upgrade and operate Kubernetes on attested machines: the console for pipelines"},
 	{"joinservice", "constellation join service", "Verifies the evidence of joining machines and issues tickets"},
 	{"operator", "constellation operator", "Upgrades nodes; carries out Plans; relays to agents"},
