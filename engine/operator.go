@@ -49,11 +49,11 @@ type Adopter interface {
 	// RemoveAgents removes the agents, in the same way. It returns what stays on machines, by node.
 	RemoveAgents(ctx context.Context, image string, secrets []string, report func(text string, ready, wanted int64)) (map[string]string, error)
 	// HasGroups reports whether the groups of an inventory are upgraded in place, and their Nodes have components.
-	HasGroups(ctx context.Context, i machines.Inventory, components string) (bool, error)
+	HasGroups(ctx context.Context, i machines.Inventory) (bool, error)
 	// SetGroups makes it so. Nodes that have components keep them.
 	SetGroups(ctx context.Context, i machines.Inventory, components string) error
-	// RemoveTarget deletes the objects of our kinds and waits until they are gone. The error wraps
-	// cluster.ErrBusy while a node is being upgraded.
+	// RemoveTarget deletes NodeVersion, by which the operator has nothing to do. It is an error while a node is
+	// being upgraded.
 	RemoveTarget(ctx context.Context) error
 	// RemoveData deletes our kinds, our ConfigMaps, and our labels and annotations of Nodes, and at last the
 	// namespace of our services.
@@ -424,7 +424,7 @@ func (o *operatorRun) steps(k Adopter) []plan.Step {
 				if err != nil || got.Components == "" {
 					return false, err
 				}
-				return k.HasGroups(ctx, o.inventory, o.components.Name)
+				return k.HasGroups(ctx, o.inventory)
 			}),
 			Run: do("set the target", func(ctx context.Context) error {
 				if err := k.SetGroups(ctx, o.inventory, o.components.Name); err != nil {
@@ -462,10 +462,9 @@ func (e *Engine) PlanRemoveOperator(ctx context.Context) (*plan.Plan, error) {
 	}
 	now := e.now()
 	p := &plan.Plan{ID: newRunID(plan.VerbAdopt, now), Verb: plan.VerbAdopt, Cluster: run.config.Name, Created: now.UTC()}
-	kept := map[string]string{}
 	p.Steps = []plan.Step{
 		{
-			ID: StepRemoveTarget, Title: "End the operator's work", Effect: "NodeVersion and all objects of our kinds are deleted",
+			ID: StepRemoveTarget, Title: "End the operator's work", Effect: "NodeVersion is deleted, so no node is upgraded any more",
 			Run: func(ctx context.Context, r *plan.Reporter) error {
 				return run.inCluster(ctx, r, "end the operator's work", func(ctx context.Context, _ Cluster) error { return k.RemoveTarget(ctx) })
 			},
@@ -497,7 +496,6 @@ func (e *Engine) PlanRemoveOperator(ctx context.Context) (*plan.Plan, error) {
 					return run.clusterError("remove the agents", err)
 				}
 				for node, what := range left {
-					kept[node] = what
 					r.Log("agents", node, "info", "stays on the machine: "+what)
 				}
 				return nil

@@ -243,8 +243,7 @@ func agentDaemonSet(args []string, image string, secrets []string) *appsv1.Daemo
 	return &appsv1.DaemonSet{
 		ObjectMeta: metav1.ObjectMeta{Name: agentSetup, Namespace: Namespace, Labels: labels},
 		Spec: appsv1.DaemonSetSpec{
-			Selector:       &metav1.LabelSelector{MatchLabels: labels},
-			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: nil}},
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
@@ -314,7 +313,7 @@ func groupObject(g cloud.Group) *unstructured.Unstructured {
 }
 
 // HasGroups implements [engine.Adopter].
-func (c *Client) HasGroups(ctx context.Context, i machines.Inventory, components string) (bool, error) {
+func (c *Client) HasGroups(ctx context.Context, i machines.Inventory) (bool, error) {
 	for _, g := range i.Groups() {
 		o, err := c.dynamic.Resource(resourceOf("scalinggroups")).Get(ctx, g.Name, metav1.GetOptions{})
 		if err != nil {
@@ -387,12 +386,7 @@ func (c *Client) RemoveTarget(ctx context.Context) error {
 		name, _, _ := unstructured.NestedString(pending.Items[0].Object, "spec", "nodeName")
 		return fmt.Errorf("node %s is being upgraded: wait for its end, or end the rollout with `constellation upgrade cancel`", name)
 	}
-	for _, kind := range kindsOfOurs[:1] {
-		if err := c.deleteAll(ctx, kind); err != nil {
-			return err
-		}
-	}
-	return nil
+	return c.deleteAll(ctx, kindsOfOurs[0])
 }
 
 // deleteAll deletes all objects of a kind of ours, which may be gone.

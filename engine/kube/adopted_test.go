@@ -149,14 +149,14 @@ func TestAdoptedCluster(t *testing.T) {
 		}
 	}
 
-	got, err = c.HasGroups(ctx, inventory, components)
+	got, err = c.HasGroups(ctx, inventory)
 	check("groups before", false, got, err)
 	for range 2 {
 		if err := c.SetGroups(ctx, inventory, components); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err = c.HasGroups(ctx, inventory, components)
+	got, err = c.HasGroups(ctx, inventory)
 	check("groups", true, got, err)
 	for _, name := range []string{"cp", "w"} {
 		n, err := nodes.Get(ctx, name, metav1.GetOptions{})
