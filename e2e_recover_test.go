@@ -21,6 +21,8 @@ func (c *cloud) recovers(kind machineKind, lost ...string) {
 	t.Helper()
 	stop, restore := c.recovery(kind)
 	c.kubectl("create", "configmap", "kept", "--from-literal=k=v")
+	// A replica that ran on a lost machine is replaced meanwhile. Both have to answer the backup.
+	c.kubectl("-n", "constellation-system", "rollout", "status", "deployment/constellation-operator", "--timeout=110s")
 	c.run(5*time.Minute, "backup", "create", "--etcd").want(plan.ExitDone)
 	var list struct {
 		Backups []struct {
