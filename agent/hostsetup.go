@@ -281,8 +281,11 @@ func (s *Setup) Remove(ctx context.Context) (Removed, error) {
 	return out, nil
 }
 
-// idle returns an error unless the agent answers that no upgrade is in progress.
+// idle returns an error unless no upgrade was ever requested, or the agent answers that none is in progress.
 func (s *Setup) idle(ctx context.Context) error {
+	if _, err := os.Lstat(s.path("var/lib/constellation/agent/" + journalFile)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, programTimeout)
 	defer cancel()
 	if s.running != nil {

@@ -5,7 +5,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,6 +59,12 @@ func (h *foreignHost) file(path, content string) {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o755)); err != nil {
 		h.Fatal(err)
 	}
+}
+
+// upgradesOnce is an upgrade that the agent has recorded.
+func (h *foreignHost) upgradesOnce() {
+	h.Helper()
+	h.file(h.path("var/lib/constellation/agent/"+journalFile), "{}")
 }
 
 // tree returns all paths below the root, with the content of files.
@@ -120,6 +125,25 @@ func TestSetupOfAForeignHost(t *testing.T) {
 	}
 }
 
+// TestSetupIsTakenBackWithoutAnAgent removes an agent that never started. The agent cannot say that no upgrade is in progress,
+// and none was ever requested.
+func TestSetupIsTakenBackWithoutAnAgent(t *testing.T) {
+	h := newForeignHost(t)
+	before := h.tree()
+	dead := errors.New("no answer")
+	h.answers = func(context.Context) error { return dead }
+	h.running = func(context.Context) error { return dead }
+	if err := h.Install(t.Context()); !errors.Is(err, dead) {
+		t.Fatalf("Install: %v", err)
+	}
+	if _, err := h.Remove(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if after := h.tree(); !slices.Equal(after, before) {
+		t.Errorf("the host is\n%s\nwant\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
+	}
+}
+
 func TestSetupKeepsWhatIsInUse(t *testing.T) {
 	h := newForeignHost(t)
 	if err := h.Install(t.Context()); err != nil {
@@ -170,7 +194,8 @@ func TestSetupRefuses(t *testing.T) {
 	if err := h.Install(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	busy := fmt.Errorf("an upgrade is in progress")
+	h.upgradesOnce()
+	busy := errors.New("an upgrade is in progress")
 	h.running = func(context.Context) error { return busy }
 	if _, err := h.Remove(t.Context()); !errors.Is(err, busy) {
 		t.Errorf("Remove during an upgrade: %v", err)
@@ -191,6 +216,7 @@ func TestSetupIsInterrupted(t *testing.T) {
 			if err := h.Install(t.Context()); (verb == "disable") == (err != nil) {
 				t.Fatalf("Install: %v", err)
 			}
+			h.upgradesOnce()
 			if _, err := h.Remove(t.Context()); (verb == "disable" || verb == "daemon-reload") != (err != nil) {
 				t.Fatalf("Remove: %v", err)
 			}

@@ -61,9 +61,8 @@ func (i *clusterRun) otherPlans(ctx context.Context, k Cluster) (string, error) 
 // charts returns the charts of the release with their values for this cluster, in which others,
 // if not empty, carries out Plans.
 func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
-	from, ok := providers.Named(i.state.Infrastructure.Provider)
-	if !ok {
-		_, err := providers.Find(i.state.Infrastructure.Provider)
+	from, err := providers.Known(i.state.Infrastructure.Provider)
+	if err != nil {
 		return nil, err
 	}
 	cloudValues := from.ChartValues()

@@ -341,18 +341,20 @@ func (i *clusterRun) componentsSteps() []plan.Step {
 
 // componentsStep publishes what nodes install.
 func (i *clusterRun) componentsStep() plan.Step {
-	first := i.components
-	if len(i.enrols) > 0 {
-		first.Agent = nil // a step of its own names it
+	all := func() []cluster.Components {
+		first := i.components // a step before this one may have signed them
+		if len(i.enrols) > 0 {
+			first.Agent = nil // a step of its own names it
+		}
+		return append([]cluster.Components{first}, i.inUse...)
 	}
-	all := append([]cluster.Components{first}, i.inUse...)
 	s := plan.Step{
 		ID:     StepComponents,
 		Title:  "Publish components of nodes",
 		Effect: fmt.Sprintf("ConfigMap %s lists %s", shortName(i.components.Name), names(i.components.List)),
 		Done: func(ctx context.Context) (bool, error) {
 			return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
-				for _, want := range all {
+				for _, want := range all() {
 					if got, err := k.Components(ctx, want.Name); err != nil || !got.Serves(want) {
 						return false, err
 					}
@@ -362,7 +364,7 @@ func (i *clusterRun) componentsStep() plan.Step {
 		},
 		Run: func(ctx context.Context, r *plan.Reporter) error {
 			return i.inCluster(ctx, r, "publish components", func(ctx context.Context, k Cluster) error {
-				for _, want := range all {
+				for _, want := range all() {
 					if err := k.PublishComponents(ctx, want); err != nil {
 						return err
 					}

@@ -95,16 +95,14 @@ func (e *Engine) PlanOperator(ctx context.Context) (*plan.Plan, error) {
 	if p.Findings = run.judge(nodes, v); len(p.Blocked()) > 0 {
 		return p, nil
 	}
-	components, err := e.adoptedComponents(ctx, run.facts, v)
-	if err != nil {
+	run.target.Kubernetes = v.String()
+	if err := run.sign(ctx); err != nil {
 		p.Findings = append(p.Findings, plan.Finding{
 			ID: "components", Severity: plan.Block, Source: "adopt", Title: "the components of Kubernetes " + v.String() + " are not known", Detail: err.Error(),
 			Remedy: run.config.Advice().OfferOf(v.String()),
 		})
 		return p, nil
 	}
-	run.components = components
-	run.target = cluster.NodeTarget{Components: components.Name, Kubernetes: v.String()}
 	p.Steps = run.steps(k)
 	p.Files = []plan.File{{Path: e.ws.Path(workspace.SigningKeyFile), Mode: "0600", Secret: true, Note: "signs what machines install: keep a copy offline"}}
 	p.Notes = []string{
@@ -232,21 +230,24 @@ func (o *operatorRun) judge(nodes []*cluster.Node, v version.Version) (found []p
 	return found
 }
 
-// adoptedComponents returns what machines of an adopted cluster install for a version: what the configuration
-// has, otherwise what the release has. The key of the workspace signs it.
-func (e *Engine) adoptedComponents(ctx context.Context, f *facts, v version.Version) (cluster.Components, error) {
-	if f.provider == nil {
-		p, err := e.provider(ctx, f.config, f.state)
-		if err != nil {
-			return cluster.Components{}, err
-		}
-		f.provider = p
-	}
-	l, err := f.provider.Components(ctx, v)
+// sign reads what machines install for the running version: what the configuration has, otherwise what the
+// release has. The key of the workspace signs it, if there is one.
+func (o *operatorRun) sign(ctx context.Context) error {
+	v, err := version.Parse(o.target.Kubernetes)
 	if err != nil {
-		return cluster.Components{}, err
+		return err
 	}
-	return cluster.Components{Name: cluster.ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement}, nil
+	p, err := o.e.provider(ctx, o.config, o.state)
+	if err != nil {
+		return err
+	}
+	l, err := p.Components(ctx, v)
+	if err != nil {
+		return err
+	}
+	o.components = cluster.Components{Name: cluster.ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement}
+	o.target.Components = o.components.Name
+	return nil
 }
 
 // vouching is the cloud of an adopted cluster. It adds the components of the releases, and the statements of
@@ -269,19 +270,23 @@ func vouched(open func(context.Context, *workspace.Config, *workspace.State) (Cl
 	}
 }
 
-// Components implements [Cloud].
+// Components implements [Cloud]. Before there is a key, the components have no statement.
 func (c vouching) Components(ctx context.Context, v version.Version) (component.Signed, error) {
 	l, err := c.Cloud.Components(ctx, v)
-	if err != nil {
-		list, of := c.ofRelease(ctx, v)
-		if of != nil {
-			return component.Signed{}, errors.Join(err, of)
+	if errors.Is(err, cloud.ErrNotFound) {
+		var unpinned error
+		if l.List, unpinned = c.ofRelease(ctx, v); unpinned == nil {
+			err = nil
+		} else {
+			err = fmt.Errorf("%w, and %w", err, unpinned)
 		}
-		l.List = list
 	}
-	key, err := c.ws.SigningKey()
 	if err != nil {
 		return component.Signed{}, err
+	}
+	key, err := c.ws.SigningKeyIfAny()
+	if err != nil || key == nil {
+		return l, err
 	}
 	l.Statement, err = key.Vouch(release.Vouched{v.String(): {runtime.GOARCH: l.List.Digest()}})
 	return l, err
@@ -292,7 +297,7 @@ func (c vouching) Machines(ctx context.Context) ([]cluster.CloudMachine, error) 
 	all, err := c.Cloud.Machines(ctx)
 	for i := range all {
 		m := &all[i]
-		m.Group = machines.GroupID(c.uid, m.Role)
+		m.Group, m.GroupName = machines.GroupID(c.uid, m.Role), string(m.Role)
 		m.ProviderID = cmp.Or(m.ProviderID, machines.ProviderID(c.uid, m.Name))
 	}
 	return all, err
@@ -364,14 +369,24 @@ func (o *operatorRun) steps(k Adopter) []plan.Step {
 		}
 	}
 	n := words.Count(len(o.inventory.Machines), "machine")
+	components := o.componentsStep()
+	published := components.Done
+	components.Done = func(ctx context.Context) (bool, error) {
+		if o.components.Statement == "" { // there is no key yet
+			return false, nil
+		}
+		return published(ctx)
+	}
 	return []plan.Step{
 		{
 			ID: StepSigningKey, Title: "Make the key that signs components",
 			Effect: workspace.SigningKeyFile + " has the private key; machines install nothing that it has not signed",
 			Done:   func(context.Context) (bool, error) { return o.e.ws.Has(workspace.SigningKeyFile), nil },
-			Run: func(context.Context, *plan.Reporter) error {
-				_, err := o.e.ws.SigningKey()
-				return err
+			Run: func(ctx context.Context, _ *plan.Reporter) error {
+				if _, err := o.e.ws.SigningKey(); err != nil {
+					return err
+				}
+				return o.sign(ctx)
 			},
 		},
 		{
@@ -380,7 +395,7 @@ func (o *operatorRun) steps(k Adopter) []plan.Step {
 			Done:   glance(func(ctx context.Context) (bool, error) { return k.HasInventory(ctx, o.inventory) }),
 			Run:    do("write the inventory", func(ctx context.Context) error { return k.SetInventory(ctx, o.inventory) }),
 		},
-		o.componentsStep(),
+		components,
 		{
 			ID: StepMachines, Title: "Install the agent on each machine",
 			Effect: "a pod with root rights runs once on " + n + ", from image " + o.image,

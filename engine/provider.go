@@ -28,9 +28,8 @@ type Cloud interface {
 
 // NewCloud returns the cloud that configuration and state name.
 func NewCloud(_ context.Context, c *workspace.Config, s *workspace.State) (Cloud, error) {
-	from, ok := providers.Named(s.Infrastructure.Provider)
-	if !ok || from.Console == nil {
-		_, err := providers.Find(s.Infrastructure.Provider)
+	from, err := providers.Known(s.Infrastructure.Provider)
+	if err != nil {
 		return nil, err
 	}
 	if c.Provider.Name != from.Name {

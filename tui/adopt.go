@@ -242,7 +242,7 @@ func undoAdopt(ctx context.Context, s *session, o adoptOptions) error {
 		return err
 	}
 	f := o.out
-	if ws.Managed() {
+	if ws.Touched() {
 		if err := executeAdoption(ctx, s, o, Engine.PlanRemoveOperator, "Take the operator and the agents out?"); err != nil {
 			return err
 		}

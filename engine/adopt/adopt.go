@@ -288,7 +288,7 @@ func (r *Report) Blocked() (out []plan.Finding) {
 // Machines returns the inventory of the nodes.
 func (r *Report) Machines() (out []machines.Machine) {
 	for _, n := range r.Nodes {
-		out = append(out, machines.Machine{Name: n.Name, Address: n.Address, Group: n.Role})
+		out = append(out, machines.Machine{Name: n.Name, Address: n.Address, Group: n.Role, ProviderID: n.ProviderID})
 	}
 	return out
 }
@@ -564,7 +564,7 @@ func would(name string, f Facts) []string {
 // never lists what an adoption leaves alone.
 func never() []string {
 	return []string{
-		"the cluster: no object is created, changed or deleted, and nothing is installed",
+		"the cluster: no object is created, changed or deleted, and nothing is installed, unless you run `constellation adopt --operator` afterwards",
 		"your machines: nothing is sent to them, and no kubelet, manifest or certificate is changed",
 		"your kubeconfig, and your join tokens, which keep working",
 	}

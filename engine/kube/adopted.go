@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -77,25 +78,21 @@ func (c *Client) SetInventory(ctx context.Context, i machines.Inventory) error {
 		return classify(err)
 	}
 	for _, e := range i.Machines {
-		err := retry(ctx, func(ctx context.Context) error {
-			n, err := c.core.CoreV1().Nodes().Get(ctx, e.Name, metav1.GetOptions{})
-			switch {
-			case err != nil:
-				return err
-			case n.Spec.ProviderID == e.ProviderID:
-				return nil
-			case n.Spec.ProviderID != "":
-				return fmt.Errorf("node %s has the provider ID %s, and the configuration %s: write the former there as providerID of the machine", e.Name, n.Spec.ProviderID, e.ProviderID)
-			}
-			b, err := json.Marshal(map[string]any{"spec": map[string]any{"providerID": e.ProviderID}})
-			if err != nil {
-				return err
-			}
-			_, err = c.core.CoreV1().Nodes().Patch(ctx, e.Name, types.MergePatchType, b, metav1.PatchOptions{FieldManager: fieldManager})
+		var n *corev1.Node
+		err := retry(ctx, func(ctx context.Context) (err error) {
+			n, err = c.core.CoreV1().Nodes().Get(ctx, e.Name, metav1.GetOptions{})
 			return err
 		})
-		if err != nil {
-			return fmt.Errorf("set the provider ID of node %s: %w", e.Name, err)
+		switch {
+		case err != nil:
+			return fmt.Errorf("read node %s: %w", e.Name, err)
+		case n.Spec.ProviderID == e.ProviderID:
+			continue
+		case n.Spec.ProviderID != "":
+			return fmt.Errorf("node %s has the provider ID %s, and the configuration %s: write the former there as providerID of the machine", e.Name, n.Spec.ProviderID, e.ProviderID)
+		}
+		if err := c.patchNode(ctx, e.Name, "spec", map[string]any{"providerID": e.ProviderID}); err != nil {
+			return err
 		}
 	}
 	text, err := inventoryJSON(i)
@@ -175,6 +172,9 @@ func (c *Client) onEachMachine(ctx context.Context, args []string, image string,
 		}
 		return classify(err)
 	}
+	if err := c.ownNamespace(ctx); err != nil { // an undo may find none
+		return nil, classify(err)
+	}
 	if err := remove(ctx); err != nil { // that of a run that was cut off
 		return nil, err
 	}
@@ -188,49 +188,66 @@ func (c *Client) onEachMachine(ctx context.Context, args []string, image string,
 	return messages, errors.Join(err, remove(late))
 }
 
-// awaitSetup waits until the container of each machine has done its work.
+// awaitSetup waits until the container of each machine has done its work. If ctx expires, the error names the
+// machines that have not.
 func (c *Client) awaitSetup(ctx context.Context, report func(text string, ready, wanted int64)) (map[string]string, error) {
+	left := "no pod has started"
 	for {
-		set, err := c.core.AppsV1().DaemonSets(Namespace).Get(ctx, agentSetup, metav1.GetOptions{})
-		var pods *corev1.PodList
-		if err == nil {
-			pods, err = c.core.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + agentSetup})
-		}
-		if err != nil && ctx.Err() == nil && !delay.For(ctx, setupPoll) {
-			err = context.Cause(ctx)
-		}
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		if err != nil {
-			continue // a short outage of the API server
-		}
-		messages, waits := map[string]string{}, ""
-		for i := range pods.Items {
-			p := &pods.Items[i]
-			for _, s := range p.Status.InitContainerStatuses {
-				switch {
-				case s.State.Terminated != nil && s.State.Terminated.ExitCode == 0:
-					messages[p.Spec.NodeName] = s.State.Terminated.Message
-				case s.LastTerminationState.Terminated != nil && s.RestartCount >= setupRetries:
-					return nil, fmt.Errorf("machine %s: %s", p.Spec.NodeName, strings.TrimSpace(s.LastTerminationState.Terminated.Message))
-				case s.State.Waiting != nil && s.State.Waiting.Message != "":
-					waits = p.Spec.NodeName + ": " + s.State.Waiting.Message
+		set, pods, err := c.setupPods(ctx)
+		if err == nil { // else a short outage of the API server
+			messages, waits := map[string]string{}, map[string]string{}
+			for i := range pods {
+				if err := judgeSetup(&pods[i], messages, waits); err != nil {
+					return nil, err
 				}
 			}
-		}
-		wanted := int64(set.Status.DesiredNumberScheduled)
-		report(waits, int64(len(messages)), wanted)
-		if set.Status.ObservedGeneration == set.Generation && wanted > 0 && int64(len(messages)) == wanted {
-			return messages, nil
-		}
-		if !delay.For(ctx, setupPoll) {
-			if waits != "" {
-				return nil, fmt.Errorf("%w; %s", context.Cause(ctx), strings.TrimSpace(waits))
+			left = strings.Join(slices.Sorted(maps.Values(waits)), ", ")
+			wanted := int64(set.Status.DesiredNumberScheduled)
+			report(left, int64(len(messages)), wanted)
+			if set.Status.ObservedGeneration == set.Generation && wanted > 0 && int64(len(messages)) == wanted {
+				return messages, nil
 			}
-			return nil, context.Cause(ctx)
+		}
+		if delay.For(ctx, setupPoll) {
+			continue
+		}
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return nil, fmt.Errorf("not done in time: %s; repair these machines, or delete their Nodes", left)
+		}
+		return nil, context.Cause(ctx)
+	}
+}
+
+// setupPods returns the DaemonSet of agents and its pods.
+func (c *Client) setupPods(ctx context.Context) (*appsv1.DaemonSet, []corev1.Pod, error) {
+	set, err := c.core.AppsV1().DaemonSets(Namespace).Get(ctx, agentSetup, metav1.GetOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := c.core.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + agentSetup})
+	if err != nil {
+		return nil, nil, err
+	}
+	return set, l.Items, nil
+}
+
+// judgeSetup adds the result of a pod to messages, or what it waits for to waits, both by node. It returns the reason
+// of a machine that refuses.
+func judgeSetup(p *corev1.Pod, messages, waits map[string]string) error {
+	node := p.Spec.NodeName
+	waits[node] = cmp.Or(node, p.Name)
+	for _, s := range p.Status.InitContainerStatuses {
+		switch {
+		case s.State.Terminated != nil && s.State.Terminated.ExitCode == 0:
+			messages[node] = s.State.Terminated.Message
+			delete(waits, node)
+		case s.LastTerminationState.Terminated != nil && s.RestartCount >= setupRetries:
+			return fmt.Errorf("machine %s: %s", node, strings.TrimSpace(s.LastTerminationState.Terminated.Message))
+		case s.State.Waiting != nil && s.State.Waiting.Message != "":
+			waits[node] = node + ": " + s.State.Waiting.Message
 		}
 	}
+	return nil
 }
 
 // agentDaemonSet executes the agent once on each machine, with the machine's file system at /host.
@@ -247,7 +264,8 @@ func agentDaemonSet(args []string, image string, secrets []string) *appsv1.Daemo
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
-					HostNetwork: true, HostPID: true, DNSPolicy: corev1.DNSDefault, ImagePullSecrets: pulls,
+					// systemd answers callers of its own process namespace only.
+					HostPID: true, HostNetwork: true, DNSPolicy: corev1.DNSDefault, ImagePullSecrets: pulls,
 					AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
 					PriorityClassName: "system-node-critical", TerminationGracePeriodSeconds: new(int64(1)),
 					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
@@ -277,22 +295,30 @@ func agentDaemonSet(args []string, image string, secrets []string) *appsv1.Daemo
 
 // annotateNodes writes an annotation of all Nodes.
 func (c *Client) annotateNodes(ctx context.Context, key, value string) error {
-	b, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{key: value}}})
-	if err != nil {
-		return err
-	}
 	l, err := c.core.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return classify(err)
 	}
 	for i := range l.Items {
-		err := retry(ctx, func(ctx context.Context) error {
-			_, err := c.core.CoreV1().Nodes().Patch(ctx, l.Items[i].Name, types.MergePatchType, b, metav1.PatchOptions{FieldManager: fieldManager})
+		if err := c.patchNode(ctx, l.Items[i].Name, "metadata", map[string]any{"annotations": map[string]any{key: value}}); err != nil {
 			return err
-		})
-		if err != nil {
-			return fmt.Errorf("annotate node %s: %w", l.Items[i].Name, err)
 		}
+	}
+	return nil
+}
+
+// patchNode merges values into one field of a Node. A nil value removes its key.
+func (c *Client) patchNode(ctx context.Context, name, field string, values map[string]any) error {
+	b, err := json.Marshal(map[string]any{field: values})
+	if err != nil {
+		return err
+	}
+	err = retry(ctx, func(ctx context.Context) error {
+		_, err := c.core.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, b, metav1.PatchOptions{FieldManager: fieldManager})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("change node %s: %w", name, err)
 	}
 	return nil
 }
@@ -358,16 +384,9 @@ func (c *Client) SetGroups(ctx context.Context, i machines.Inventory, components
 		if n.Annotations[v1alpha1.AnnotationComponents] != "" || group[n.Name] == "" {
 			continue
 		}
-		b, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{v1alpha1.AnnotationComponents: components, v1alpha1.AnnotationGroup: group[n.Name]}}})
-		if err != nil {
+		marks := map[string]any{v1alpha1.AnnotationComponents: components, v1alpha1.AnnotationGroup: group[n.Name]}
+		if err := c.patchNode(ctx, n.Name, "metadata", map[string]any{"annotations": marks}); err != nil {
 			return err
-		}
-		err = retry(ctx, func(ctx context.Context) error {
-			_, err := c.core.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, b, metav1.PatchOptions{FieldManager: fieldManager})
-			return err
-		})
-		if err != nil {
-			return fmt.Errorf("annotate node %s: %w", n.Name, err)
 		}
 	}
 	return nil
@@ -465,16 +484,8 @@ func (c *Client) RemoveData(ctx context.Context) error {
 			}
 			return out
 		}
-		b, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": drop(n.Annotations), "labels": drop(n.Labels)}})
-		if err != nil {
+		if err := c.patchNode(ctx, n.Name, "metadata", map[string]any{"annotations": drop(n.Annotations), "labels": drop(n.Labels)}); err != nil {
 			return err
-		}
-		err = retry(ctx, func(ctx context.Context) error {
-			_, err := c.core.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, b, metav1.PatchOptions{FieldManager: fieldManager})
-			return err
-		})
-		if err != nil {
-			return fmt.Errorf("take our labels and annotations off node %s: %w", n.Name, err)
 		}
 	}
 	if err := c.removePlans(ctx, gone); err != nil {

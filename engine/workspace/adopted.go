@@ -61,6 +61,10 @@ func (w *Workspace) Managed() bool {
 	return err == nil && s.Adopted() && !s.Unmanaged()
 }
 
+// Touched reports whether the cluster of this workspace, which was adopted, may have something of ours: the first
+// step of installing the operator makes the signing key.
+func (w *Workspace) Touched() bool { return w.Managed() || w.IsAdopted() && w.Has(SigningKeyFile) }
+
 // SetManaged notes whether the operator is installed in the adopted cluster.
 func (w *Workspace) SetManaged(yes bool) error {
 	unlock, err := w.lockDir()

@@ -187,3 +187,79 @@ func TestAdoptRefuses(t *testing.T) {
 		t.Errorf("a file that no adoption wrote: %v", err)
 	}
 }
+
+func TestManagedWorkspace(t *testing.T) {
+	t.Parallel()
+	w := &Workspace{t.TempDir()}
+	if _, err := w.Adopt(adoption(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	is := func(when string, managed, touched bool) {
+		t.Helper()
+		if w.Managed() != managed || w.Unmanaged() == managed || w.Touched() != touched || !w.IsAdopted() {
+			t.Errorf("%s: managed %t, unmanaged %t, touched %t", when, w.Managed(), w.Unmanaged(), w.Touched())
+		}
+	}
+	is("adopted", false, false)
+	if k, err := w.SigningKeyIfAny(); k != nil || err != nil {
+		t.Errorf("there is a key: %v", err)
+	}
+	key, err := w.SigningKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An installation that was cut off here may have reached the cluster.
+	is("with a key", false, true)
+	if again, err := w.SigningKey(); err != nil || again.ID() != key.ID() {
+		t.Errorf("another key: %v", err)
+	}
+	if info, err := os.Stat(w.Path(SigningKeyFile)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the key has mode %v, %v", info.Mode(), err)
+	}
+	for range 2 {
+		if err := w.SetManaged(true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	is("with the operator", true, true)
+	if _, _, err := w.Load(); err != nil {
+		t.Errorf("a verb of upgrade: %v", err)
+	}
+	for _, v := range []plan.Verb{plan.VerbInit, plan.VerbRevoke, plan.VerbApply} {
+		if err := w.OnMachines(v); (err == nil) != (v == plan.VerbApply) {
+			t.Errorf("%s: %v", v, err)
+		}
+	}
+	if err := w.SetManaged(false); err != nil {
+		t.Fatal(err)
+	}
+	is("after the undo in the cluster", false, true)
+	if u, err := w.UndoAdopt(); err != nil || len(u.Kept) > 0 || len(namesIn(t, w.Dir())) > 0 {
+		t.Errorf("undone %+v, %v; left %q", u, err, namesIn(t, w.Dir()))
+	}
+}
+
+func TestComponentsInTheConfiguration(t *testing.T) {
+	t.Parallel()
+	const good = `kubernetes: v1.37.2, name: kubeadm, url: "https://example.com/kubeadm", digest: "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"`
+	a := adoption()
+	b, err := a.config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ name, old, new, want string }{
+		{name: "good"},
+		{name: "a minor", old: "v1.37.2", new: "1.37", want: "is no version of Kubernetes"},
+		{name: "another program", old: "name: kubeadm", new: "name: crictl", want: "write kubeadm, kubelet or kubectl"},
+		{name: "a path", old: "https://example.com/kubeadm", new: "/srv/kubeadm", want: "is no address of a download"},
+		{name: "a bare digest", old: "sha256:", new: "", want: "is no digest"},
+		{name: "no digest", old: `, digest: "sha256:` + strings.Repeat("a", 64) + `"`, new: "", want: "digest: is missing"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			text := strings.Replace(string(b), "nodeGroups:", "    components:\n      - {"+strings.Replace(good, tt.old, tt.new, 1)+"}\nnodeGroups:", 1)
+			if _, err := ParseConfig([]byte(text)); (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%v, want %q", err, tt.want)
+			}
+		})
+	}
+}

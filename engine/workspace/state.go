@@ -102,9 +102,8 @@ const managedField = "operator"
 // Catalogue returns the catalogue of OS images of the state's cloud. list reads its entries; it is
 // called only for an image whose reference does not contain its version.
 func (s *State) Catalogue(list func() ([]cloud.Image, error)) *cloud.Catalogue {
-	p, ok := providers.Named(s.Infrastructure.Provider)
-	if !ok {
-		_, err := providers.Find(s.Infrastructure.Provider)
+	p, err := providers.Known(s.Infrastructure.Provider)
+	if err != nil {
 		return cloud.NewCatalogue(nil, func() ([]cloud.Image, error) { return nil, err })
 	}
 	return cloud.NewCatalogue(p.ImageVersion, list)

@@ -98,9 +98,8 @@ func run(ctx context.Context, args []string) error {
 	case *role != "operator":
 		return fmt.Errorf("unknown role %q: use operator, relay or plans", *role)
 	}
-	from, ok := providers.Named(*provider)
-	if !ok || from.Control == nil {
-		_, err := providers.Find(*provider)
+	from, err := providers.Known(*provider)
+	if err != nil {
 		return fmt.Errorf("--provider: %w", err)
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: podmain.Readable}))

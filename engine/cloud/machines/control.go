@@ -50,8 +50,15 @@ func GroupID(cluster string, r cloud.Role) string {
 	return Name + "/" + cluster + "/groups/" + string(r)
 }
 
-// GroupName is the name of the group of a role: that of the role.
-func GroupName(r cloud.Role) string { return string(r) }
+// GroupName returns the name that the ID of a group has: that of its role. It is empty for other IDs.
+func GroupName(id string) string {
+	rest, ours := strings.CutPrefix(id, Name+"/")
+	_, role, _ := strings.Cut(rest, "/groups/")
+	if !ours || !cloud.Role(role).Valid() {
+		return ""
+	}
+	return role
+}
 
 // ParseInventory reads an inventory. Names and provider IDs are unique.
 func ParseInventory(b []byte) (Inventory, error) {
@@ -127,7 +134,7 @@ func (i *Inventory) Groups() (out []cloud.Group) {
 			}
 		}
 		if n > 0 {
-			out = append(out, cloud.Group{ID: GroupID(i.Cluster, r), Name: GroupName(r), Role: r, Count: n})
+			out = append(out, cloud.Group{ID: GroupID(i.Cluster, r), Name: string(r), Role: r, Count: n})
 		}
 	}
 	return out

@@ -42,6 +42,11 @@ func TestControl(t *testing.T) {
 	if err != nil || len(groups) != 2 || groups[0].Role != cloud.ControlPlane || groups[0].Count != 1 || groups[0].Name != "control-plane" || groups[0].ID == groups[1].ID {
 		t.Errorf("groups are %+v, %v", groups, err)
 	}
+	for id, want := range map[string]string{groups[1].ID: "worker", "sandboxes/c/groups/worker": "", Name + "/c": ""} {
+		if got := GroupName(id); got != want {
+			t.Errorf("group %s is called %q, want %q", id, got, want)
+		}
+	}
 	all, err := c.Instances(ctx)
 	if err != nil || len(all) != 2 || all[0].Name != "cp" || all[0].State != cloud.Ready || all[0].IP.String() != "10.0.0.1" || all[0].Group != groups[0].ID {
 		t.Errorf("machines are %+v, %v", all, err)

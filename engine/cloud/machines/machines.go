@@ -6,8 +6,10 @@ package machines
 
 import (
 	"net/netip"
+	"net/url"
 	"regexp"
 	"slices"
+	"strings"
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/section"
@@ -34,6 +36,8 @@ const ComponentsTable = "components"
 
 var nameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
 
+var digestRE = regexp.MustCompile(`^(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})$`)
+
 // Config returns the schema of the section in the configuration.
 func Config() section.Schema {
 	return section.Schema{{Name: Name, Kind: section.Table, Required: true, Columns: section.Schema{
@@ -44,8 +48,11 @@ func Config() section.Schema {
 	}}, {Name: ComponentsTable, Kind: section.Table, Columns: section.Schema{
 		{Name: "kubernetes", Required: true, Valid: func(s string) bool { _, err := version.Parse(s); return err == nil }, Problem: "is no version of Kubernetes", Remedy: "write a version such as v1.37.2"},
 		{Name: "name", Required: true, Valid: func(s string) bool { return slices.Contains(programs, s) }, Problem: "is no component", Remedy: "write kubeadm, kubelet or kubectl"},
-		{Name: "url", Required: true},
-		{Name: "digest", Required: true},
+		{Name: "url", Required: true, Valid: func(s string) bool {
+			u, err := url.Parse(s)
+			return err == nil && u.Host != "" && strings.HasPrefix(u.Scheme, "http")
+		}, Problem: "is no address of a download", Remedy: "write the http or https address from which machines download the program"},
+		{Name: "digest", Required: true, Valid: digestRE.MatchString, Problem: "is no digest", Remedy: "write sha256: and the 64 hexadecimal digits that `sha256sum` prints"},
 	}}}
 }
 

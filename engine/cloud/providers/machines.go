@@ -17,6 +17,7 @@ func inventory() Provider {
 		Console:   func(config, _ section.Values) (Console, error) { return machines.NewConsole(config), nil },
 		Control:   func(_, address string) Control { return machines.NewControl(address) },
 
+		GroupName:      machines.GroupName,
 		ControlAddress: machines.InventoryFile,
 		About:          "machines is a list of machines that exist already; `constellation adopt` writes it.",
 		Advice: Advice{

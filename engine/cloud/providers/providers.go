@@ -352,6 +352,15 @@ func Named(name string) (p Provider, ok bool) {
 	return Provider{}, false
 }
 
+// Known returns the provider of a name, which need not be able to make a cluster. The error lists the names that
+// there are.
+func Known(name string) (Provider, error) {
+	if p, ok := Named(name); ok {
+		return p, nil
+	}
+	return Find(name)
+}
+
 // Find returns the provider of a name that can make a cluster. The error lists the names that there
 // are.
 func Find(name string) (Provider, error) {
