@@ -1,18 +1,19 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
-
-	"gopkg.in/yaml.v3"
 
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/build"
@@ -31,17 +32,8 @@ func TestAdoptedClusterIsUpgradedAndGivenBack(t *testing.T) {
 	testneeds.Kubernetes(t, to)
 	c := newReal(t)
 	c.up(1, 1)
-	c.plainKubeadm(build.DefaultVersion)
+	kubeconfig := c.plainKubeadm(build.DefaultVersion)
 	a := &cloud{t: t, bin: c.bin, dir: t.TempDir()}
-	admin, code := c.asRoot("control-plane-0", "cat /etc/kubernetes/admin.conf")
-	if code != 0 {
-		t.Fatal(admin)
-	}
-	endpoint := c.endpoint()
-	kubeconfig := filepath.Join(t.TempDir(), "admin.conf")
-	if err := os.WriteFile(kubeconfig, []byte(regexp.MustCompile(`server: .*`).ReplaceAllString(admin, "server: https://"+endpoint)), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	kubectl := func(args ...string) string {
 		t.Helper()
 		out, err := exec.Command(filepath.Join(c.bin, "kubectl"), append([]string{"--kubeconfig", kubeconfig}, args...)...).CombinedOutput()
@@ -70,6 +62,31 @@ func TestAdoptedClusterIsUpgradedAndGivenBack(t *testing.T) {
 	a.run(time.Minute, "upgrade", "apply", "--yes").want(plan.ExitUsage) // no operator
 	a.addComponents(build.DefaultVersion, to)
 	a.run(3*time.Minute, "adopt", "--operator", "--non-interactive").want(plan.ExitUnacknowledged)
+	if _, err := os.Stat(filepath.Join(a.dir, "constellation-signing-key.pem")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a plan that was not accepted made a key: %v", err)
+	}
+	// Interrupted while agents are being installed, and given back.
+	cmd := a.command(t.Context(), "adopt", "--operator", "--yes", "-o", "json")
+	events, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(events); lines.Scan() && !strings.Contains(lines.Text(), `"object":"agents"`); {
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	a.run(3*time.Minute, "adopt", "--undo", "--yes").want(plan.ExitDone)
+	if out := kubectl("get", "namespace", "-o", "name"); strings.Contains(out, "constellation") {
+		t.Errorf("the undo of an interrupted installation left %s", out)
+	}
+	if err := os.Remove(filepath.Join(a.dir, "constellation-conf.yaml")); err != nil { // it had been changed, so it was kept
+		t.Fatal(err)
+	}
+	a.run(time.Minute, "adopt", "--kubeconfig", kubeconfig, "--name", "old", "--yes").want(plan.ExitDone)
+	a.addComponents(build.DefaultVersion, to)
 	a.run(3*time.Minute, "adopt", "--operator", "--yes").want(plan.ExitDone)
 	a.run(time.Minute, "adopt", "--operator", "--yes").want(plan.ExitNothing)
 	for m, was := range kubelets {
@@ -81,15 +98,13 @@ func TestAdoptedClusterIsUpgradedAndGivenBack(t *testing.T) {
 
 	for _, kubernetes := range []string{build.DefaultVersion, to} { // a hop of etcd comes first
 		ready()
-		deadline := time.Now().Add(time.Minute)
-		for { // leaders have to be elected again after a hop of the only control plane
+		// The leaders of the only control plane are elected again after its hop.
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
 			r := a.run(10*time.Minute, "upgrade", "apply", "--kubernetes", to, "--yes")
-			if r.code == plan.ExitBlocked && time.Now().Before(deadline) {
-				time.Sleep(5 * time.Second)
-				continue
+			if r.code != plan.ExitBlocked || time.Now().After(deadline) {
+				r.want(plan.ExitDone)
+				break
 			}
-			r.want(plan.ExitDone)
-			break
 		}
 		if is := kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.nodeInfo.kubeletVersion}"); is != kubernetes+" "+kubernetes {
 			t.Fatalf("kubelets run %q, want %s", is, kubernetes)
@@ -126,24 +141,6 @@ func TestAdoptedClusterIsUpgradedAndGivenBack(t *testing.T) {
 	}
 }
 
-// endpoint is host:port of the load balancer to the API servers.
-func (c *cloud) endpoint() string {
-	c.t.Helper()
-	var state struct {
-		Infrastructure struct {
-			ClusterEndpoint string `yaml:"clusterEndpoint"`
-		} `yaml:"infrastructure"`
-	}
-	b, err := os.ReadFile(filepath.Join(c.dir, "constellation-state.yaml"))
-	if err == nil {
-		err = yaml.Unmarshal(b, &state)
-	}
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return state.Infrastructure.ClusterEndpoint
-}
-
 // addComponents adds the components of versions, as the cloud serves them, to the configuration of an adopted cluster.
 func (c *cloud) addComponents(versions ...string) {
 	c.t.Helper()
@@ -169,15 +166,16 @@ func (c *cloud) addComponents(versions ...string) {
 	}
 }
 
-// plainKubeadm takes everything of ours off the machines, installs kubeadm, kubelet and kubectl where Kubernetes' packages
-// install them, with their units, and creates a cluster.
-func (c *cloud) plainKubeadm(version string) {
+// plainKubeadm takes everything of ours off one control plane and one worker, installs kubeadm, kubelet and kubectl where
+// Kubernetes' packages install them, with their units, and creates a cluster. It returns the path of the administrator's
+// kubeconfig.
+func (c *cloud) plainKubeadm(version string) (kubeconfig string) {
 	t := c.t
 	t.Helper()
 	do := func(machine, script string, stdin []byte) string {
 		t.Helper()
-		cmd := c.command(t.Context(), "sandbox", "shell", machine, "--", "bash", "-c", script)
-		cmd.Stdin = strings.NewReader(string(stdin))
+		cmd := c.command(t.Context(), "sandbox", "shell", machine, "--", "bash", "-ec", script)
+		cmd.Stdin = bytes.NewReader(stdin)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", machine, err, out)
@@ -185,8 +183,9 @@ func (c *cloud) plainKubeadm(version string) {
 		return string(out)
 	}
 	for _, m := range []string{"control-plane-0", "worker-0"} {
-		do(m, `systemctl disable --now constellation-bootstrapper constellation-agent 2>/dev/null
-rm -rf /usr/lib/constellation/{agent,bootstrapper,release-keys.pem,peers.json} /etc/constellation /run/constellation-agent /var/lib/constellation /lib/systemd/system/constellation-* /lib/systemd/system/kubelet.service*`, nil)
+		do(m, `systemctl disable --now constellation-bootstrapper constellation-agent
+rm -rf /usr/lib/constellation/{agent,bootstrapper,release-keys.pem,peers.json} /etc/constellation /run/constellation-agent /var/lib/constellation
+rm -rf /lib/systemd/system/constellation-* /lib/systemd/system/kubelet.service*`, nil)
 		for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
 			b, err := os.ReadFile(filepath.Join(testneeds.Kubernetes(t, version), name))
 			if err != nil {
@@ -194,40 +193,44 @@ rm -rf /usr/lib/constellation/{agent,bootstrapper,release-keys.pem,peers.json} /
 			}
 			do(m, "cat >/usr/bin/"+name+" && chmod 755 /usr/bin/"+name, b)
 		}
-		do(m, "cat >/lib/systemd/system/kubelet.service", []byte("[Unit]\nDescription=kubelet\n[Service]\nExecStart=/usr/bin/kubelet\nRestart=always\nRestartSec=1s\nKillMode=process\n[Install]\nWantedBy=multi-user.target\n"))
-		do(m, "mkdir -p /lib/systemd/system/kubelet.service.d && cat >/lib/systemd/system/kubelet.service.d/10-kubeadm.conf && systemctl daemon-reload && systemctl enable kubelet", []byte(`[Service]
+		do(m, "cat >/lib/systemd/system/kubelet.service", []byte(packagesKubelet))
+		do(m, "mkdir -p /lib/systemd/system/kubelet.service.d && cat >/lib/systemd/system/kubelet.service.d/10-kubeadm.conf && systemctl daemon-reload && systemctl enable kubelet", []byte(packagesDropIn))
+	}
+	do("control-plane-0", "cat >/root/init.yaml && kubeadm init --config /root/init.yaml", fmt.Appendf(nil, strangerInit, version))
+	join := strings.TrimSpace(do("control-plane-0", "kubeadm token create --print-join-command", nil))
+	do("worker-0", join+" --ignore-preflight-errors=SystemVerification,Swap,Mem,NumCPU", nil)
+
+	var sandbox struct{ ClusterEndpoint string }
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "sandbox", "status", "-o", "json").want(plan.ExitDone).stdout), &sandbox); err != nil || sandbox.ClusterEndpoint == "" {
+		t.Fatalf("sandbox status has no address of the API server: %v", err)
+	}
+	admin := do("control-plane-0", "cat /etc/kubernetes/admin.conf", nil)
+	kubeconfig = filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(kubeconfig, []byte(strings.Replace(admin, "https://10.42.0.1:6443", "https://"+sandbox.ClusterEndpoint, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig
+}
+
+// The units of the kubelet as Kubernetes' packages have them, but for --config-dir: a file of the sandbox in it has what
+// machines that are containers need.
+const (
+	packagesKubelet = `[Unit]
+Description=kubelet
+[Service]
+ExecStart=/usr/bin/kubelet
+Restart=always
+RestartSec=1s
+KillMode=process
+[Install]
+WantedBy=multi-user.target
+`
+	packagesDropIn = `[Service]
 Environment="KUBELET_KUBECONFIG_ARGS=--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf"
 Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml --config-dir=/usr/lib/constellation/kubelet.conf.d"
 EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
 EnvironmentFile=-/etc/default/kubelet
 ExecStart=
 ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
-`))
-	}
-	do("control-plane-0", "cat >/root/kubeadm.yaml", []byte(`apiVersion: kubeadm.k8s.io/v1beta4
-kind: InitConfiguration
-nodeRegistration: {ignorePreflightErrors: [all]}
----
-apiVersion: kubeadm.k8s.io/v1beta4
-kind: ClusterConfiguration
-kubernetesVersion: `+version+`
-controlPlaneEndpoint: 10.42.0.1:6443
-networking: {podSubnet: 10.244.0.0/16}
-apiServer: {certSANs: [127.0.0.1]}
-controllerManager: {extraArgs: [{name: allocate-node-cidrs, value: "false"}]}
----
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-failCgroupV1: false
-failSwapOn: false
-cgroupDriver: systemd
----
-apiVersion: kubeproxy.config.k8s.io/v1alpha1
-kind: KubeProxyConfiguration
-mode: nftables
-conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
-`))
-	do("control-plane-0", "kubeadm init --config /root/kubeadm.yaml 2>&1", nil)
-	join := regexp.MustCompile(`kubeadm join .*`).FindString(do("control-plane-0", "kubeadm token create --print-join-command", nil))
-	do("worker-0", strings.TrimSpace(join)+" --ignore-preflight-errors=all 2>&1", nil)
-}
+`
+)

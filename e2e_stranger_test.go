@@ -66,8 +66,7 @@ metadata: {name: web}
 spec: {minAvailable: 1, selector: {matchLabels: {app: web}}}
 `
 
-// TestStranger makes a cluster by plain kubeadm init and join on machines whose bootstrapper and
-// agent are masked, so that nothing of ours runs. A user who has only the program and a kubeconfig
+// TestStranger makes a cluster by plain kubeadm init and join on machines without anything of ours. A user who has only the program and a kubeconfig
 // checks, watches and backs it up, and a running drain that cannot end is untied by the command of
 // the advice.
 //
@@ -76,34 +75,8 @@ func TestStranger(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_E2E_STRANGER", "a minute or two")
 	const version = "v1.35.4"
 	c := newCloud(t, 1, 1, "--kubernetes", version)
-	inside := func(machine, script string) string {
-		t.Helper()
-		return c.run(5*time.Minute, "sandbox", "shell", machine, "--", "bash", "-ec", script).want(0).stdout
-	}
-	for _, m := range []string{"control-plane-0", "worker-0"} {
-		inside(m, `systemctl mask --now constellation-bootstrapper constellation-agent
-for name in kubeadm kubelet kubectl; do
-  exec 3<>/dev/tcp/10.42.0.1/8080
-  printf 'GET /kubernetes/`+version+`/%s HTTP/1.0\r\nHost: mirror\r\n\r\n' $name >&3
-  sed '1,/^\r$/d' <&3 >/usr/local/bin/$name && chmod 755 /usr/local/bin/$name
-done
-systemctl enable kubelet`)
-	}
-	inside("control-plane-0", "cat >/root/init.yaml <<'END'\n"+fmt.Sprintf(strangerInit, version)+"END\nkubeadm init --config /root/init.yaml")
-	join := strings.TrimSpace(inside("control-plane-0", "kubeadm token create --print-join-command"))
-	inside("worker-0", join+" --ignore-preflight-errors=SystemVerification,Swap,Mem,NumCPU")
-
 	// What the user has: a kubeconfig, the program, and an empty folder.
-	home := t.TempDir()
-	admin := inside("control-plane-0", "cat /etc/kubernetes/admin.conf")
-	var sandbox struct{ ClusterEndpoint string }
-	if err := json.Unmarshal([]byte(c.run(time.Minute, "sandbox", "status", "-o", "json").want(plan.ExitDone).stdout), &sandbox); err != nil || sandbox.ClusterEndpoint == "" {
-		t.Fatalf("sandbox status has no address of the API server: %v", err)
-	}
-	kubeconfig := filepath.Join(home, "config")
-	if err := os.WriteFile(kubeconfig, []byte(strings.Replace(admin, "https://10.42.0.1:6443", "https://"+sandbox.ClusterEndpoint, 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig, home := c.plainKubeadm(version), t.TempDir()
 	env := append(os.Environ(), "NO_COLOR=1", "KUBECONFIG="+kubeconfig, "PATH="+c.bin+":"+os.Getenv("PATH"))
 	user := func(args ...string) string {
 		t.Helper()
