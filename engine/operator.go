@@ -130,11 +130,14 @@ func (e *Engine) PlanOperator(ctx context.Context) (*plan.Plan, error) {
 
 // operatorRun reads the workspace of an adopted cluster and connects to it.
 func (e *Engine) operatorRun(ctx context.Context) (*operatorRun, Adopter, error) {
-	c, err := e.ws.Config()
+	s, err := e.ws.State()
+	if errors.Is(err, workspace.ErrAbsent) {
+		return nil, nil, &plan.Error{Op: "install the operator", Err: errors.New("no cluster was adopted in " + e.ws.Dir()), Exit: plan.ExitUsage, Remedy: "run `" + e.command("adopt") + "` first, or name the folder with -C"}
+	}
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := e.ws.State()
+	c, err := e.ws.Config()
 	if err != nil {
 		return nil, nil, err
 	}
