@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Checks a change: build, vet, linters of what changed, and the tests that need nothing beyond the Go toolchain. It starts no
+# Checks a change: build, vet and linters of what changed, and the tests that need nothing beyond the Go toolchain. It starts no
 # cluster and needs neither root nor a network (but for modules that are not in the cache). Tests of packages without a change
 # since the last run are not run again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# Compilers that collect their garbage less often take a sixth less processor time. Tests keep their own setting.
+export GOFLAGS="${GOFLAGS:-} '-toolexec=env GOGC=400'"
 failed=()
 step() { # step NAME COMMAND...
   local since=$SECONDS
@@ -24,6 +26,7 @@ linters() {
   go build -modfile=.ci/go.mod -o bin/tools/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint &&
     bin/tools/golangci-lint run --allow-parallel-runners --new-from-rev="$base" "${changed[@]}"
 }
+vet() { [ ${#changed[@]} = 0 ] || go vet "${changed[@]}"; } # CI's linters vet all packages
 prose() { (cd .ci && go run ./prose); }
 # Some packages wait more than they compute, such as the agent's: one more than there are cores is tested at a time.
 tests() {
@@ -37,7 +40,7 @@ tests() {
 mkdir -p bin
 step "build" build
 [ ${#failed[@]} = 0 ] || exit 1
-step "vet" go vet ./...
+step "vet: ${#changed[@]} packages that changed" vet
 step "linters: new findings since $(git rev-parse --short "$base"), in ${#changed[@]} packages that changed" linters
 step "prose" prose
 step "commit messages" .ci/commits.sh
