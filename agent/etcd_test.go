@@ -504,13 +504,13 @@ func TestDamagedSnapshotsAreFound(t *testing.T) {
 		in   []byte
 		ok   bool
 	}{
-		{"whole", good, true},
-		{"without its hash", db, false},
-		{"cut by a page", good[512:], false},
-		{"cut by a byte", good[:len(good)-1], false},
-		{"a bit flipped", flipped, false},
-		{"empty", nil, false},
-		{"the hash of no data", sha256Of(nil), false},
+		{name: "whole", in: good, ok: true},
+		{name: "without its hash", in: db, ok: false},
+		{name: "cut by a page", in: good[512:], ok: false},
+		{name: "cut by a byte", in: good[:len(good)-1], ok: false},
+		{name: "a bit flipped", in: flipped, ok: false},
+		{name: "empty", ok: false},
+		{name: "the hash of no data", in: sha256Of(nil), ok: false},
 	} {
 		for _, small := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, in small pieces %t", tt.name, small), func(t *testing.T) {

@@ -896,12 +896,12 @@ func TestKilledAgentContinues(t *testing.T) {
 		stage string
 		found bool // kubeadm still runs
 	}{
-		{"install-kubeadm", "install-kubeadm", false},
-		{"plan", "plan", true},
-		{"apply", "apply", true},
-		{"install-kubelet", "install-kubelet", false},
-		{"restart-kubelet", "restart-kubelet", false},
-		{"api", "wait-for-api", false},
+		{at: "install-kubeadm", stage: "install-kubeadm", found: false},
+		{at: "plan", stage: "plan", found: true},
+		{at: "apply", stage: "apply", found: true},
+		{at: "install-kubelet", stage: "install-kubelet", found: false},
+		{at: "restart-kubelet", stage: "restart-kubelet", found: false},
+		{at: "api", stage: "wait-for-api", found: false},
 	} {
 		t.Run(tt.at, func(t *testing.T) {
 			t.Parallel()

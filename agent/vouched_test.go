@@ -64,34 +64,34 @@ func TestOnlyVouchedComponentsRun(t *testing.T) {
 		name, want string
 		change     func(*upgradeproto.UpgradeRequest)
 	}{
-		{"a caller's own programs without a statement", "no statement of a release builder", func(req *upgradeproto.UpgradeRequest) {
+		{name: "a caller's own programs without a statement", want: "no statement of a release builder", change: func(req *upgradeproto.UpgradeRequest) {
 			theirs(req)
 			req.ComponentsStatement = ""
 		}},
-		{"a caller's own programs with the statement over others", "does not cover these components", theirs},
-		{"a caller's own programs and statement", "an untrusted key signed it", func(req *upgradeproto.UpgradeRequest) {
+		{name: "a caller's own programs with the statement over others", want: "does not cover these components", change: theirs},
+		{name: "a caller's own programs and statement", want: "an untrusted key signed it", change: func(req *upgradeproto.UpgradeRequest) {
 			theirs(req)
 			req.ComponentsStatement = by(stranger, release.Vouched{to: {runtime.GOARCH: list(req).Digest()}})
 		}},
-		{"the right programs without a statement", "no statement of a release builder", func(req *upgradeproto.UpgradeRequest) { req.ComponentsStatement = "" }},
-		{"a statement for another version", "does not name Kubernetes " + to, func(req *upgradeproto.UpgradeRequest) {
+		{name: "the right programs without a statement", want: "no statement of a release builder", change: func(req *upgradeproto.UpgradeRequest) { req.ComponentsStatement = "" }},
+		{name: "a statement for another version", want: "does not name Kubernetes " + to, change: func(req *upgradeproto.UpgradeRequest) {
 			req.ComponentsStatement = releasetest.Vouch(t, "v1.36.2", list(req))
 		}},
-		{"a statement for another architecture", "does not name Kubernetes " + to, func(req *upgradeproto.UpgradeRequest) {
+		{name: "a statement for another architecture", want: "does not name Kubernetes " + to, change: func(req *upgradeproto.UpgradeRequest) {
 			req.ComponentsStatement = by(releasetest.Key(t), release.Vouched{to: {"other": list(req).Digest()}})
 		}},
-		{"another address", "does not cover these components", func(req *upgradeproto.UpgradeRequest) { req.Components[0].Url = attacker.URL + "/kubeadm" }},
-		{"another order", "does not cover these components", func(req *upgradeproto.UpgradeRequest) {
+		{name: "another address", want: "does not cover these components", change: func(req *upgradeproto.UpgradeRequest) { req.Components[0].Url = attacker.URL + "/kubeadm" }},
+		{name: "another order", want: "does not cover these components", change: func(req *upgradeproto.UpgradeRequest) {
 			req.Components[0], req.Components[1] = req.Components[1], req.Components[0]
 		}},
-		{"a digest that was changed", "does not cover these components", func(req *upgradeproto.UpgradeRequest) {
+		{name: "a digest that was changed", want: "does not cover these components", change: func(req *upgradeproto.UpgradeRequest) {
 			req.Components[1].Digest = "sha256:" + hex.EncodeToString(sum[:])
 		}},
-		{"a statement that was changed", "an untrusted key signed it", func(req *upgradeproto.UpgradeRequest) {
+		{name: "a statement that was changed", want: "an untrusted key signed it", change: func(req *upgradeproto.UpgradeRequest) {
 			req.ComponentsStatement = strings.Replace(req.ComponentsStatement, to, "v1.36.4", 1)
 		}},
-		{"no JSON", "read statement", func(req *upgradeproto.UpgradeRequest) { req.ComponentsStatement = "yes" }},
-		{"a statement that is too long", "bytes", func(req *upgradeproto.UpgradeRequest) {
+		{name: "no JSON", want: "read statement", change: func(req *upgradeproto.UpgradeRequest) { req.ComponentsStatement = "yes" }},
+		{name: "a statement that is too long", want: "bytes", change: func(req *upgradeproto.UpgradeRequest) {
 			req.ComponentsStatement += strings.Repeat(" ", release.MaxStatement)
 		}},
 	} {

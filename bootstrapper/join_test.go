@@ -286,17 +286,17 @@ func TestJoinServicesThatAreNotTrusted(t *testing.T) {
 		bend func(*service)
 		want string // in the log
 	}{
-		{"a join service with another image", func(s *service) { s.member.events = image("evil") }, "measurements differ"},
-		{"a join service on a worker", func(s *service) { s.member.id.Role = cloud.Worker }, "expected a control-plane"},
-		{"a join service of another project", func(s *service) { s.member.id.UID = "other" }, "wrong instance"},
-		{"a join service on a machine that is not a member", func(s *service) { s.member.cluster = nil }, "belongs to no cluster"},
-		{"a join service of another cloud", func(s *service) { s.member.ca = newCA(s.t) }, "not trusted"},
+		{name: "a join service with another image", bend: func(s *service) { s.member.events = image("evil") }, want: "measurements differ"},
+		{name: "a join service on a worker", bend: func(s *service) { s.member.id.Role = cloud.Worker }, want: "expected a control-plane"},
+		{name: "a join service of another project", bend: func(s *service) { s.member.id.UID = "other" }, want: "wrong instance"},
+		{name: "a join service on a machine that is not a member", bend: func(s *service) { s.member.cluster = nil }, want: "belongs to no cluster"},
+		{name: "a join service of another cloud", bend: func(s *service) { s.member.ca = newCA(s.t) }, want: "not trusted"},
 		{
-			"a join service with tickets of another cluster",
-			func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = clusterA } }, "issued a ticket for a cluster of which it is not a member",
+			name: "a join service with tickets of another cluster",
+			bend: func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = clusterA } }, want: "issued a ticket for a cluster of which it is not a member",
 		},
-		{"a join service whose ticket has no cluster", func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = nil } }, "issued a ticket for a cluster of which it is not a member"},
-		{"a join service whose ticket is malformed", func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.Token = "" } }, "token is malformed"},
+		{name: "a join service whose ticket has no cluster", bend: func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = nil } }, want: "issued a ticket for a cluster of which it is not a member"},
+		{name: "a join service whose ticket is malformed", bend: func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.Token = "" } }, want: "token is malformed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, cloud.Worker)
@@ -635,9 +635,9 @@ func TestEndpointsAreTheLoadBalancerAndOtherControlPlanes(t *testing.T) {
 		name, lb string
 		want     []string
 	}{
-		{"with a load balancer", "10.42.0.1", []string{"10.42.0.1:30090", "10.42.0.2:30090", "10.42.0.4:30090"}},
-		{"without one", "", []string{"10.42.0.2:30090", "10.42.0.4:30090"}},
-		{"with oneself as load balancer", "10.42.0.3", []string{"10.42.0.2:30090", "10.42.0.4:30090"}},
+		{name: "with a load balancer", lb: "10.42.0.1", want: []string{"10.42.0.1:30090", "10.42.0.2:30090", "10.42.0.4:30090"}},
+		{name: "without one", lb: "", want: []string{"10.42.0.2:30090", "10.42.0.4:30090"}},
+		{name: "with oneself as load balancer", lb: "10.42.0.3", want: []string{"10.42.0.2:30090", "10.42.0.4:30090"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := &JoinClient{Metadata: &fakeCloud{instance: self, peers: peers, lb: tt.lb}, port: joinPort}
@@ -677,12 +677,12 @@ func TestRequestedDelayHasALimit(t *testing.T) {
 		err  error
 		want time.Duration
 	}{
-		{"the requested delay", with(codes.Unavailable, 3*time.Second), 3 * time.Second},
-		{"the requested delay of ResourceExhausted", with(codes.ResourceExhausted, time.Second), time.Second},
-		{"a delay of hours is limited", with(codes.Unavailable, 5*time.Hour), maxAsked},
-		{"a negative delay is ignored", with(codes.Unavailable, -time.Hour), 0},
-		{"a refusal without a delay", with(codes.PermissionDenied, time.Second), 0},
-		{"an error that is not a status", errors.New("x"), 0},
+		{name: "the requested delay", err: with(codes.Unavailable, 3*time.Second), want: 3 * time.Second},
+		{name: "the requested delay of ResourceExhausted", err: with(codes.ResourceExhausted, time.Second), want: time.Second},
+		{name: "a delay of hours is limited", err: with(codes.Unavailable, 5*time.Hour), want: maxAsked},
+		{name: "a negative delay is ignored", err: with(codes.Unavailable, -time.Hour), want: 0},
+		{name: "a refusal without a delay", err: with(codes.PermissionDenied, time.Second), want: 0},
+		{name: "an error that is not a status", err: errors.New("x"), want: 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := askedToWait(tt.err); got != tt.want {

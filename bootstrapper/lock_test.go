@@ -91,9 +91,9 @@ func TestClaimIsExclusiveAndPermanent(t *testing.T) {
 		err  error
 		want error
 	}{
-		{"the same claim again", l.take(byInit, clusterA), nil},
-		{"an init for another cluster", l.take(byInit, clusterB), errOtherHolder},
-		{"a join for the same cluster", l.ClaimJoin(t.Context(), clusterA), errClaimed},
+		{name: "the same claim again", err: l.take(byInit, clusterA), want: nil},
+		{name: "an init for another cluster", err: l.take(byInit, clusterB), want: errOtherHolder},
+		{name: "a join for the same cluster", err: l.ClaimJoin(t.Context(), clusterA), want: errClaimed},
 	} {
 		if !errors.Is(tt.err, tt.want) || tt.want == nil && tt.err != nil {
 			t.Errorf("%s: %v, want %v", tt.name, tt.err, tt.want)

@@ -440,16 +440,16 @@ func TestInitRunsOnlyVouchedComponents(t *testing.T) {
 		name, want string
 		change     func(*initproto.InitRequest)
 	}{
-		{"no statement", "no statement of a release builder", func(q *initproto.InitRequest) { q.ComponentsStatement = "" }},
-		{"other programs", "does not cover these components", theirs},
-		{"other programs with a statement by another key", "an untrusted key signed it", func(q *initproto.InitRequest) {
+		{name: "no statement", want: "no statement of a release builder", change: func(q *initproto.InitRequest) { q.ComponentsStatement = "" }},
+		{name: "other programs", want: "does not cover these components", change: theirs},
+		{name: "other programs with a statement by another key", want: "an untrusted key signed it", change: func(q *initproto.InitRequest) {
 			theirs(q)
 			l, _ := component.FromProto(q.Components)
 			q.ComponentsStatement, err = stranger.Vouch(release.Vouched{"v1.35.4": {runtime.GOARCH: l.Digest()}})
 		}},
-		{"another version", "does not name Kubernetes v1.36.3", func(q *initproto.InitRequest) { q.KubernetesVersion = "v1.36.3" }},
-		{"another path", "does not cover these components", func(q *initproto.InitRequest) { q.Components[1].Path = "/etc/cron.d/kubelet" }},
-		{"a further component", "does not cover these components", func(q *initproto.InitRequest) {
+		{name: "another version", want: "does not name Kubernetes v1.36.3", change: func(q *initproto.InitRequest) { q.KubernetesVersion = "v1.36.3" }},
+		{name: "another path", want: "does not cover these components", change: func(q *initproto.InitRequest) { q.Components[1].Path = "/etc/cron.d/kubelet" }},
+		{name: "a further component", want: "does not cover these components", change: func(q *initproto.InitRequest) {
 			q.Components = append(q.Components, &componentproto.Component{Name: "x", Url: attacker.URL, Digest: q.Components[0].Digest, Path: "/etc/cron.d/x"})
 		}},
 	} {
@@ -790,13 +790,13 @@ func TestTracesOfAClusterAreDetected(t *testing.T) {
 		files []string // a directory if it ends in a slash
 		want  bool
 	}{
-		{"a new machine", nil, true},
-		{"a certificate authority, which is created before the preflight", []string{"etc/kubernetes/pki/ca.key", "var/lib/kubelet/pki/kubelet-server.key"}, true},
-		{"empty directories", []string{"etc/kubernetes/manifests/", "var/lib/etcd/"}, true},
-		{"a kubelet's kubeconfig", []string{"etc/kubernetes/kubelet.conf"}, false},
-		{"a static pod", []string{"etc/kubernetes/manifests/etcd.yaml"}, false},
-		{"data of etcd", []string{"var/lib/etcd/member/wal/"}, false},
-		{"a file in place of a directory", []string{"var/lib/etcd"}, false},
+		{name: "a new machine", want: true},
+		{name: "a certificate authority, which is created before the preflight", files: []string{"etc/kubernetes/pki/ca.key", "var/lib/kubelet/pki/kubelet-server.key"}, want: true},
+		{name: "empty directories", files: []string{"etc/kubernetes/manifests/", "var/lib/etcd/"}, want: true},
+		{name: "a kubelet's kubeconfig", files: []string{"etc/kubernetes/kubelet.conf"}, want: false},
+		{name: "a static pod", files: []string{"etc/kubernetes/manifests/etcd.yaml"}, want: false},
+		{name: "data of etcd", files: []string{"var/lib/etcd/member/wal/"}, want: false},
+		{name: "a file in place of a directory", files: []string{"var/lib/etcd"}, want: false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := host{root: t.TempDir()}

@@ -27,9 +27,9 @@ func TestMachinesJoinDuringAFlood(t *testing.T) {
 		name             string
 		sources, joiners []netip.Addr
 	}{
-		{"from one source", flood.Loopback(1), flood.Loopback(21)[1:]},
-		{"from the source that all joiners share", flood.Loopback(1), flood.Loopback(1)},
-		{"from 200 sources", flood.Loopback(200), flood.Loopback(220)[200:]},
+		{name: "from one source", sources: flood.Loopback(1), joiners: flood.Loopback(21)[1:]},
+		{name: "from the source that all joiners share", sources: flood.Loopback(1), joiners: flood.Loopback(1)},
+		{name: "from 200 sources", sources: flood.Loopback(200), joiners: flood.Loopback(220)[200:]},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			inner := *s

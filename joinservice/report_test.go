@@ -10,14 +10,14 @@ import (
 
 func TestPrintable(t *testing.T) {
 	for _, tt := range []struct{ name, in, want string }{
-		{"plain text is unchanged", "[kubelet-start] Writing kubelet configuration, größer", "[kubelet-start] Writing kubelet configuration, größer"},
-		{"line breaks are escaped", "a\nb\r\n", `a\u000ab\u000d\u000a`},
-		{"escape sequences are escaped", "\x1b[31mred\x1b]0;title\x07", `\u001b[31mred\u001b]0;title\u0007`},
-		{"right-to-left overrides are escaped", "abc\u202edef", `abc\u202edef`},
-		{"zero-width spaces and NUL are escaped", "a\u200bb\x00", `a\u200bb\u0000`},
-		{"invalid UTF-8 is replaced", "a\xff\xc3", `a\xff\xc3`},
-		{"a tab becomes a space", "a\tb", "a b"},
-		{"a real replacement character stays", "a\ufffdb", "a\ufffdb"},
+		{name: "plain text is unchanged", in: "[kubelet-start] Writing kubelet configuration, größer", want: "[kubelet-start] Writing kubelet configuration, größer"},
+		{name: "line breaks are escaped", in: "a\nb\r\n", want: `a\u000ab\u000d\u000a`},
+		{name: "escape sequences are escaped", in: "\x1b[31mred\x1b]0;title\x07", want: `\u001b[31mred\u001b]0;title\u0007`},
+		{name: "right-to-left overrides are escaped", in: "abc\u202edef", want: `abc\u202edef`},
+		{name: "zero-width spaces and NUL are escaped", in: "a\u200bb\x00", want: `a\u200bb\u0000`},
+		{name: "invalid UTF-8 is replaced", in: "a\xff\xc3", want: `a\xff\xc3`},
+		{name: "a tab becomes a space", in: "a\tb", want: "a b"},
+		{name: "a real replacement character stays", in: "a\ufffdb", want: "a\ufffdb"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := printable(tt.in, maxText); got != tt.want {

@@ -564,16 +564,16 @@ func TestHostReturnsTheLatestRun(t *testing.T) {
 		run  *upgradeproto.Run
 		want decision.UpgradeRun
 	}{
-		{"no run", nil, decision.UpgradeRun{}},
-		{"components are downloaded", run(upgradeproto.Run_RUNNING, "install-kubeadm", token), with(func(r *decision.UpgradeRun) { r.Phase = "download" })},
-		{"kubeadm plans", run(upgradeproto.Run_RUNNING, "plan", token), with(func(r *decision.UpgradeRun) { r.Phase = "plan" })},
-		{"the kubelet is upgraded", run(upgradeproto.Run_RUNNING, "restart-kubelet", token), with(func(r *decision.UpgradeRun) { r.Phase = "apply" })},
-		{"a run succeeded", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Ended = "done", heard })},
-		{"a run failed", run(upgradeproto.Run_FAILED, "plan", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Line, r.Ended = "failed", "why", heard })},
-		{"a run was interrupted before it changed the host", run(upgradeproto.Run_INTERRUPTED, "plan", token), decision.UpgradeRun{}},
-		{"a run was interrupted later, and needs no pause", run(upgradeproto.Run_INTERRUPTED, "apply", token), with(func(r *decision.UpgradeRun) { r.Phase, r.Line = "failed", "interrupted: why" })},
-		{"a run brought the etcd of the target", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", nodeToken(newKubernetes, "a/ref", "3.6.11-0", decision.UpgradeRun{})), with(func(r *decision.UpgradeRun) { r.Phase, r.Ended, r.Etcd = "done", heard, "3.6.11-0" })},
-		{"another caller requested the run", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", "mine"), with(func(r *decision.UpgradeRun) { r.Phase, r.Ended, r.Components = "done", heard, "" })},
+		{name: "no run", want: decision.UpgradeRun{}},
+		{name: "components are downloaded", run: run(upgradeproto.Run_RUNNING, "install-kubeadm", token), want: with(func(r *decision.UpgradeRun) { r.Phase = "download" })},
+		{name: "kubeadm plans", run: run(upgradeproto.Run_RUNNING, "plan", token), want: with(func(r *decision.UpgradeRun) { r.Phase = "plan" })},
+		{name: "the kubelet is upgraded", run: run(upgradeproto.Run_RUNNING, "restart-kubelet", token), want: with(func(r *decision.UpgradeRun) { r.Phase = "apply" })},
+		{name: "a run succeeded", run: run(upgradeproto.Run_SUCCEEDED, "wait-for-api", token), want: with(func(r *decision.UpgradeRun) { r.Phase, r.Ended = "done", heard })},
+		{name: "a run failed", run: run(upgradeproto.Run_FAILED, "plan", token), want: with(func(r *decision.UpgradeRun) { r.Phase, r.Line, r.Ended = "failed", "why", heard })},
+		{name: "a run was interrupted before it changed the host", run: run(upgradeproto.Run_INTERRUPTED, "plan", token), want: decision.UpgradeRun{}},
+		{name: "a run was interrupted later, and needs no pause", run: run(upgradeproto.Run_INTERRUPTED, "apply", token), want: with(func(r *decision.UpgradeRun) { r.Phase, r.Line = "failed", "interrupted: why" })},
+		{name: "a run brought the etcd of the target", run: run(upgradeproto.Run_SUCCEEDED, "wait-for-api", nodeToken(newKubernetes, "a/ref", "3.6.11-0", decision.UpgradeRun{})), want: with(func(r *decision.UpgradeRun) { r.Phase, r.Ended, r.Etcd = "done", heard, "3.6.11-0" })},
+		{name: "another caller requested the run", run: run(upgradeproto.Run_SUCCEEDED, "wait-for-api", "mine"), want: with(func(r *decision.UpgradeRun) { r.Phase, r.Ended, r.Components = "done", heard, "" })},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := (&standInAgent{run: tt.run}).serve(t).Run(t.Context())

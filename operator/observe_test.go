@@ -209,11 +209,11 @@ func TestNodeMatters(t *testing.T) {
 		edit func(*corev1.Node)
 		want bool
 	}{
-		{"a heartbeat", func(n *corev1.Node) { n.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(testNow) }, false},
-		{"a Node that is not Ready any more", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }, true},
-		{"a new kubelet", func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.37.2" }, true},
-		{"a restart of the machine", func(n *corev1.Node) { n.Status.NodeInfo.BootID = "2" }, true},
-		{"a cordon", func(n *corev1.Node) { n.Spec.Unschedulable = true }, true},
+		{name: "a heartbeat", edit: func(n *corev1.Node) { n.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(testNow) }, want: false},
+		{name: "a Node that is not Ready any more", edit: func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }, want: true},
+		{name: "a new kubelet", edit: func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.37.2" }, want: true},
+		{name: "a restart of the machine", edit: func(n *corev1.Node) { n.Status.NodeInfo.BootID = "2" }, want: true},
+		{name: "a cordon", edit: func(n *corev1.Node) { n.Spec.Unschedulable = true }, want: true},
 	} {
 		before := &corev1.Node{Status: corev1.NodeStatus{
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},

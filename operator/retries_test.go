@@ -12,9 +12,9 @@ import (
 // operator for longer than maxThrottle.
 func TestPauseLastsAsLongAsTheCloudThrottles(t *testing.T) {
 	for _, tt := range []struct{ until, atLeast, atMost time.Duration }{
-		{2 * time.Minute, 2*time.Minute - 10*time.Second, 3 * time.Minute},
-		{24 * time.Hour, maxThrottle, maxThrottle + time.Minute},
-		{-time.Minute, 0, time.Minute},
+		{until: 2 * time.Minute, atLeast: 2*time.Minute - 10*time.Second, atMost: 3 * time.Minute},
+		{until: 24 * time.Hour, atLeast: maxThrottle, atMost: maxThrottle + time.Minute},
+		{until: -time.Minute, atLeast: 0, atMost: time.Minute},
 	} {
 		err := fmt.Errorf("list instances: %w", &cloud.ThrottledError{Until: time.Now().Add(tt.until)})
 		if d := pauseAfter(0, err); d < tt.atLeast || d > tt.atMost {

@@ -98,10 +98,10 @@ func TestSnapshotsRequireTheRight(t *testing.T) {
 		code  int
 		says  string
 	}{
-		"without a token":                              {"", http.StatusUnauthorized, "bearer token"},
-		"with a token of no account":                   {"nonsense", http.StatusUnauthorized, "not valid"},
-		"with a token of another kind":                 {token(SnapshotAccount), http.StatusUnauthorized, "not valid"},
-		"with a token of an account without the right": {token("somebody", SnapshotAudience), http.StatusForbidden, "system:serviceaccount:snapshots:somebody may not create etcdsnapshots.update.edgeless.systems"},
+		"without a token":                              {token: "", code: http.StatusUnauthorized, says: "bearer token"},
+		"with a token of no account":                   {token: "nonsense", code: http.StatusUnauthorized, says: "not valid"},
+		"with a token of another kind":                 {token: token(SnapshotAccount), code: http.StatusUnauthorized, says: "not valid"},
+		"with a token of an account without the right": {token: token("somebody", SnapshotAudience), code: http.StatusForbidden, says: "system:serviceaccount:snapshots:somebody may not create etcdsnapshots.update.edgeless.systems"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			resp, got, err := get(tt.token)

@@ -160,10 +160,10 @@ func TestWeakPointR1MachineNeedsIntent(t *testing.T) {
 		is   *v1alpha1.PendingNode
 		want []string
 	}{
-		{"no intent", nil, nil},
-		{"an intent of another request", pendingNode(v1alpha1.JoinGoal, "other", ""), nil},
-		{"the intent is bound to the machine's removal", pendingNode(v1alpha1.LeaveGoal, "t", "sandbox://t/worker-0"), nil},
-		{"an unbound intent", pendingNode(v1alpha1.JoinGoal, "t", ""), []string{"create [t] in " + workerGroup}},
+		{name: "no intent", want: nil},
+		{name: "an intent of another request", is: pendingNode(v1alpha1.JoinGoal, "other", ""), want: nil},
+		{name: "the intent is bound to the machine's removal", is: pendingNode(v1alpha1.LeaveGoal, "t", "sandbox://t/worker-0"), want: nil},
+		{name: "an unbound intent", is: pendingNode(v1alpha1.JoinGoal, "t", ""), want: []string{"create [t] in " + workerGroup}},
 	} {
 		c := &cloudOfCalls{}
 		o := &observed{pending: map[string]*v1alpha1.PendingNode{}}

@@ -43,10 +43,10 @@ func TestParse(t *testing.T) {
 		name, want string
 		der        []byte
 	}{
-		{"a request of an ECDSA key", "", good},
-		{"no request", "PKCS #10", []byte("nothing")},
-		{"a forged signature", "signature is wrong", forged},
-		{"a weak RSA key", "1024 bits, want at least 2048", request(t, weak, nil)},
+		{name: "a request of an ECDSA key", want: "", der: good},
+		{name: "no request", want: "PKCS #10", der: []byte("nothing")},
+		{name: "a forged signature", want: "signature is wrong", der: forged},
+		{name: "a weak RSA key", want: "1024 bits, want at least 2048", der: request(t, weak, nil)},
 	} {
 		_, err := Parse(tt.der)
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {

@@ -69,19 +69,19 @@ func TestClassify(t *testing.T) {
 		edit func(*Node)
 		want class
 	}{
-		{"at the target", func(*Node) {}, upToDate},
-		{"image in another case is the same", func(n *Node) { n.Image = strings.ToUpper(n.Image) }, upToDate},
-		{"older image", func(n *Node) { n.Image = image1 }, outdated},
-		{"other components", func(n *Node) { n.Components = refB }, outdated},
-		{"outdated with a replacement node", func(n *Node) { n.Image, n.Replacement = image1, "x" }, oldNode},
-		{"replaces another", func(n *Node) { n.OldNode = "x" }, newNode},
-		{"outdated replacement node of an older target", func(n *Node) { n.Image, n.OldNode = image1, "x" }, outdated},
-		{"unknown image", func(n *Node) { n.Image = "" }, awaiting},
-		{"unknown components", func(n *Node) { n.Components = "" }, awaiting},
-		{"no machine", func(n *Node) { n.ProviderID, n.Image = "", image1 }, invalid},
-		{"obsolete", func(n *Node) { n.Obsolete, n.Image = true, image1 }, obsolete},
-		{"new and without an old node", func(n *Node) { n.Name = "new" }, mint},
-		{"new, but with other components", func(n *Node) { n.Name, n.Components = "new", refB }, outdated},
+		{name: "at the target", edit: func(*Node) {}, want: upToDate},
+		{name: "image in another case is the same", edit: func(n *Node) { n.Image = strings.ToUpper(n.Image) }, want: upToDate},
+		{name: "older image", edit: func(n *Node) { n.Image = image1 }, want: outdated},
+		{name: "other components", edit: func(n *Node) { n.Components = refB }, want: outdated},
+		{name: "outdated with a replacement node", edit: func(n *Node) { n.Image, n.Replacement = image1, "x" }, want: oldNode},
+		{name: "replaces another", edit: func(n *Node) { n.OldNode = "x" }, want: newNode},
+		{name: "outdated replacement node of an older target", edit: func(n *Node) { n.Image, n.OldNode = image1, "x" }, want: outdated},
+		{name: "unknown image", edit: func(n *Node) { n.Image = "" }, want: awaiting},
+		{name: "unknown components", edit: func(n *Node) { n.Components = "" }, want: awaiting},
+		{name: "no machine", edit: func(n *Node) { n.ProviderID, n.Image = "", image1 }, want: invalid},
+		{name: "obsolete", edit: func(n *Node) { n.Obsolete, n.Image = true, image1 }, want: obsolete},
+		{name: "new and without an old node", edit: func(n *Node) { n.Name = "new" }, want: mint},
+		{name: "new, but with other components", edit: func(n *Node) { n.Name, n.Components = "new", refB }, want: outdated},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := machine("worker-0", tt.edit)
@@ -102,10 +102,10 @@ func TestTargetWithoutImage(t *testing.T) {
 		edit func(*Node)
 		want class
 	}{
-		{"without an image", func(n *Node) { n.Image = "" }, upToDate},
-		{"with an image that the cloud reports", func(n *Node) { n.Image = image1 }, upToDate},
-		{"with other components", func(n *Node) { n.Image, n.Components = "", refB }, outdated},
-		{"nothing known of the components", func(n *Node) { n.Image, n.Components = "", "" }, awaiting},
+		{name: "without an image", edit: func(n *Node) { n.Image = "" }, want: upToDate},
+		{name: "with an image that the cloud reports", edit: func(n *Node) { n.Image = image1 }, want: upToDate},
+		{name: "with other components", edit: func(n *Node) { n.Image, n.Components = "", refB }, want: outdated},
+		{name: "nothing known of the components", edit: func(n *Node) { n.Image, n.Components = "", "" }, want: awaiting},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := machine("worker-0", tt.edit)

@@ -37,13 +37,13 @@ func TestEtcdMoves(t *testing.T) {
 		members []Member
 		want    bool
 	}{
-		{"no member", nil, false},
-		{"one version", []Member{m("3.7.0", "3.7.0"), m("3.7.0", "3.7.0")}, false},
-		{"a format that is not reported", []Member{m("3.6.11", ""), m("3.6.11", "")}, false},
-		{"the format of the minor before", []Member{m("3.7.0", "3.6.0"), m("3.7.0", "3.7.0")}, true},
-		{"the format of a later patch", []Member{m("3.6.11", "3.6.0")}, false},
-		{"two versions", []Member{m("3.6.11", "3.6.0"), m("3.7.0", "3.7.0")}, true},
-		{"a member that has not answered yet", []Member{m("", ""), m("3.7.0", "3.7.0")}, false},
+		{name: "no member", want: false},
+		{name: "one version", members: []Member{m("3.7.0", "3.7.0"), m("3.7.0", "3.7.0")}, want: false},
+		{name: "a format that is not reported", members: []Member{m("3.6.11", ""), m("3.6.11", "")}, want: false},
+		{name: "the format of the minor before", members: []Member{m("3.7.0", "3.6.0"), m("3.7.0", "3.7.0")}, want: true},
+		{name: "the format of a later patch", members: []Member{m("3.6.11", "3.6.0")}, want: false},
+		{name: "two versions", members: []Member{m("3.6.11", "3.6.0"), m("3.7.0", "3.7.0")}, want: true},
+		{name: "a member that has not answered yet", members: []Member{m("", ""), m("3.7.0", "3.7.0")}, want: false},
 	} {
 		if got := EtcdMoves(tt.members); got != tt.want {
 			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)

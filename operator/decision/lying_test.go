@@ -178,12 +178,12 @@ func TestTokensNameTheReplacedMachine(t *testing.T) {
 		agrees  bool
 		replace bool // by worker-7
 	}{
-		"created for worker-0":                            {token(&old, "replace-0", now), false, true},
-		"created for a deleted machine":                   {token(&gone, "replace-0", now), false, false},
-		"created for a captured worker-0":                 {token(&gone, "replace-0", now), true, false},
-		"created by an older operator":                    {"0123456789abcdef01234567", false, false},
-		"created by an older operator, both Nodes agree":  {"0123456789abcdef01234567", true, true},
-		"created by an older operator, token with a dash": {"replace-0", false, false},
+		"created for worker-0":                            {token: token(&old, "replace-0", now), agrees: false, replace: true},
+		"created for a deleted machine":                   {token: token(&gone, "replace-0", now), agrees: false, replace: false},
+		"created for a captured worker-0":                 {token: token(&gone, "replace-0", now), agrees: true, replace: false},
+		"created by an older operator":                    {token: "0123456789abcdef01234567", agrees: false, replace: false},
+		"created by an older operator, both Nodes agree":  {token: "0123456789abcdef01234567", agrees: true, replace: true},
+		"created by an older operator, token with a dash": {token: "replace-0", agrees: false, replace: false},
 	} {
 		if got := begun(claims(tt.token, tt.agrees)); got == "" || (got == tt.token) != tt.replace {
 			t.Errorf("%s: worker-0 is replaced by the machine of token %q, that of worker-7 is %q", name, got, tt.token)
@@ -273,11 +273,11 @@ func TestNodesThatJoinedBeforeIncarnationsWereReported(t *testing.T) {
 		edit func(n *Node, m *Instance, w *World)
 		want bool
 	}{
-		{"the machine is older than the Node", func(*Node, *Instance, *World) {}, true},
-		{"a later machine has the ID", func(n *Node, m *Instance, _ *World) { m.Created = n.Created.Add(time.Hour) }, false},
-		{"the creation of the machine is unknown", func(_ *Node, m *Instance, _ *World) { m.Created = time.Time{} }, false},
-		{"the machine has a ticket, so its Node will be annotated", func(n *Node, _ *Instance, w *World) { w.Joining = map[string]bool{n.Name: true} }, false},
-		{"no operator has annotated the Node", func(n *Node, _ *Instance, _ *World) { n.Components = "" }, false},
+		{name: "the machine is older than the Node", edit: func(*Node, *Instance, *World) {}, want: true},
+		{name: "a later machine has the ID", edit: func(n *Node, m *Instance, _ *World) { m.Created = n.Created.Add(time.Hour) }, want: false},
+		{name: "the creation of the machine is unknown", edit: func(_ *Node, m *Instance, _ *World) { m.Created = time.Time{} }, want: false},
+		{name: "the machine has a ticket, so its Node will be annotated", edit: func(n *Node, _ *Instance, w *World) { w.Joining = map[string]bool{n.Name: true} }, want: false},
+		{name: "no operator has annotated the Node", edit: func(n *Node, _ *Instance, _ *World) { n.Components = "" }, want: false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, w := rollout()

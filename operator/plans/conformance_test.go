@@ -196,23 +196,23 @@ func admission(t *testing.T, w *world) {
 	s.start()
 	s.plan(`{metadata: {name: first}, spec: {upgrade: {image: a}}}`) // waits for the kind
 	for _, tt := range []struct{ name, spec, want string }{
-		{"neither version nor channel", `{upgrade: {image: a}}`, ""},
-		{"an empty image", `{upgrade: {image: ""}}`, ""},
-		{"no upgrade", `{version: v1}`, "spec.upgrade: Required value"},
-		{"upgrade of null", `{upgrade: null}`, "spec.upgrade: "},
-		{"image not pulled", `{upgrade: {command: [a]}}`, "spec.upgrade.image: Required value"},
-		{"a secret without path", `{upgrade: {image: a}, secrets: [{name: s}]}`, "spec.secrets[0].path: Required value"},
-		{"a secret without name", `{upgrade: {image: a}, secrets: [{path: s}]}`, "spec.secrets[0].name: Required value"},
-		{"a volume without source", `{upgrade: {image: a, volumes: [{name: v, destination: /d}]}}`, "spec.upgrade.volumes[0].source: Required value"},
-		{"a day that is not a weekday", `{upgrade: {image: a}, window: {days: [someday], startTime: "1", endTime: "2"}}`, "spec.window.days[0]: Unsupported value"},
-		{"no days", `{upgrade: {image: a}, window: {days: [], startTime: "1", endTime: "2"}}`, "spec.window.days: Invalid value"},
-		{"days by number and name", `{upgrade: {image: a}, window: {days: ["0", mo, tue, wednesday], startTime: "1", endTime: "2"}}`, ""},
-		{"a negative delay", `{upgrade: {image: a}, postCompleteDelay: "-1h"}`, ""},
-		{"a timeout as a number", `{upgrade: {image: a}, drain: {timeout: 120000000}}`, ""},
-		{"a timeout as a duration", `{upgrade: {image: a}, drain: {timeout: 5m}}`, ""},
-		{"concurrency of zero", `{concurrency: 0, upgrade: {image: a}}`, ""},
-		{"both options of a drain", `{upgrade: {image: a}, drain: {deleteLocalData: true, deleteEmptydirData: true}}`, ""},
-		{"an unknown state", `{upgrade: {image: a}, constellation: {state: Asleep}}`, "spec.constellation.state: Unsupported value"},
+		{name: "neither version nor channel", spec: `{upgrade: {image: a}}`, want: ""},
+		{name: "an empty image", spec: `{upgrade: {image: ""}}`, want: ""},
+		{name: "no upgrade", spec: `{version: v1}`, want: "spec.upgrade: Required value"},
+		{name: "upgrade of null", spec: `{upgrade: null}`, want: "spec.upgrade: "},
+		{name: "image not pulled", spec: `{upgrade: {command: [a]}}`, want: "spec.upgrade.image: Required value"},
+		{name: "a secret without path", spec: `{upgrade: {image: a}, secrets: [{name: s}]}`, want: "spec.secrets[0].path: Required value"},
+		{name: "a secret without name", spec: `{upgrade: {image: a}, secrets: [{path: s}]}`, want: "spec.secrets[0].name: Required value"},
+		{name: "a volume without source", spec: `{upgrade: {image: a, volumes: [{name: v, destination: /d}]}}`, want: "spec.upgrade.volumes[0].source: Required value"},
+		{name: "a day that is not a weekday", spec: `{upgrade: {image: a}, window: {days: [someday], startTime: "1", endTime: "2"}}`, want: "spec.window.days[0]: Unsupported value"},
+		{name: "no days", spec: `{upgrade: {image: a}, window: {days: [], startTime: "1", endTime: "2"}}`, want: "spec.window.days: Invalid value"},
+		{name: "days by number and name", spec: `{upgrade: {image: a}, window: {days: ["0", mo, tue, wednesday], startTime: "1", endTime: "2"}}`, want: ""},
+		{name: "a negative delay", spec: `{upgrade: {image: a}, postCompleteDelay: "-1h"}`, want: ""},
+		{name: "a timeout as a number", spec: `{upgrade: {image: a}, drain: {timeout: 120000000}}`, want: ""},
+		{name: "a timeout as a duration", spec: `{upgrade: {image: a}, drain: {timeout: 5m}}`, want: ""},
+		{name: "concurrency of zero", spec: `{concurrency: 0, upgrade: {image: a}}`, want: ""},
+		{name: "both options of a drain", spec: `{upgrade: {image: a}, drain: {deleteLocalData: true, deleteEmptydirData: true}}`, want: ""},
+		{name: "an unknown state", spec: `{upgrade: {image: a}, constellation: {state: Asleep}}`, want: "spec.constellation.state: Unsupported value"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var spec map[string]any
@@ -237,17 +237,17 @@ func cannotBe(t *testing.T, w *world) {
 		name, spec string
 		want       []string
 	}{
-		{"unresolvable", `{concurrency: 1, upgrade: {image: a}}`, []string{"LatestResolved=False/Error cannot resolve plan: missing channel and version", "Complete=False/NotReady"}},
-		{"nothing", `{concurrency: 1, version: v1, nodeSelector: {matchLabels: {no: such}}, upgrade: {image: a}}`, []string{"Complete=True/Complete"}},
-		{"zero", `{concurrency: 0, version: v1, upgrade: {image: a}}`, []string{"Complete=True/Complete spec.concurrency is 0: none of 1 nodes is upgraded"}},
-		{"drains", `{concurrency: 1, version: v1, upgrade: {image: a}, drain: {deleteLocalData: true, deleteEmptydirData: true}}`, []string{"Validated=False/Error spec.drain cannot specify both deleteEmptydirData and deleteLocalData"}},
-		{"selector", `{concurrency: 1, version: v1, upgrade: {image: a}, drain: {podSelector: {matchExpressions: [{key: a, operator: Is}]}}}`, []string{"Validated=False/Error"}},
-		{"delay", `{concurrency: 1, version: v1, upgrade: {image: a}, postCompleteDelay: -1s}`, []string{"Validated=False/Error spec.postCompleteDelay is negative"}},
-		{"no-delay", `{concurrency: 1, version: v1, upgrade: {image: a}, postCompleteDelay: later}`, []string{"Validated=False/Error spec.postCompleteDelay is invalid"}},
-		{"window", `{concurrency: 1, version: v1, upgrade: {image: a}, window: {days: [mon], startTime: noon, endTime: "1"}}`, []string{"Validated=False/Error spec.window is invalid"}},
-		{"secret", `{concurrency: 1, version: v1, upgrade: {image: a}, secrets: [{name: gone, path: p}]}`, []string{`Validated=False/Error secrets "gone" not found`}},
-		{"closed", `{concurrency: 1, version: v1, upgrade: {image: a}, window: {days: [` + dayFrom(3) + `], startTime: "1", endTime: "2"}}`, []string{"Complete=False/Waiting the window opens at"}},
-		{"label", `{concurrency: 1, version: "v1 is/was: good", upgrade: {image: "a:b"}}`, []string{"Complete=True/Complete"}},
+		{name: "unresolvable", spec: `{concurrency: 1, upgrade: {image: a}}`, want: []string{"LatestResolved=False/Error cannot resolve plan: missing channel and version", "Complete=False/NotReady"}},
+		{name: "nothing", spec: `{concurrency: 1, version: v1, nodeSelector: {matchLabels: {no: such}}, upgrade: {image: a}}`, want: []string{"Complete=True/Complete"}},
+		{name: "zero", spec: `{concurrency: 0, version: v1, upgrade: {image: a}}`, want: []string{"Complete=True/Complete spec.concurrency is 0: none of 1 nodes is upgraded"}},
+		{name: "drains", spec: `{concurrency: 1, version: v1, upgrade: {image: a}, drain: {deleteLocalData: true, deleteEmptydirData: true}}`, want: []string{"Validated=False/Error spec.drain cannot specify both deleteEmptydirData and deleteLocalData"}},
+		{name: "selector", spec: `{concurrency: 1, version: v1, upgrade: {image: a}, drain: {podSelector: {matchExpressions: [{key: a, operator: Is}]}}}`, want: []string{"Validated=False/Error"}},
+		{name: "delay", spec: `{concurrency: 1, version: v1, upgrade: {image: a}, postCompleteDelay: -1s}`, want: []string{"Validated=False/Error spec.postCompleteDelay is negative"}},
+		{name: "no-delay", spec: `{concurrency: 1, version: v1, upgrade: {image: a}, postCompleteDelay: later}`, want: []string{"Validated=False/Error spec.postCompleteDelay is invalid"}},
+		{name: "window", spec: `{concurrency: 1, version: v1, upgrade: {image: a}, window: {days: [mon], startTime: noon, endTime: "1"}}`, want: []string{"Validated=False/Error spec.window is invalid"}},
+		{name: "secret", spec: `{concurrency: 1, version: v1, upgrade: {image: a}, secrets: [{name: gone, path: p}]}`, want: []string{`Validated=False/Error secrets "gone" not found`}},
+		{name: "closed", spec: `{concurrency: 1, version: v1, upgrade: {image: a}, window: {days: [` + dayFrom(3) + `], startTime: "1", endTime: "2"}}`, want: []string{"Complete=False/Waiting the window opens at"}},
+		{name: "label", spec: `{concurrency: 1, version: "v1 is/was: good", upgrade: {image: "a:b"}}`, want: []string{"Complete=True/Complete"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			inner := &site{TB: t, w: s.w, ns: s.ns}
@@ -747,8 +747,8 @@ func eventFields(t *testing.T, w *world) {
 		deny string // resource of the core group that the controller may not create
 		want int32
 	}{
-		{"event-fields", "", 1},
-		{"event-fields-older", "events", 0}, // a manifest of an earlier version
+		{name: "event-fields", deny: "", want: 1},
+		{name: "event-fields-older", deny: "events", want: 0}, // a manifest of an earlier version
 	} {
 		s := w.site(t, tt.name, 1)
 		s.start(func(c *Config) {

@@ -363,14 +363,14 @@ func TestJobs(t *testing.T) {
 		change func(*upgradev1.Plan)
 		node   node
 	}{
-		{"least", func(*upgradev1.Plan) {}, node{name: "node1", host: "node1", os: "linux"}},
-		{"full", full, node{name: "node1.example.org", host: "node1", os: "linux", unschedulable: true}},
-		{"windows", func(p *upgradev1.Plan) { p.Spec.Cordon = true }, node{name: "win", host: "win", os: windows}},
-		{"windows-full", func(p *upgradev1.Plan) {
+		{name: "least", change: func(*upgradev1.Plan) {}, node: node{name: "node1", host: "node1", os: "linux"}},
+		{name: "full", change: full, node: node{name: "node1.example.org", host: "node1", os: "linux", unschedulable: true}},
+		{name: "windows", change: func(p *upgradev1.Plan) { p.Spec.Cordon = true }, node: node{name: "win", host: "win", os: windows}},
+		{name: "windows-full", change: func(p *upgradev1.Plan) {
 			full(p)
 			p.Spec.Prepare.SecurityContext = &corev1.SecurityContext{RunAsNonRoot: new(false)}
 			p.Spec.Upgrade.SecurityContext = &corev1.SecurityContext{WindowsOptions: &corev1.WindowsSecurityContextOptions{RunAsUserName: new("Administrator")}}
-		}, node{name: "win", host: "win", os: windows}},
+		}, node: node{name: "win", host: "win", os: windows}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := planOf(tt.change)
@@ -535,18 +535,18 @@ func TestBlockedPodsInDrainLog(t *testing.T) {
 	}
 	const plain, full = "Cannot evict pod as it would violate the pod's disruption budget.", "Cannot evict pod as it would violate the pod's disruption budget. The disruption budget web needs 2 healthy pods and has 2 currently"
 	for _, tt := range []struct{ name, log, want string }{
-		{"nothing", "node/n1 cordoned\nWarning: ignoring DaemonSet-managed Pods: kube-system/proxy\nevicting pod a/b\npod/b evicted\nnode/n1 drained\n", ""},
-		{"kubectl", line("shop", "web-0", plain), "pod shop/web-0 may not be evicted: " + plain},
-		{"our own drain", "node/n1 cordoned\n" + line("shop", "web-0", full), "pod shop/web-0 may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently"},
-		{"the same one again", line("shop", "web-0", plain) + line("shop", "web-0", full), "pod shop/web-0 may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently"},
-		{"two", line("shop", "web-1", plain) + line("bank", "db", full), "pod bank/db may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently; nor may shop/web-1"},
-		{"four", line("d", "d", plain) + line("c", "c", plain) + line("b", "b", plain) + line("a", "a", full), "pod a/a may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently; nor may b/b and 2 more"},
+		{name: "nothing", log: "node/n1 cordoned\nWarning: ignoring DaemonSet-managed Pods: kube-system/proxy\nevicting pod a/b\npod/b evicted\nnode/n1 drained\n", want: ""},
+		{name: "kubectl", log: line("shop", "web-0", plain), want: "pod shop/web-0 may not be evicted: " + plain},
+		{name: "our own drain", log: "node/n1 cordoned\n" + line("shop", "web-0", full), want: "pod shop/web-0 may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently"},
+		{name: "the same one again", log: line("shop", "web-0", plain) + line("shop", "web-0", full), want: "pod shop/web-0 may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently"},
+		{name: "two", log: line("shop", "web-1", plain) + line("bank", "db", full), want: "pod bank/db may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently; nor may shop/web-1"},
+		{name: "four", log: line("d", "d", plain) + line("c", "c", plain) + line("b", "b", plain) + line("a", "a", full), want: "pod a/a may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently; nor may b/b and 2 more"},
 		{
-			"a terminating namespace", "error when evicting pod \"a\" from terminating namespace \"b\" (will retry after 5s): pods \"a\" is forbidden\n",
-			"pod b/a may not be evicted: pods \"a\" is forbidden",
+			name: "a terminating namespace", log: "error when evicting pod \"a\" from terminating namespace \"b\" (will retry after 5s): pods \"a\" is forbidden\n",
+			want: "pod b/a may not be evicted: pods \"a\" is forbidden",
 		},
-		{"a final error", "error when evicting pods/\"a\" -n \"b\": global timeout reached: 2s\n", ""},
-		{"invalid quotes", "error when evicting pods/\"a\\q\" -n \"b\" (will retry after 5s): no\n", ""},
+		{name: "a final error", log: "error when evicting pods/\"a\" -n \"b\": global timeout reached: 2s\n", want: ""},
+		{name: "invalid quotes", log: "error when evicting pods/\"a\\q\" -n \"b\" (will retry after 5s): no\n", want: ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := blockedPods(tt.log); got != tt.want {

@@ -49,32 +49,32 @@ func TestHashMatchesSystemUpgradeController(t *testing.T) {
 		change func(*upgradev1.Plan)
 		want   string
 	}{
-		{"version and account", func(*upgradev1.Plan) {}, known},
-		{"image, arguments and selector are not hashed", func(p *upgradev1.Plan) {
+		{name: "version and account", change: func(*upgradev1.Plan) {}, want: known},
+		{name: "image, arguments and selector are not hashed", change: func(p *upgradev1.Plan) {
 			p.Spec.Upgrade.Image, p.Spec.Upgrade.Args, p.Spec.NodeSelector, p.Spec.Cordon = "other", nil, nil, true
-		}, known},
-		{"an empty digest adds nothing", digest(""), known},
-		{"a number is written as it is", func(p *upgradev1.Plan) { p.Spec.Concurrency = 1000000; digest("spec.concurrency")(p) }, plain(base + "1000000")},
-		{"only the first element of a list is hashed", digest("spec.upgrade.args"), plain(base + "one")},
-		{"paths through a list match nothing", digest("spec.upgrade.args.0"), known},
-		{"paths are not trimmed", digest("spec.concurrency, spec.upgrade.image"), plain(base + "1")},
-		{"two paths", digest("spec.concurrency,spec.upgrade.image"), plain(base + "1rancher/k3s-upgrade")},
-		{"a map is written as Go does", digest("spec.upgrade"), plain(base + "map[args:[one two] image:rancher/k3s-upgrade]")},
-		{"a first element that is a map", func(p *upgradev1.Plan) {
+		}, want: known},
+		{name: "an empty digest adds nothing", change: digest(""), want: known},
+		{name: "a number is written as it is", change: func(p *upgradev1.Plan) { p.Spec.Concurrency = 1000000; digest("spec.concurrency")(p) }, want: plain(base + "1000000")},
+		{name: "only the first element of a list is hashed", change: digest("spec.upgrade.args"), want: plain(base + "one")},
+		{name: "paths through a list match nothing", change: digest("spec.upgrade.args.0"), want: known},
+		{name: "paths are not trimmed", change: digest("spec.concurrency, spec.upgrade.image"), want: plain(base + "1")},
+		{name: "two paths", change: digest("spec.concurrency,spec.upgrade.image"), want: plain(base + "1rancher/k3s-upgrade")},
+		{name: "a map is written as Go does", change: digest("spec.upgrade"), want: plain(base + "map[args:[one two] image:rancher/k3s-upgrade]")},
+		{name: "a first element that is a map", change: func(p *upgradev1.Plan) {
 			p.Spec.Upgrade.Env = []corev1.EnvVar{{Name: "A", Value: "b"}, {Name: "C"}}
 			digest("spec.upgrade.envs")(p)
-		}, plain(base + "map[name:A value:b]")},
-		{"durations are written as durations", func(p *upgradev1.Plan) {
+		}, want: plain(base + "map[name:A value:b]")},
+		{name: "durations are written as durations", change: func(p *upgradev1.Plan) {
 			p.Spec.PostCompleteDelay = new(upgradev1.Duration("90s"))
 			digest("spec.postCompleteDelay")(p)
-		}, plain(base + "1m30s")},
-		{"secrets are hashed in their order, without ignored ones", func(p *upgradev1.Plan) {
+		}, want: plain(base + "1m30s")},
+		{name: "secrets are hashed in their order, without ignored ones", change: func(p *upgradev1.Plan) {
 			p.Spec.Secrets = []upgradev1.SecretSpec{{Name: "b"}, {Name: "x", IgnoreUpdates: true}, {Name: "a"}}
-		}, plain(base + "<b><a>")},
-		{"a rerun is another hash", func(p *upgradev1.Plan) { p.Spec.Constellation = &upgradev1.Rollout{Rerun: "1"} }, plain(base + "\x001")},
-		{"other settings of spec.constellation are not hashed", func(p *upgradev1.Plan) {
+		}, want: plain(base + "<b><a>")},
+		{name: "a rerun is another hash", change: func(p *upgradev1.Plan) { p.Spec.Constellation = &upgradev1.Rollout{Rerun: "1"} }, want: plain(base + "\x001")},
+		{name: "other settings of spec.constellation are not hashed", change: func(p *upgradev1.Plan) {
 			p.Spec.Constellation = &upgradev1.Rollout{Retries: 3, Alone: true, State: upgradev1.Paused}
-		}, known},
+		}, want: known},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := latestHash(planOf(tt.change), "v1.36.3", secret)
@@ -276,15 +276,15 @@ func (w window) full() bool {
 
 func TestImagesGetTheVersionAsTag(t *testing.T) {
 	for _, tt := range []struct{ image, version, want string }{
-		{"rancher/k3s-upgrade", "v1", "rancher/k3s-upgrade:v1"},
-		{"docker.io/library/ubuntu", "bionic", "ubuntu:bionic"},
-		{"docker.io/rancher/k3s", "v1", "rancher/k3s:v1"},
-		{"localhost:5000/a", "v1", "localhost:5000/a:v1"},
-		{"localhost:5000/a:b", "v1", "localhost:5000/a:b"},
-		{"a:latest", "v1", "a:latest"},
-		{"a@sha256:0000000000000000000000000000000000000000000000000000000000000000", "v1", "a@sha256:0000000000000000000000000000000000000000000000000000000000000000"},
-		{"a", "not a tag", "a"},
-		{"", "v1", ""},
+		{image: "rancher/k3s-upgrade", version: "v1", want: "rancher/k3s-upgrade:v1"},
+		{image: "docker.io/library/ubuntu", version: "bionic", want: "ubuntu:bionic"},
+		{image: "docker.io/rancher/k3s", version: "v1", want: "rancher/k3s:v1"},
+		{image: "localhost:5000/a", version: "v1", want: "localhost:5000/a:v1"},
+		{image: "localhost:5000/a:b", version: "v1", want: "localhost:5000/a:b"},
+		{image: "a:latest", version: "v1", want: "a:latest"},
+		{image: "a@sha256:0000000000000000000000000000000000000000000000000000000000000000", version: "v1", want: "a@sha256:0000000000000000000000000000000000000000000000000000000000000000"},
+		{image: "a", version: "not a tag", want: "a"},
+		{image: "", version: "v1", want: ""},
 	} {
 		if got := withTag(tt.image, tt.version); got != tt.want {
 			t.Errorf("%s with %s is %s, want %s", tt.image, tt.version, got, tt.want)

@@ -25,13 +25,13 @@ const (
 
 var kinds = map[string]struct{ resource, name, spec string }{
 	"NodeVersion": {
-		"nodeversions", "constellation-version",
-		"{image: i, imageVersion: v1.0.0, kubernetesClusterVersion: v1.35.4, kubernetesComponentsReference: " + refA + "}",
+		resource: "nodeversions", name: "constellation-version",
+		spec: "{image: i, imageVersion: v1.0.0, kubernetesClusterVersion: v1.35.4, kubernetesComponentsReference: " + refA + "}",
 	},
-	"ScalingGroup":        {"scalinggroups", "workers", "{groupId: sandboxes/t/groups/workers, role: Worker}"},
-	"AutoscalingStrategy": {"autoscalingstrategies", "autoscalingstrategy", "{enabled: true, deploymentName: ca, deploymentNamespace: kube-system}"},
-	"PendingNode":         {"pendingnodes", "p", "{groupID: g, goal: Join, token: t}"},
-	"JoiningNode":         {"joiningnodes", "worker-1", "{name: worker-1, componentsreference: " + refA + ", iscontrolplane: false}"},
+	"ScalingGroup":        {resource: "scalinggroups", name: "workers", spec: "{groupId: sandboxes/t/groups/workers, role: Worker}"},
+	"AutoscalingStrategy": {resource: "autoscalingstrategies", name: "autoscalingstrategy", spec: "{enabled: true, deploymentName: ca, deploymentNamespace: kube-system}"},
+	"PendingNode":         {resource: "pendingnodes", name: "p", spec: "{groupID: g, goal: Join, token: t}"},
+	"JoiningNode":         {resource: "joiningnodes", name: "worker-1", spec: "{name: worker-1, componentsreference: " + refA + ", iscontrolplane: false}"},
 }
 
 // TestRules holds every validation rule against a real API server: the object that
