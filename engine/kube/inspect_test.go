@@ -272,8 +272,8 @@ func TestPreflightErrors(t *testing.T) {
 		status int // of every answer; zero: nothing listens
 		want   error
 	}{
-		{"an API server that is down", 0, cluster.ErrUnreachable},
-		{"a kubeconfig of another cluster", http.StatusUnauthorized, cluster.ErrDenied},
+		{name: "an API server that is down", status: 0, want: cluster.ErrUnreachable},
+		{name: "a kubeconfig of another cluster", status: http.StatusUnauthorized, want: cluster.ErrDenied},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(tt.status) }))
@@ -298,11 +298,11 @@ func TestTagsAreComparedAsVersions(t *testing.T) {
 		a, b string
 		want bool
 	}{
-		{"3.5.9-0", "3.5.26-0", true},
-		{"3.5.26-0", "3.5.9-0", false},
-		{"3.6.6-0", "3.6.6-0", false},
-		{"", "3.6.6-0", true},
-		{"3.6.6-0", "latest", false},
+		{a: "3.5.9-0", b: "3.5.26-0", want: true},
+		{a: "3.5.26-0", b: "3.5.9-0", want: false},
+		{a: "3.6.6-0", b: "3.6.6-0", want: false},
+		{a: "", b: "3.6.6-0", want: true},
+		{a: "3.6.6-0", b: "latest", want: false},
 	} {
 		if got := older(tt.a, tt.b); got != tt.want {
 			t.Errorf("%q older than %q: %t", tt.a, tt.b, got)

@@ -367,16 +367,16 @@ func TestErrorClasses(t *testing.T) {
 		err  error
 		want error // nil: none of the engine's
 	}{
-		{"absent", apierrors.NewNotFound(gr, "x"), cluster.ErrAbsent},
-		{"forbidden", apierrors.NewForbidden(gr, "x", errors.New("no")), cluster.ErrForbidden},
-		{"forbidden to the anonymous user", apierrors.NewForbidden(gr, "x", errors.New(`User "system:anonymous" cannot list resource "pods"`)), cluster.ErrDenied},
-		{"a kubeconfig of another cluster", apierrors.NewUnauthorized("who?"), cluster.ErrDenied},
-		{"a busy API server", apierrors.NewTooManyRequests("slow down", 1), cluster.ErrUnreachable},
-		{"etcd without a leader", apierrors.NewInternalError(errors.New("etcdserver: no leader")), cluster.ErrUnreachable},
-		{"a lost connection", fmt.Errorf("get: %w", io.EOF), cluster.ErrUnreachable},
-		{"http2 gone", errors.New("http2: client connection lost"), cluster.ErrUnreachable},
-		{"an invalid object", apierrors.NewInvalid(schema.GroupKind{}, "x", nil), nil},
-		{"the user left", context.Canceled, nil},
+		{name: "absent", err: apierrors.NewNotFound(gr, "x"), want: cluster.ErrAbsent},
+		{name: "forbidden", err: apierrors.NewForbidden(gr, "x", errors.New("no")), want: cluster.ErrForbidden},
+		{name: "forbidden to the anonymous user", err: apierrors.NewForbidden(gr, "x", errors.New(`User "system:anonymous" cannot list resource "pods"`)), want: cluster.ErrDenied},
+		{name: "a kubeconfig of another cluster", err: apierrors.NewUnauthorized("who?"), want: cluster.ErrDenied},
+		{name: "a busy API server", err: apierrors.NewTooManyRequests("slow down", 1), want: cluster.ErrUnreachable},
+		{name: "etcd without a leader", err: apierrors.NewInternalError(errors.New("etcdserver: no leader")), want: cluster.ErrUnreachable},
+		{name: "a lost connection", err: fmt.Errorf("get: %w", io.EOF), want: cluster.ErrUnreachable},
+		{name: "http2 gone", err: errors.New("http2: client connection lost"), want: cluster.ErrUnreachable},
+		{name: "an invalid object", err: apierrors.NewInvalid(schema.GroupKind{}, "x", nil), want: nil},
+		{name: "the user left", err: context.Canceled, want: nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := classify(tt.err)

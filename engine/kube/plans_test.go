@@ -36,24 +36,24 @@ func TestPlanStates(t *testing.T) {
 		want   cluster.NodePlan
 	}{
 		"not observed by a controller yet": {
-			upgradev1.PlanSpec{Version: "v1"}, upgradev1.PlanStatus{}, cluster.NodePlan{Version: "v1", State: cluster.PlanUnseen},
+			spec: upgradev1.PlanSpec{Version: "v1"}, status: upgradev1.PlanStatus{}, want: cluster.NodePlan{Version: "v1", State: cluster.PlanUnseen},
 		},
 		"it is applied to nodes, one of which is drained": {
-			upgradev1.PlanSpec{Channel: "https://example.org/stable", Constellation: &upgradev1.Rollout{Alone: true}},
-			upgradev1.PlanStatus{LatestVersion: "v2", Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "SyncJob", "version v2 is applied to Nodes a,b"), Constellation: ours(
+			spec: upgradev1.PlanSpec{Channel: "https://example.org/stable", Constellation: &upgradev1.Rollout{Alone: true}},
+			status: upgradev1.PlanStatus{LatestVersion: "v2", Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "SyncJob", "version v2 is applied to Nodes a,b"), Constellation: ours(
 				5, 1, 2, 0, "", upgradev1.NodeStatus{Name: "b", State: upgradev1.NodeRunning, Reason: "Draining", Message: "drains"}, upgradev1.NodeStatus{Name: "a", State: upgradev1.NodeSettling, Message: "soaks"},
 			)},
-			cluster.NodePlan{
+			want: cluster.NodePlan{
 				Version: "v2", Channel: "https://example.org/stable", State: cluster.PlanApplying, Alone: true, Total: 5, Done: 1, Applying: 2, Pending: 2,
 				Nodes: []cluster.NodePlanNode{{Name: "a", State: plan.NodeUpgrading, Text: "soaks"}, {Name: "b", State: plan.NodeDraining, Text: "drains"}},
 			},
 		},
 		"a drain is blocked": {
-			upgradev1.PlanSpec{Version: "v1"},
-			upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "SyncJob", "version v1 is applied to Nodes a,b"), Constellation: ours(
+			spec: upgradev1.PlanSpec{Version: "v1"},
+			status: upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "SyncJob", "version v1 is applied to Nodes a,b"), Constellation: ours(
 				2, 0, 2, 0, "", upgradev1.NodeStatus{Name: "a", State: upgradev1.NodeRunning, Reason: "DrainBlocked", Message: "pod c/d may not be evicted"}, upgradev1.NodeStatus{Name: "b", State: upgradev1.NodeRunning, Reason: "ImagePullError", Message: "no image"},
 			)},
-			cluster.NodePlan{
+			want: cluster.NodePlan{
 				Version: "v1", State: cluster.PlanApplying, Total: 2, Applying: 2,
 				Nodes: []cluster.NodePlanNode{
 					{Name: "a", State: plan.NodeDraining, Text: "pod c/d may not be evicted", Held: "add a replica to its workload, or relax the PodDisruptionBudget; the drain is retried every few seconds"},
@@ -62,47 +62,47 @@ func TestPlanStates(t *testing.T) {
 			},
 		},
 		"a node failed and stays in the list": {
-			upgradev1.PlanSpec{Version: "v1"},
-			upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "why"), Constellation: ours(4, 1, 2, 1, "", upgradev1.NodeStatus{Name: "a", State: upgradev1.NodeFailed, Message: "why"})},
-			cluster.NodePlan{
+			spec:   upgradev1.PlanSpec{Version: "v1"},
+			status: upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "why"), Constellation: ours(4, 1, 2, 1, "", upgradev1.NodeStatus{Name: "a", State: upgradev1.NodeFailed, Message: "why"})},
+			want: cluster.NodePlan{
 				Version: "v1", State: cluster.PlanFailed, Text: "why", Remedy: retry, Total: 4, Done: 1, Applying: 1, Failed: 1, Pending: 1,
 				Nodes: []cluster.NodePlanNode{{Name: "a", State: plan.NodeFailed, Text: "why"}},
 			},
 		},
 		"a node failed and left the list": {
-			upgradev1.PlanSpec{Version: "v1", Constellation: &upgradev1.Rollout{FailureBudget: new(intstr.FromInt32(2))}},
-			upgradev1.PlanStatus{Applying: []string{"b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "why"), Constellation: ours(4, 1, 1, 1, "")},
-			cluster.NodePlan{Version: "v1", State: cluster.PlanFailed, Text: "why", Remedy: retry, Total: 4, Done: 1, Applying: 1, Failed: 1, Pending: 1},
+			spec:   upgradev1.PlanSpec{Version: "v1", Constellation: &upgradev1.Rollout{FailureBudget: new(intstr.FromInt32(2))}},
+			status: upgradev1.PlanStatus{Applying: []string{"b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "why"), Constellation: ours(4, 1, 1, 1, "")},
+			want:   cluster.NodePlan{Version: "v1", State: cluster.PlanFailed, Text: "why", Remedy: retry, Total: 4, Done: 1, Applying: 1, Failed: 1, Pending: 1},
 		},
 		"it waits for its window": {
-			upgradev1.PlanSpec{Version: "v1"},
-			upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionFalse, "Waiting", "opens"), Constellation: ours(2, 0, 0, 0, "opens")},
-			cluster.NodePlan{Version: "v1", State: cluster.PlanWaiting, Text: "opens", Total: 2, Pending: 2},
+			spec:   upgradev1.PlanSpec{Version: "v1"},
+			status: upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionFalse, "Waiting", "opens"), Constellation: ours(2, 0, 0, 0, "opens")},
+			want:   cluster.NodePlan{Version: "v1", State: cluster.PlanWaiting, Text: "opens", Total: 2, Pending: 2},
 		},
 		"it is paused": {
-			upgradev1.PlanSpec{Version: "v1", Constellation: &upgradev1.Rollout{State: upgradev1.Paused}},
-			upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionFalse, "Waiting", "paused"), Constellation: ours(2, 1, 0, 0, "paused")},
-			cluster.NodePlan{Version: "v1", State: cluster.PlanPaused, Text: "paused", Total: 2, Done: 1, Pending: 1},
+			spec:   upgradev1.PlanSpec{Version: "v1", Constellation: &upgradev1.Rollout{State: upgradev1.Paused}},
+			status: upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionFalse, "Waiting", "paused"), Constellation: ours(2, 1, 0, 0, "paused")},
+			want:   cluster.NodePlan{Version: "v1", State: cluster.PlanPaused, Text: "paused", Total: 2, Done: 1, Pending: 1},
 		},
 		"it is complete": {
-			upgradev1.PlanSpec{Version: "v1"},
-			upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionTrue, "Complete", ""), Constellation: ours(2, 2, 0, 0, "")},
-			cluster.NodePlan{Version: "v1", State: cluster.PlanComplete, Total: 2, Done: 2},
+			spec:   upgradev1.PlanSpec{Version: "v1"},
+			status: upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionTrue, "Complete", ""), Constellation: ours(2, 2, 0, 0, "")},
+			want:   cluster.NodePlan{Version: "v1", State: cluster.PlanComplete, Total: 2, Done: 2},
 		},
 		"it is invalid": {
-			upgradev1.PlanSpec{Version: "v1"},
-			upgradev1.PlanStatus{Conditions: []upgradev1.Condition{{Type: upgradev1.ConditionValidated, Status: corev1.ConditionFalse, Reason: "Error", Message: "spec.window is invalid"}}},
-			cluster.NodePlan{Version: "v1", State: cluster.PlanInvalid, Text: "spec.window is invalid", Remedy: "correct it: `kubectl -n default edit plans.upgrade.cattle.io k3s`"},
+			spec:   upgradev1.PlanSpec{Version: "v1"},
+			status: upgradev1.PlanStatus{Conditions: []upgradev1.Condition{{Type: upgradev1.ConditionValidated, Status: corev1.ConditionFalse, Reason: "Error", Message: "spec.window is invalid"}}},
+			want:   cluster.NodePlan{Version: "v1", State: cluster.PlanInvalid, Text: "spec.window is invalid", Remedy: "correct it: `kubectl -n default edit plans.upgrade.cattle.io k3s`"},
 		},
 		"another controller applies it": {
-			upgradev1.PlanSpec{Version: "v1"},
-			upgradev1.PlanStatus{LatestVersion: "v1", Applying: []string{"a"}, Conditions: conditions(corev1.ConditionFalse, "SyncJob", "")},
-			cluster.NodePlan{Version: "v1", State: cluster.PlanApplying, Applying: 1, Nodes: []cluster.NodePlanNode{{Name: "a", State: plan.NodeUpgrading}}},
+			spec:   upgradev1.PlanSpec{Version: "v1"},
+			status: upgradev1.PlanStatus{LatestVersion: "v1", Applying: []string{"a"}, Conditions: conditions(corev1.ConditionFalse, "SyncJob", "")},
+			want:   cluster.NodePlan{Version: "v1", State: cluster.PlanApplying, Applying: 1, Nodes: []cluster.NodePlanNode{{Name: "a", State: plan.NodeUpgrading}}},
 		},
 		"another controller has failed": {
-			upgradev1.PlanSpec{Version: "v1"},
-			upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "Job default/x failed on Node a: BackoffLimitExceeded: x")},
-			cluster.NodePlan{
+			spec:   upgradev1.PlanSpec{Version: "v1"},
+			status: upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "Job default/x failed on Node a: BackoffLimitExceeded: x")},
+			want: cluster.NodePlan{
 				Version: "v1", State: cluster.PlanFailed, Text: "Job default/x failed on Node a: BackoffLimitExceeded: x", Remedy: "inspect its jobs: `kubectl -n default get jobs,pods -l upgrade.cattle.io/plan=k3s`",
 				Applying: 1, Failed: 1, Nodes: []cluster.NodePlanNode{{Name: "a", State: plan.NodeFailed}, {Name: "b", State: plan.NodeUpgrading}},
 			},

@@ -19,26 +19,26 @@ func TestReadOnlySendsNoChange(t *testing.T) {
 		method, path string
 		sent         bool
 	}{
-		{"GET", "/api/v1/pods", true},
-		{"GET", "/api/v1/namespaces/proxy/pods", true},
-		{"GET", "/api/v1/namespaces/proxy/pods/exec", true}, // names, not subresources
-		{"GET", "/apis/apps/v1/namespaces/a/deployments/attach", true},
-		{"GET", "/k8s/clusters/c-1/api/v1/namespaces/a/pods/b/exec", false},
-		{"GET", "/api/v1/namespaces/a/pods/b/../c/exec", false},
-		{"GET", "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachineinstances/b/portforward/22", false},
-		{"HEAD", "/healthz", true},
-		{"POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", true},
-		{"POST", "/k8s/clusters/c-1/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", true},
-		{"POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", false},
-		{"POST", "/api/v1/namespaces/a/pods/b/eviction", false},
-		{"POST", "/api/v1/namespaces/a/serviceaccounts/b/token", false},
-		{"PUT", "/api/v1/nodes/a", false},
-		{"PATCH", "/api/v1/nodes/a", false},
-		{"DELETE", "/api/v1/nodes/a", false},
-		{"GET", "/api/v1/nodes/a/proxy/configz", false},
-		{"GET", "/api/v1/nodes/a/proxy/run/ns/pod/c", false},
-		{"GET", "/api/v1/namespaces/a/pods/b/exec", false},
-		{"GET", "/api/v1/namespaces/a/pods/b/portforward", false},
+		{method: "GET", path: "/api/v1/pods", sent: true},
+		{method: "GET", path: "/api/v1/namespaces/proxy/pods", sent: true},
+		{method: "GET", path: "/api/v1/namespaces/proxy/pods/exec", sent: true}, // names, not subresources
+		{method: "GET", path: "/apis/apps/v1/namespaces/a/deployments/attach", sent: true},
+		{method: "GET", path: "/k8s/clusters/c-1/api/v1/namespaces/a/pods/b/exec", sent: false},
+		{method: "GET", path: "/api/v1/namespaces/a/pods/b/../c/exec", sent: false},
+		{method: "GET", path: "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachineinstances/b/portforward/22", sent: false},
+		{method: "HEAD", path: "/healthz", sent: true},
+		{method: "POST", path: "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", sent: true},
+		{method: "POST", path: "/k8s/clusters/c-1/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", sent: true},
+		{method: "POST", path: "/apis/authorization.k8s.io/v1/subjectaccessreviews", sent: false},
+		{method: "POST", path: "/api/v1/namespaces/a/pods/b/eviction", sent: false},
+		{method: "POST", path: "/api/v1/namespaces/a/serviceaccounts/b/token", sent: false},
+		{method: "PUT", path: "/api/v1/nodes/a", sent: false},
+		{method: "PATCH", path: "/api/v1/nodes/a", sent: false},
+		{method: "DELETE", path: "/api/v1/nodes/a", sent: false},
+		{method: "GET", path: "/api/v1/nodes/a/proxy/configz", sent: false},
+		{method: "GET", path: "/api/v1/nodes/a/proxy/run/ns/pod/c", sent: false},
+		{method: "GET", path: "/api/v1/namespaces/a/pods/b/exec", sent: false},
+		{method: "GET", path: "/api/v1/namespaces/a/pods/b/portforward", sent: false},
 	} {
 		sent := false
 		rt := readOnly{roundTripper(func(r *http.Request) (*http.Response, error) {

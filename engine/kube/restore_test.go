@@ -1069,18 +1069,18 @@ func TestSelectorsWithoutMatchFail(t *testing.T) {
 	h.put(fleets, "", "f", "", "{}", "")
 	b := h.backUp(false)
 	for _, tt := range []struct{ selector, want, remedy string }{
-		{"shop.example.com/widgets", "", ""},
-		{"widgets.shop.example.com", "", ""},
-		{"shop.example.com/widgets/default", "", ""},
-		{"shop.example.com/widgets/default/w", "", ""},
-		{"shop.example.com/fleets/f", "", ""},
-		{"apiextensions.k8s.io/customresourcedefinitions/fleets.shop.example.com", "", ""},
-		{"shop.example.com/widget", "select shop.example.com/widget: the backup has no widget.shop.example.com", "it has shop.example.com/fleets, shop.example.com/widgets"},
-		{"example.com/widgets", "select example.com/widgets: the backup has no widgets.example.com", "it has shop.example.com/widgets"},
-		{"core/nothing", "select core/nothing: the backup has no nothing", "it has core/configmaps, core/secrets"},
-		{"shop.example.com/widgets/w", "select shop.example.com/widgets/w: nothing in the backup matches", "list its content with `constellation backup show " + testBackup + "`"},
-		{"shop.example.com/widgets/default/v", "select shop.example.com/widgets/default/v: nothing in the backup matches", "list its content with `constellation backup show " + testBackup + "`"},
-		{"shop.example.com/fleets/default/f", "select shop.example.com/fleets/default/f: objects of fleets.shop.example.com have no namespace", "write shop.example.com/fleets/f"},
+		{selector: "shop.example.com/widgets", want: "", remedy: ""},
+		{selector: "widgets.shop.example.com", want: "", remedy: ""},
+		{selector: "shop.example.com/widgets/default", want: "", remedy: ""},
+		{selector: "shop.example.com/widgets/default/w", want: "", remedy: ""},
+		{selector: "shop.example.com/fleets/f", want: "", remedy: ""},
+		{selector: "apiextensions.k8s.io/customresourcedefinitions/fleets.shop.example.com", want: "", remedy: ""},
+		{selector: "shop.example.com/widget", want: "select shop.example.com/widget: the backup has no widget.shop.example.com", remedy: "it has shop.example.com/fleets, shop.example.com/widgets"},
+		{selector: "example.com/widgets", want: "select example.com/widgets: the backup has no widgets.example.com", remedy: "it has shop.example.com/widgets"},
+		{selector: "core/nothing", want: "select core/nothing: the backup has no nothing", remedy: "it has core/configmaps, core/secrets"},
+		{selector: "shop.example.com/widgets/w", want: "select shop.example.com/widgets/w: nothing in the backup matches", remedy: "list its content with `constellation backup show " + testBackup + "`"},
+		{selector: "shop.example.com/widgets/default/v", want: "select shop.example.com/widgets/default/v: nothing in the backup matches", remedy: "list its content with `constellation backup show " + testBackup + "`"},
+		{selector: "shop.example.com/fleets/default/f", want: "select shop.example.com/fleets/default/f: objects of fleets.shop.example.com have no namespace", remedy: "write shop.example.com/fleets/f"},
 	} {
 		t.Run(tt.selector, func(t *testing.T) {
 			s, err := engine.ParseSelector(tt.selector)
@@ -1260,10 +1260,10 @@ func TestRestoreForUsers(t *testing.T) {
 		r    engine.RestoreRequest
 		want string
 	}{
-		{"no such backup", engine.RestoreRequest{ID: "backup-20200101000000-00000000"}, "there is none in"},
-		{"no ID", engine.RestoreRequest{ID: "x"}, "invalid ID of a backup"},
-		{"an incomplete selector", engine.RestoreRequest{ID: p.ID, Only: []string{"widgets"}}, "want group/resource"},
-		{"a selector that matches nothing", engine.RestoreRequest{ID: p.ID, Only: []string{"shop.example.com/fleets"}}, "the backup has no fleets.shop.example.com"},
+		{name: "no such backup", r: engine.RestoreRequest{ID: "backup-20200101000000-00000000"}, want: "there is none in"},
+		{name: "no ID", r: engine.RestoreRequest{ID: "x"}, want: "invalid ID of a backup"},
+		{name: "an incomplete selector", r: engine.RestoreRequest{ID: p.ID, Only: []string{"widgets"}}, want: "want group/resource"},
+		{name: "a selector that matches nothing", r: engine.RestoreRequest{ID: p.ID, Only: []string{"shop.example.com/fleets"}}, want: "the backup has no fleets.shop.example.com"},
 	} {
 		if err := restore(tt.r); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), tt.want) || plan.Remedy(err) == "" {
 			t.Errorf("%s: %v; exit %d, remedy %q", tt.name, err, plan.ExitCode(err), plan.Remedy(err))

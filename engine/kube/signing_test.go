@@ -8,24 +8,24 @@ import (
 func TestSigningDurationIsAddedOnce(t *testing.T) {
 	for _, tt := range []struct{ name, in, want string }{
 		{
-			"a list of flags",
-			"apiServer:\n  extraArgs:\n    - name: profiling\n      value: \"false\"\napiVersion: kubeadm.k8s.io/v1beta4\ncontrollerManager:\n  extraArgs:\n    - name: profiling\n      value: \"false\"\nkind: ClusterConfiguration\n",
-			"apiServer:\n  extraArgs:\n    - name: profiling\n      value: \"false\"\napiVersion: kubeadm.k8s.io/v1beta4\ncontrollerManager:\n  extraArgs:\n    - name: profiling\n      value: \"false\"\n    - name: cluster-signing-duration\n      value: 336h0m0s\nkind: ClusterConfiguration\n",
+			name: "a list of flags",
+			in:   "apiServer:\n  extraArgs:\n    - name: profiling\n      value: \"false\"\napiVersion: kubeadm.k8s.io/v1beta4\ncontrollerManager:\n  extraArgs:\n    - name: profiling\n      value: \"false\"\nkind: ClusterConfiguration\n",
+			want: "apiServer:\n  extraArgs:\n    - name: profiling\n      value: \"false\"\napiVersion: kubeadm.k8s.io/v1beta4\ncontrollerManager:\n  extraArgs:\n    - name: profiling\n      value: \"false\"\n    - name: cluster-signing-duration\n      value: 336h0m0s\nkind: ClusterConfiguration\n",
 		},
 		{
-			"no flags", "apiVersion: kubeadm.k8s.io/v1beta4\ncontrollerManager: {}\n",
-			"apiVersion: kubeadm.k8s.io/v1beta4\ncontrollerManager: {extraArgs: [{name: cluster-signing-duration, value: 336h0m0s}]}\n",
+			name: "no flags", in: "apiVersion: kubeadm.k8s.io/v1beta4\ncontrollerManager: {}\n",
+			want: "apiVersion: kubeadm.k8s.io/v1beta4\ncontrollerManager: {extraArgs: [{name: cluster-signing-duration, value: 336h0m0s}]}\n",
 		},
 		{
-			"nothing about the controller manager", "apiVersion: kubeadm.k8s.io/v1beta4\n",
-			"apiVersion: kubeadm.k8s.io/v1beta4\ncontrollerManager:\n  extraArgs:\n    - name: cluster-signing-duration\n      value: 336h0m0s\n",
+			name: "nothing about the controller manager", in: "apiVersion: kubeadm.k8s.io/v1beta4\n",
+			want: "apiVersion: kubeadm.k8s.io/v1beta4\ncontrollerManager:\n  extraArgs:\n    - name: cluster-signing-duration\n      value: 336h0m0s\n",
 		},
 		{
-			"a mapping of flags", "apiVersion: kubeadm.k8s.io/v1beta3\ncontrollerManager:\n  extraArgs:\n    profiling: \"false\"\n",
-			"apiVersion: kubeadm.k8s.io/v1beta3\ncontrollerManager:\n  extraArgs:\n    profiling: \"false\"\n    cluster-signing-duration: 336h0m0s\n",
+			name: "a mapping of flags", in: "apiVersion: kubeadm.k8s.io/v1beta3\ncontrollerManager:\n  extraArgs:\n    profiling: \"false\"\n",
+			want: "apiVersion: kubeadm.k8s.io/v1beta3\ncontrollerManager:\n  extraArgs:\n    profiling: \"false\"\n    cluster-signing-duration: 336h0m0s\n",
 		},
-		{"a duration of the owner's", "apiVersion: kubeadm.k8s.io/v1beta4\ncontrollerManager:\n  extraArgs:\n    - {name: cluster-signing-duration, value: 24h}\n", ""},
-		{"a duration of the owner's in a mapping", "apiVersion: kubeadm.k8s.io/v1beta3\ncontrollerManager:\n  extraArgs: {cluster-signing-duration: 24h}\n", ""},
+		{name: "a duration of the owner's", in: "apiVersion: kubeadm.k8s.io/v1beta4\ncontrollerManager:\n  extraArgs:\n    - {name: cluster-signing-duration, value: 24h}\n", want: ""},
+		{name: "a duration of the owner's in a mapping", in: "apiVersion: kubeadm.k8s.io/v1beta3\ncontrollerManager:\n  extraArgs: {cluster-signing-duration: 24h}\n", want: ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := withSigning(tt.in, "336h0m0s")

@@ -158,36 +158,36 @@ func TestPlacesAgreeWithTheScheduler(t *testing.T) {
 		change func(*corev1.Pod)
 		fits   bool
 	}{
-		{"plain", nil, true},
-		{"small", requests(corev1.ResourceCPU, "1"), true},
-		{"large", requests(corev1.ResourceCPU, "1001m"), false},
-		{"heavy", requests(corev1.ResourceMemory, "9Gi"), false},
-		{"gpu", both(requests("example.com/gpu", "1"), tolerates), true},
-		{"gpus", both(requests("example.com/gpu", "3"), tolerates), false},
-		{"intolerant", requests("example.com/gpu", "1"), false},
-		{"tolerant", both(requests(corev1.ResourceCPU, "2"), tolerates), true},
-		{"port", port, false},
-		{"pinned", func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "worker-0"} }, false},
-		{"zone", func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelTopologyZone: "a"} }, true},
-		{"elsewhere", func(p *corev1.Pod) {
+		{name: "plain", fits: true},
+		{name: "small", change: requests(corev1.ResourceCPU, "1"), fits: true},
+		{name: "large", change: requests(corev1.ResourceCPU, "1001m"), fits: false},
+		{name: "heavy", change: requests(corev1.ResourceMemory, "9Gi"), fits: false},
+		{name: "gpu", change: both(requests("example.com/gpu", "1"), tolerates), fits: true},
+		{name: "gpus", change: both(requests("example.com/gpu", "3"), tolerates), fits: false},
+		{name: "intolerant", change: requests("example.com/gpu", "1"), fits: false},
+		{name: "tolerant", change: both(requests(corev1.ResourceCPU, "2"), tolerates), fits: true},
+		{name: "port", change: port, fits: false},
+		{name: "pinned", change: func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "worker-0"} }, fits: false},
+		{name: "zone", change: func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelTopologyZone: "a"} }, fits: true},
+		{name: "elsewhere", change: func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"worker-1"}}},
 			}}}}}
-		}, false},
-		{"rival", nil, false},
-		{"shy", func(p *corev1.Pod) {
+		}, fits: false},
+		{name: "rival", fits: false},
+		{name: "shy", change: func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms("settler", corev1.LabelHostname)}}
-		}, false},
-		{"friend", func(p *corev1.Pod) {
+		}, fits: false},
+		{name: "friend", change: func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms("settler", corev1.LabelHostname)}}
-		}, true},
-		{"lonely", func(p *corev1.Pod) {
+		}, fits: true},
+		{name: "lonely", change: func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms("nobody", corev1.LabelHostname)}}
-		}, false},
-		{"data-here", mounts("here"), false},
-		{"data-zone-a", mounts("zone-a"), true},
-		{"data-zone-b", mounts("zone-b"), false},
-		{"data-zone-b-tolerant", both(mounts("zone-b"), tolerates), true},
+		}, fits: false},
+		{name: "data-here", change: mounts("here"), fits: false},
+		{name: "data-zone-a", change: mounts("zone-a"), fits: true},
+		{name: "data-zone-b", change: mounts("zone-b"), fits: false},
+		{name: "data-zone-b-tolerant", change: both(mounts("zone-b"), tolerates), fits: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c.pods(tt.name, "worker-0", tt.change)

@@ -54,7 +54,7 @@ func city(nodes, pods int) *world {
 
 // BenchmarkChecks is what looking takes when everything has been read, without evictions.
 func BenchmarkChecks(b *testing.B) {
-	for _, size := range []struct{ nodes, pods, surge int }{{100, 5_000, 1}, {1_000, 20_000, 1}, {1_000, 20_000, 0}} {
+	for _, size := range []struct{ nodes, pods, surge int }{{nodes: 100, pods: 5_000, surge: 1}, {nodes: 1_000, pods: 20_000, surge: 1}, {nodes: 1_000, pods: 20_000, surge: 0}} {
 		b.Run(fmt.Sprintf("nodes=%d/pods=%d/surge=%d", size.nodes, size.pods, size.surge), func(b *testing.B) {
 			w := city(size.nodes, size.pods)
 			w.request.Surge = size.surge

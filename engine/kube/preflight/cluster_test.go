@@ -135,144 +135,144 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 		plant func(w *world)
 		want  []string
 	}{
-		{"a clean sandbox", func(*world) {}, nil},
-		{"API servers two minors apart", func(w *world) {
+		{name: "a clean sandbox", plant: func(*world) {}, want: nil},
+		{name: "API servers two minors apart", plant: func(w *world) {
 			w.addServerNode("control-plane-1", "v1.33.1", "3.6.6-0")
 			w.addServerNode("control-plane-2", "v1.35.4", "3.6.6-0")
-		}, []string{
+		}, want: []string{
 			"block control-plane-versions: API servers run v1.33.1 and v1.35.4, which are 2 minor versions apart",
 			"block kubelet-versions: the kubelet of 1 node is v1.35.4, newer than the oldest API server with v1.33.1",
 			"block proxy-version: kube-proxy is v1.35.4, newer than the oldest API server with v1.33.1",
 		}},
-		{"a scheduler that runs ahead", func(w *world) {
+		{name: "a scheduler that runs ahead", plant: func(w *world) {
 			w.component("kube-scheduler", "control-plane-0").images = []string{"registry.k8s.io/kube-scheduler:v1.36.3"}
-		}, []string{"block control-plane-versions: kube-scheduler on control-plane-0 is v1.36.3, newer than the API server beside it with v1.35.4"}},
-		{"a controller manager that lags behind", func(w *world) {
+		}, want: []string{"block control-plane-versions: kube-scheduler on control-plane-0 is v1.36.3, newer than the API server beside it with v1.35.4"}},
+		{name: "a controller manager that lags behind", plant: func(w *world) {
 			w.component("kube-controller-manager", "control-plane-0").images = []string{"registry.k8s.io/kube-controller-manager:v1.33.0"}
-		}, []string{"block control-plane-versions: kube-controller-manager on control-plane-0 is v1.33.0, more than one minor version older than the API server with v1.35.4"}},
-		{"a rollout of which a third is done", func(w *world) {
+		}, want: []string{"block control-plane-versions: kube-controller-manager on control-plane-0 is v1.33.0, more than one minor version older than the API server with v1.35.4"}},
+		{name: "a rollout of which a third is done", plant: func(w *world) {
 			w.addServerNode("control-plane-1", "v1.36.3", "3.6.6-0")
 			w.addServerNode("control-plane-2", "v1.35.4", "3.6.6-0")
-		}, nil},
-		{"an image by digest alone", func(w *world) {
+		}, want: nil},
+		{name: "an image by digest alone", plant: func(w *world) {
 			w.component("kube-scheduler", "control-plane-0").images = []string{"registry.example:5000/kube-scheduler@sha256:00"}
-		}, []string{"not-checked control-plane-versions: the version of kube-scheduler is unknown"}},
-		{"a kubelet that the hop leaves behind", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.32.9" }, []string{
+		}, want: []string{"not-checked control-plane-versions: the version of kube-scheduler is unknown"}},
+		{name: "a kubelet that the hop leaves behind", plant: func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.32.9" }, want: []string{
 			"block kubelet-versions: the kubelet of 1 node is v1.32.9, too old for the API servers of the hop with v1.36.3",
 		}},
-		{"a kubelet that is too old already", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.31.0" }, []string{
+		{name: "a kubelet that is too old already", plant: func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.31.0" }, want: []string{
 			"block kubelet-versions: the kubelet of 1 node is v1.31.0, too old for the API servers with v1.35.4",
 		}},
-		{"a kubelet of before v1.25 may be two behind", func(w *world) {
+		{name: "a kubelet of before v1.25 may be two behind", plant: func(w *world) {
 			w.request = hop("v1.26.1", "v1.27.1")
 			*w = *atVersion(w, "v1.26.1")
 			w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.24.3"
-		}, []string{
+		}, want: []string{
 			"block kubelet-versions: the kubelet of 1 node is v1.24.3, too old for the API servers of the hop with v1.27.1",
 			"not-checked etcd-members: not checked whether etcd can be upgraded with the hop",
 		}},
-		{"a kubelet three behind may stay", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.33.0" }, nil},
-		{"a kubelet newer than its API server", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.36.0" }, []string{
+		{name: "a kubelet three behind may stay", plant: func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.33.0" }, want: nil},
+		{name: "a kubelet newer than its API server", plant: func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.36.0" }, want: []string{
 			"block kubelet-versions: the kubelet of 1 node is v1.36.0, newer than the oldest API server with v1.35.4",
 		}},
-		{"a node with a hostile version", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "\x1b[2Jv1.35.4" }, []string{
+		{name: "a node with a hostile version", plant: func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "\x1b[2Jv1.35.4" }, want: []string{
 			"not-checked kubelet-versions: the version of the kubelet of 1 node is unknown",
 		}},
-		{"kube-proxy that nobody upgraded", func(w *world) {
+		{name: "kube-proxy that nobody upgraded", plant: func(w *world) {
 			w.daemonSets[0].Spec.Template.Spec.Containers[0].Image = "registry.k8s.io/kube-proxy:v1.32.0"
-		}, []string{"block proxy-version: kube-proxy is v1.32.0, too old for API servers with v1.36.3"}},
-		{"an API server that nobody reaches", func(w *world) {
+		}, want: []string{"block proxy-version: kube-proxy is v1.32.0, too old for API servers with v1.36.3"}},
+		{name: "an API server that nobody reaches", plant: func(w *world) {
 			w.silent = []silentServer{{address: "10.42.0.11:6443", why: "no answer"}}
-		}, []string{
+		}, want: []string{
 			"not-checked control-plane-versions: the version of 1 API server is unknown",
 			"not-checked api-health: 1 API server could not be reached from here",
 		}},
-		{"the pod of a member whose node is gone", func(w *world) {
+		{name: "the pod of a member whose node is gone", plant: func(w *world) {
 			w.addServerNode("control-plane-1", "v1.35.4", "3.6.6-0")
 			w.nodes = slices.DeleteFunc(w.nodes, func(n corev1.Node) bool { return n.Name == "control-plane-1" })
-		}, nil},
-		{"etcd with two members", func(w *world) { w.addServerNode("control-plane-1", "v1.35.4", "3.6.6-0") }, []string{
+		}, want: nil},
+		{name: "etcd with two members", plant: func(w *world) { w.addServerNode("control-plane-1", "v1.35.4", "3.6.6-0") }, want: []string{
 			"warn etcd-members: etcd has 2 members, which tolerate no more failures than 1",
 		}},
-		{"an etcd member that is not ready", func(w *world) { w.component("etcd", "control-plane-0").ready = false }, []string{
+		{name: "an etcd member that is not ready", plant: func(w *world) { w.component("etcd", "control-plane-0").ready = false }, want: []string{
 			"block etcd-members: 1 member of etcd is not ready",
 		}},
-		{"an etcd too old to become 3.6", func(w *world) {
+		{name: "an etcd too old to become 3.6", plant: func(w *world) {
 			w.component("etcd", "control-plane-0").images = []string{"registry.k8s.io/etcd:3.5.24-0"}
-		}, []string{"block etcd-members: etcd on control-plane-0 is v3.5.24, and only v3.5.26 can be upgraded to v3.6.8"}},
-		{"an etcd new enough to become 3.6", func(w *world) {
+		}, want: []string{"block etcd-members: etcd on control-plane-0 is v3.5.24, and only v3.5.26 can be upgraded to v3.6.8"}},
+		{name: "an etcd new enough to become 3.6", plant: func(w *world) {
 			w.component("etcd", "control-plane-0").images = []string{"registry.k8s.io/etcd:3.5.26-0"}
-		}, nil},
-		{"an etcd that would go back", func(w *world) { w.request.Etcd = "3.5.26-0" }, []string{
+		}, want: nil},
+		{name: "an etcd that would go back", plant: func(w *world) { w.request.Etcd = "3.5.26-0" }, want: []string{
 			"block etcd-members: etcd on control-plane-0 is v3.6.6, newer than v3.5.26 of the hop",
 		}},
-		{"etcd that does not answer an API server", func(w *world) { w.servers[0].failing = []string{"etcd", "etcd-readiness"} }, []string{
+		{name: "etcd that does not answer an API server", plant: func(w *world) { w.servers[0].failing = []string{"etcd", "etcd-readiness"} }, want: []string{
 			"block etcd-members: an API server cannot reach etcd",
 		}},
-		{"etcd nearly full", func(w *world) { w.servers[0].metrics.storage["https://127.0.0.1:2379"] = 1750 << 20 }, []string{
+		{name: "etcd nearly full", plant: func(w *world) { w.servers[0].metrics.storage["https://127.0.0.1:2379"] = 1750 << 20 }, want: []string{
 			"warn etcd-size: etcd's database has 1.7 of 2.0 GiB, 85 %",
 		}},
-		{"etcd full", func(w *world) { w.servers[0].metrics.storage["https://127.0.0.1:2379"] = 2030 << 20 }, []string{
+		{name: "etcd full", plant: func(w *world) { w.servers[0].metrics.storage["https://127.0.0.1:2379"] = 2030 << 20 }, want: []string{
 			"block etcd-size: etcd's database has 2.0 of 2.0 GiB, 99 %",
 		}},
-		{"etcd with a larger quota", func(w *world) {
+		{name: "etcd with a larger quota", plant: func(w *world) {
 			w.servers[0].metrics.storage["https://127.0.0.1:2379"] = 2030 << 20
 			e := w.component("etcd", "control-plane-0")
 			e.args = append(e.args, "--quota-backend-bytes=8589934592")
-		}, nil},
-		{"an API server with a failing check", func(w *world) { w.servers[0].failing = []string{"informer-sync"} }, []string{
+		}, want: nil},
+		{name: "an API server with a failing check", plant: func(w *world) { w.servers[0].failing = []string{"informer-sync"} }, want: []string{
 			"block api-health: API server 10.42.0.10:6443 is not ready",
 		}},
-		{"an API server that turns clients away", func(w *world) { w.servers[0].metrics.rejected = 400 }, []string{
+		{name: "an API server that turns clients away", plant: func(w *world) { w.servers[0].metrics.rejected = 400 }, want: []string{
 			"warn api-rejections: API server 10.42.0.10:6443 rejected 400 requests of 100000",
 		}},
-		{"a scheduler without a leader", func(w *world) { delete(w.leaders, "kube-scheduler") }, []string{
+		{name: "a scheduler without a leader", plant: func(w *world) { delete(w.leaders, "kube-scheduler") }, want: []string{
 			"block leaders: kube-scheduler has no leader",
 		}},
-		{"a controller manager that stopped", func(w *world) {
+		{name: "a controller manager that stopped", plant: func(w *world) {
 			l := w.leaders["kube-controller-manager"]
 			l.RenewTime = &metav1.MicroTime{Time: noon.Add(-5 * time.Minute)}
 			w.leaders["kube-controller-manager"] = l
-		}, []string{"block leaders: kube-controller-manager has lost its leader"}},
-		{"kubeadm's ConfigMap is gone", func(w *world) { delete(w.configs, kubeadmConfig) }, []string{
+		}, want: []string{"block leaders: kube-controller-manager has lost its leader"}},
+		{name: "kubeadm's ConfigMap is gone", plant: func(w *world) { delete(w.configs, kubeadmConfig) }, want: []string{
 			"block kubeadm-config: the ConfigMap kubeadm-config is missing, and `kubeadm upgrade` needs it",
 		}},
-		{"kubeadm's ConfigMap is of an age that kubeadm does not read", func(w *world) {
+		{name: "kubeadm's ConfigMap is of an age that kubeadm does not read", plant: func(w *world) {
 			w.configs[kubeadmConfig]["ClusterConfiguration"] = "apiVersion: kubeadm.k8s.io/v1beta2\nkind: ClusterConfiguration\nkubernetesVersion: v1.35.4\n"
-		}, []string{"block kubeadm-config: the ConfigMap kubeadm-config contains a ClusterConfiguration of kubeadm.k8s.io/v1beta2, which kubeadm does not read"}},
-		{"the kubelets' ConfigMap is broken", func(w *world) { w.configs[kubeletConfig]["kubelet"] = "{{{" }, []string{
+		}, want: []string{"block kubeadm-config: the ConfigMap kubeadm-config contains a ClusterConfiguration of kubeadm.k8s.io/v1beta2, which kubeadm does not read"}},
+		{name: "the kubelets' ConfigMap is broken", plant: func(w *world) { w.configs[kubeletConfig]["kubelet"] = "{{{" }, want: []string{
 			"block kubeadm-config: the ConfigMap kubelet-config cannot be read",
 		}},
-		{"flags and gates that the hop removes", func(w *world) {
+		{name: "flags and gates that the hop removes", plant: func(w *world) {
 			a := w.component("kube-apiserver", "control-plane-0")
 			a.args = append(a.args, "--feature-gates=ContextualLogging=true,StructuredAuthorizationConfiguration=true,ImageVolume=false")
 			w.configs[kubeletConfig]["kubelet"] += "featureGates: {MemoryManager: true, KubeletPSI: true}\n"
 			w.configs[kubeadmConfig]["ClusterConfiguration"] = strings.Replace(w.configs[kubeadmConfig]["ClusterConfiguration"], `scheduler: {extraArgs: [`, `scheduler: {extraArgs: [{name: feature-gates, value: "kube:TopologyAwareHints=true"}, `, 1)
-		}, []string{
+		}, want: []string{
 			"block removed-flags: kube-apiserver would not start after the hop: the feature gate ImageVolume can only be true (v1.36)",
 			"block removed-flags: kube-apiserver would not start after the hop: the feature gate StructuredAuthorizationConfiguration is removed (v1.36)",
 			"block removed-flags: kube-scheduler would not start after the hop: the feature gate TopologyAwareHints is removed (v1.36)",
 			"block removed-flags: kubelet would not start after the hop: the feature gate MemoryManager is removed (v1.36)",
 		}},
-		{"a version whose flags are not known", func(w *world) {
+		{name: "a version whose flags are not known", plant: func(w *world) {
 			w.request.From, w.request.To = version.MustParse("v1.37.2"), version.MustParse("v1.38.0")
 			*w = *atVersion(w, "v1.37.2")
-		}, []string{
+		}, want: []string{
 			"warn container-runtime: containerd 1.x runs on 2 nodes, and kubelets from v1.38 on need containerd 2",
 		}},
-		{"nothing of v1.36 that v1.37 breaks", toward137, nil},
-		{"an old runtime, reported one hop early", func(w *world) {
+		{name: "nothing of v1.36 that v1.37 breaks", plant: toward137, want: nil},
+		{name: "an old runtime, reported one hop early", plant: func(w *world) {
 			toward137(w)
 			w.nodes[0].Status.NodeInfo.ContainerRuntimeVersion = "containerd://1.7.27"
-		}, []string{"warn container-runtime: containerd 1.x runs on 1 node, and kubelets from v1.38 on need containerd 2"}},
-		{"flags, values and gates that v1.37 refuses", func(w *world) {
+		}, want: []string{"warn container-runtime: containerd 1.x runs on 1 node, and kubelets from v1.38 on need containerd 2"}},
+		{name: "flags, values and gates that v1.37 refuses", plant: func(w *world) {
 			toward137(w)
 			a := w.component("kube-apiserver", "control-plane-0")
 			a.args = append(a.args, "--enable-admission-plugins=NodeRestriction,JobValidation", "--runtime-config=api/all=true,scheduling.k8s.io/v1alpha2=true", "--feature-gates=DRAPrioritizedList=false")
 			c := w.component("kube-controller-manager", "control-plane-0")
 			c.args = append(c.args, "--concurrent-service-syncs=2")
 			w.configs[kubeletConfig]["kubelet"] += "featureGates: {SidecarContainers: true}\neventRecordQPS: 0\n"
-		}, []string{
+		}, want: []string{
 			"block removed-flags: kube-apiserver would not start after the hop: the feature gate DRAPrioritizedList can only be true (v1.37)",
 			"block removed-flags: kube-apiserver would not start after the hop: the value JobValidation of --enable-admission-plugins is refused (v1.37)",
 			"block removed-flags: kube-apiserver would not start after the hop: the value scheduling.k8s.io/v1alpha2 of --runtime-config is refused (v1.37)",
@@ -280,185 +280,185 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			"block removed-flags: kubelet would not start after the hop: the feature gate SidecarContainers is removed (v1.37)",
 			"warn changed-settings: from v1.37 on, eventRecordQPS: 0 of a kubelet means no limit; before, it meant the default, 50 per second",
 		}},
-		{"flags and gates of kube-proxy that v1.37 refuses", func(w *world) {
+		{name: "flags and gates of kube-proxy that v1.37 refuses", plant: func(w *world) {
 			toward137(w)
 			c := &w.daemonSets[0].Spec.Template.Spec.Containers[0]
 			c.Command = []string{"/usr/local/bin/kube-proxy", "--machine-id-file=/etc/machine-id"}
 			w.configs[proxyConfig]["config.conf"] += "featureGates: {SidecarContainers: true}\n"
-		}, []string{
+		}, want: []string{
 			"block removed-flags: kube-proxy would not start after the hop: the feature gate SidecarContainers is removed (v1.37)",
 			"block removed-flags: kube-proxy would not start after the hop: the flag --machine-id-file is removed (v1.37)",
 		}},
-		{"flags, gates and settings of one kubelet, on a machine that stays", func(w *world) {
+		{name: "flags, gates and settings of one kubelet, on a machine that stays", plant: func(w *world) {
 			toward137(w)
 			w.kubelets.of["worker-0"] = ownSettings()
-		}, []string{
+		}, want: []string{
 			"block running-kubelets: the kubelet of 1 node has settings of its own: the feature gate DRAPrioritizedList can only be true (v1.37)",
 			"block running-kubelets: the kubelet of 1 node has settings of its own: the feature gate SidecarContainers is removed (v1.37)",
 			"block running-kubelets: the kubelet of 1 node has settings of its own: the flag --storage-driver-password is removed (v1.37)",
 			"warn running-kubelets: the kubelet of 1 node has settings of its own: the meaning of eventRecordQPS: 0 changes (v1.37)",
 		}},
-		{"flags, gates and settings of one kubelet, on a machine that is replaced", func(w *world) {
+		{name: "flags, gates and settings of one kubelet, on a machine that is replaced", plant: func(w *world) {
 			toward137(w)
 			w.request.ReplaceControlPlanes, w.request.ReplaceWorkers = true, true
 			w.kubelets.of["worker-0"] = ownSettings()
-		}, []string{
+		}, want: []string{
 			"warn running-kubelets: the kubelet of 1 node has settings of its own: the feature gate DRAPrioritizedList can only be true (v1.37)",
 			"warn running-kubelets: the kubelet of 1 node has settings of its own: the feature gate SidecarContainers is removed (v1.37)",
 			"warn running-kubelets: the kubelet of 1 node has settings of its own: the flag --storage-driver-password is removed (v1.37)",
 			"warn running-kubelets: the kubelet of 1 node has settings of its own: the meaning of eventRecordQPS: 0 changes (v1.37)",
 		}},
-		{"a removed flag of one kubelet, on a machine that is upgraded in place", func(w *world) {
+		{name: "a removed flag of one kubelet, on a machine that is upgraded in place", plant: func(w *world) {
 			toward137(w)
 			w.request.ReplaceControlPlanes, w.request.ReplaceWorkers = true, true
 			w.kubelets.of["worker-0"] = kubeletReport{config: map[string]any{}, flags: map[string]string{"container-hints": "/etc/hints"}}
 			i := slices.IndexFunc(w.nodes, func(n corev1.Node) bool { return n.Name == "worker-0" })
 			w.nodes[i].Labels = map[string]string{v1alpha1.LabelInPlace: "true"}
-		}, []string{"block running-kubelets: the kubelet of 1 node has settings of its own: the flag --container-hints is removed (v1.37)"}},
-		{"the shared configuration of kubelets is reported once", func(w *world) {
+		}, want: []string{"block running-kubelets: the kubelet of 1 node has settings of its own: the flag --container-hints is removed (v1.37)"}},
+		{name: "the shared configuration of kubelets is reported once", plant: func(w *world) {
 			toward137(w)
 			w.configs[kubeletConfig]["kubelet"] += "eventRecordQPS: 0\nfeatureGates: {DRAPrioritizedList: false, SidecarContainers: true}\n"
 			r := ownSettings()
 			delete(r.flags, "storage-driver-password")
 			w.kubelets.of["worker-0"] = r
-		}, []string{
+		}, want: []string{
 			"block removed-flags: kubelet would not start after the hop: the feature gate DRAPrioritizedList can only be true (v1.37)",
 			"block removed-flags: kubelet would not start after the hop: the feature gate SidecarContainers is removed (v1.37)",
 			"warn changed-settings: from v1.37 on, eventRecordQPS: 0 of a kubelet means no limit; before, it meant the default, 50 per second",
 		}},
-		{"a kubelet that does not report its flags, and one that does not answer", func(w *world) {
+		{name: "a kubelet that does not report its flags, and one that does not answer", plant: func(w *world) {
 			toward137(w)
 			w.kubelets.of["worker-0"] = kubeletReport{config: map[string]any{}, flagsError: "the feature gate ComponentFlagz is off"}
 			w.kubelets.of["control-plane-0"] = kubeletReport{configError: "the API server did not answer in time"}
-		}, []string{
+		}, want: []string{
 			"not-checked running-kubelets: not checked what flags, feature gates and settings the kubelet of 1 node runs with",
 			"not-checked running-kubelets: not checked whether the kubelet of 1 node has a flag that the hop removes",
 		}},
-		{"a hop that removes no flag of kubelets needs no report of flags", func(w *world) {
+		{name: "a hop that removes no flag of kubelets needs no report of flags", plant: func(w *world) {
 			w.kubelets.of["worker-0"] = kubeletReport{config: map[string]any{}, flagsError: "the feature gate ComponentFlagz is off"}
-		}, nil},
-		{"the actions that v1.36 requires", func(w *world) {
+		}, want: nil},
+		{name: "the actions that v1.36 requires", plant: func(w *world) {
 			c := w.component("kube-controller-manager", "control-plane-0")
 			c.args = append(c.args, "--flex-volume-plugin-dir=/opt/flex")
 			w.actionObjects = map[actionKey][]string{
 				{"resourceslices.resource.k8s.io", ""}:                                     {"resourceslice/worker-0-gpu"},
 				{"prometheusrules.monitoring.coreos.com", "volume_operation_total_errors"}: {"prometheusrule/monitoring/volumes"},
 			}
-		}, []string{
+		}, want: []string{
 			"warn required-actions: v1.36 requires an action: kubeadm no longer mounts the directory of flex-volumes into kube-controller-manager",
 			"warn required-actions: v1.36 requires an action: drivers of Dynamic Resource Allocation need more permissions to update the status of ResourceClaims",
 			"warn required-actions: v1.36 requires an action: the metric volume_operation_total_errors is renamed to volume_operation_errors_total",
 		}},
-		{"a user who reads the logs of kubelets", func(w *world) {
+		{name: "a user who reads the logs of kubelets", plant: func(w *world) {
 			toward137(w)
 			w.grants = map[string][]grant{"nodes/log": {{"log-reader", []string{"user/eve\x1b[2J"}}}}
-		}, []string{"warn required-actions: v1.37 requires an action: kubelets log their effective configuration when they start"}},
-		{"pods with different SELinux labels on one volume", func(w *world) {
+		}, want: []string{"warn required-actions: v1.37 requires an action: kubelets log their effective configuration when they start"}},
+		{name: "pods with different SELinux labels on one volume", plant: func(w *world) {
 			toward137(w)
 			w.shareVolume("s0:c1,c2", "s0:c3,c4")
-		}, []string{"warn required-actions: v1.37 requires an action: SELinuxMount is on: pods with different SELinux labels can no longer share some volumes; hosts without SELinux are not affected"}},
-		{"a pod with an SELinux label and one without on one volume", func(w *world) {
+		}, want: []string{"warn required-actions: v1.37 requires an action: SELinuxMount is on: pods with different SELinux labels can no longer share some volumes; hosts without SELinux are not affected"}},
+		{name: "a pod with an SELinux label and one without on one volume", plant: func(w *world) {
 			toward137(w)
 			w.shareVolume("s0:c1,c2", "")
-		}, []string{"warn required-actions: v1.37 requires an action: SELinuxMount is on: pods with different SELinux labels can no longer share some volumes; hosts without SELinux are not affected"}},
-		{"pods with one SELinux label on one volume", func(w *world) {
+		}, want: []string{"warn required-actions: v1.37 requires an action: SELinuxMount is on: pods with different SELinux labels can no longer share some volumes; hosts without SELinux are not affected"}},
+		{name: "pods with one SELinux label on one volume", plant: func(w *world) {
 			toward137(w)
 			w.shareVolume("s0:c1,c2", "s0:c1,c2")
-		}, nil},
-		{"pods with different SELinux labels on a volume whose driver does not mount with labels", func(w *world) {
+		}, want: nil},
+		{name: "pods with different SELinux labels on a volume whose driver does not mount with labels", plant: func(w *world) {
 			toward137(w)
 			w.shareVolume("s0:c1,c2", "s0:c3,c4")
 			w.labelDrivers = nil
-		}, nil},
-		{"flags of etcd that v3.7 refuses, in its pod and in kubeadm's configuration", func(w *world) {
+		}, want: nil},
+		{name: "flags of etcd that v3.7 refuses, in its pod and in kubeadm's configuration", plant: func(w *world) {
 			toward137(w)
 			e := w.component("etcd", "control-plane-0")
 			e.args = append(e.args, "--experimental-initial-corrupt-check=true")
 			w.configs[kubeadmConfig]["ClusterConfiguration"] += "etcd: {local: {extraArgs: [{name: experimental-compaction-batch-limit, value: \"100\"}]}}\n"
-		}, []string{
+		}, want: []string{
 			"block removed-flags: etcd would not start after the hop: the flag --experimental-compaction-batch-limit is removed (etcd v3.7)",
 			"block removed-flags: etcd would not start after the hop: the flag --experimental-initial-corrupt-check is removed (etcd v3.7)",
 		}},
-		{"the flags of etcd stay while its minor stays", func(w *world) {
+		{name: "the flags of etcd stay while its minor stays", plant: func(w *world) {
 			toward137(w)
 			w.request.Etcd = "3.6.14-0"
 			e := w.component("etcd", "control-plane-0")
 			e.args = append(e.args, "--experimental-initial-corrupt-check=true")
-		}, nil},
-		{"members of etcd at mixed patches, one of them below the floor", func(w *world) {
+		}, want: nil},
+		{name: "members of etcd at mixed patches, one of them below the floor", plant: func(w *world) {
 			w.addServerNode("control-plane-1", "v1.36.4", "3.6.8-0")
 			w.addServerNode("control-plane-2", "v1.36.4", "3.6.14-0")
 			toward137(w)
-		}, []string{"block etcd-members: etcd on control-plane-1 is v3.6.8, and only v3.6.11 can be upgraded to v3.7.0"}},
-		{"a tag that keeps etcd from its next minor", func(w *world) {
+		}, want: []string{"block etcd-members: etcd on control-plane-1 is v3.6.8, and only v3.6.11 can be upgraded to v3.7.0"}},
+		{name: "a tag that keeps etcd from its next minor", plant: func(w *world) {
 			toward137(w)
 			w.configs[kubeadmConfig]["ClusterConfiguration"] += "etcd: {local: {imageTag: 3.6.11-0}}\n"
-		}, []string{"warn etcd-members: etcd.local.imageTag keeps etcd at v3.6.11: the hop does not bring v3.7.0"}},
-		{"an etcd outside the cluster", func(w *world) {
+		}, want: []string{"warn etcd-members: etcd.local.imageTag keeps etcd at v3.6.11: the hop does not bring v3.7.0"}},
+		{name: "an etcd outside the cluster", plant: func(w *world) {
 			toward137(w)
 			w.pods = slices.DeleteFunc(w.pods, func(p pod) bool { return p.component == "etcd" })
 			w.configs[kubeadmConfig]["ClusterConfiguration"] += "etcd: {external: {endpoints: [https://10.0.0.9:2379]}}\n"
-		}, []string{"not-checked etcd-members: etcd is external: its version is not checked"}},
-		{"a configuration and a gate that kubeadm of v1.37 does not read", func(w *world) {
+		}, want: []string{"not-checked etcd-members: etcd is external: its version is not checked"}},
+		{name: "a configuration and a gate that kubeadm of v1.37 does not read", plant: func(w *world) {
 			toward137(w)
 			w.configs[kubeadmConfig]["ClusterConfiguration"] = "apiVersion: kubeadm.k8s.io/v1beta3\nkind: ClusterConfiguration\nkubernetesVersion: v1.36.4\nfeatureGates: {PublicKeysECDSA: true}\n"
-		}, []string{
+		}, want: []string{
 			"block kubeadm-config: the ConfigMap kubeadm-config contains a ClusterConfiguration of kubeadm.k8s.io/v1beta3, which kubeadm does not read",
 			"block kubeadm-config: kubeadm of v1.37 refuses the feature gate PublicKeysECDSA in its configuration",
 		}},
-		{"stored objects of an API that v1.37 deletes", func(w *world) {
+		{name: "stored objects of an API that v1.37 deletes", plant: func(w *world) {
 			toward137(w)
 			w.writers = map[schema.GroupVersionResource][]writer{
 				{Group: "scheduling.k8s.io", Version: "v1alpha2", Resource: "workloads"}: {{manager: "kubectl", at: noon.Add(-day), object: "shop/batch", objects: 3}},
 			}
-		}, []string{"block removed-apis-written: objects of scheduling.k8s.io/v1alpha2 workloads are stored, and v1.37 does not read them"}},
-		{"kube-proxy in mode ipvs", func(w *world) { w.configs[proxyConfig]["config.conf"] = "mode: ipvs" }, []string{
+		}, want: []string{"block removed-apis-written: objects of scheduling.k8s.io/v1alpha2 workloads are stored, and v1.37 does not read them"}},
+		{name: "kube-proxy in mode ipvs", plant: func(w *world) { w.configs[proxyConfig]["config.conf"] = "mode: ipvs" }, want: []string{
 			"warn proxy-mode: kube-proxy runs in mode ipvs, which is deprecated",
 		}},
-		{"an expired API server", func(w *world) { w.servers[0].cert = certificate(365*day, -3*time.Hour) }, []string{
+		{name: "an expired API server", plant: func(w *world) { w.servers[0].cert = certificate(365*day, -3*time.Hour) }, want: []string{
 			"block api-certificates: the certificate of API server 10.42.0.10:6443 expired 3 hours ago",
 		}},
-		{"an API server that is near its end, and one further", func(w *world) {
+		{name: "an API server that is near its end, and one further", plant: func(w *world) {
 			w.servers[0].cert, w.servers[0].ca = certificate(365*day, 6*day), certificate(3650*day, 20*day)
-		}, []string{
+		}, want: []string{
 			"block api-certificates: the certificate of API server 10.42.0.10:6443 expires in 6 days",
 			"warn api-certificates: the certificate of the cluster's CA expires in 20 days",
 		}},
-		{"a certificate that is renewed every day", func(w *world) { w.servers[0].cert = certificate(day, 10*time.Hour) }, nil},
-		{"a request that nobody approves", func(w *world) {
+		{name: "a certificate that is renewed every day", plant: func(w *world) { w.servers[0].cert = certificate(day, 10*time.Hour) }, want: nil},
+		{name: "a request that nobody approves", plant: func(w *world) {
 			w.signings = []certificatesv1.CertificateSigningRequest{
 				{ObjectMeta: metav1.ObjectMeta{Name: "csr-1", CreationTimestamp: metav1.Time{Time: noon.Add(-time.Hour)}}},
 				{ObjectMeta: metav1.ObjectMeta{Name: "csr-2", CreationTimestamp: metav1.Time{Time: noon.Add(-time.Second)}}},
 			}
-		}, []string{"warn signing-requests: 1 certificate signing request is pending"}},
-		{"a chart that does not allow the version", func(w *world) {
+		}, want: []string{"warn signing-requests: 1 certificate signing request is pending"}},
+		{name: "a chart that does not allow the version", plant: func(w *world) {
 			w.charts = []helmRelease{{"shop", "web", "web", "1.2.3", ">=1.25.0-0 <1.36.0-0", ""}, {"shop", "db", "db", "2.0.0", ">= 1.20", ""}, {"shop", "x", "x", "1.0.0", "", ""}}
-		}, []string{"warn helm-charts: the chart web 1.2.3 of Helm release shop/web does not allow Kubernetes v1.36.3"}},
-		{"a Helm release that does not unpack", func(w *world) { w.unreadableCharts = []string{"shop/web"} }, []string{
+		}, want: []string{"warn helm-charts: the chart web 1.2.3 of Helm release shop/web does not allow Kubernetes v1.36.3"}},
+		{name: "a Helm release that does not unpack", plant: func(w *world) { w.unreadableCharts = []string{"shop/web"} }, want: []string{
 			"not-checked helm-charts: not checked whether Helm release shop/web allows Kubernetes v1.36.3: it cannot be read",
 		}},
-		{"Helm releases that do not unpack, and Kubernetes stays", func(w *world) {
+		{name: "Helm releases that do not unpack, and Kubernetes stays", plant: func(w *world) {
 			w.request.To = w.request.From
 			w.unreadableCharts = []string{"shop/web", "shop/x\x1b[2J"}
-		}, []string{"not-checked helm-charts: not checked whether 2 Helm releases allow Kubernetes v1.35.4: they cannot be read"}},
-		{"a chart that never allowed it, and Kubernetes stays", func(w *world) {
+		}, want: []string{"not-checked helm-charts: not checked whether 2 Helm releases allow Kubernetes v1.35.4: they cannot be read"}},
+		{name: "a chart that never allowed it, and Kubernetes stays", plant: func(w *world) {
 			w.request.To = w.request.From
 			w.charts = []helmRelease{{"shop", "web", "web", "1.2.3", "<1.30.0-0", ""}}
-		}, nil},
-		{"a removed API that only the API server's metrics report", func(w *world) {
+		}, want: nil},
+		{name: "a removed API that only the API server's metrics report", plant: func(w *world) {
 			w.servers[0].metrics.deprecated = []deprecatedUse{
 				{group: "new.k8s.io", version: "v1beta1", resource: "things", removed: "1.36", verbs: map[string]float64{"list": 1}},
 				{group: "new.k8s.io", version: "v1beta1", resource: "others", removed: "1.37"},
 				{group: "x", removed: "sometime"},
 			}
-		}, []string{
+		}, want: []string{
 			"warn removed-apis-used: clients read new.k8s.io/v1beta1 things, which v1.36 no longer serves",
 			"warn removed-apis-used: clients read new.k8s.io/v1beta1 others, which v1.37, the minor after this hop, no longer serves",
 		}},
-		{"a namespace that admits none of our pods", func(w *world) {
+		{name: "a namespace that admits none of our pods", plant: func(w *world) {
 			w.namespaces[ownNamespace] = metav1.ObjectMeta{Name: ownNamespace, Labels: map[string]string{psaLabel: "baseline"}}
-		}, []string{"block pod-security: the namespace constellation-system enforces the pod security level baseline"}},
-		{"an aggregated API that is down", func(w *world) {
+		}, want: []string{"block pod-security: the namespace constellation-system enforces the pod security level baseline"}},
+		{name: "an aggregated API that is down", plant: func(w *world) {
 			a := apiService{ObjectMeta: metav1.ObjectMeta{Name: "v1beta1.metrics.k8s.io"}}
 			a.Spec.Service = &struct {
 				Namespace string `json:"namespace"`
@@ -467,8 +467,8 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			}{Namespace: "kube-system", Name: "metrics-server"}
 			a.Status.Conditions = []metav1.Condition{{Type: "Available", Status: metav1.ConditionFalse, Reason: "MissingEndpoints", Message: "endpoints \x1b[31m are missing"}}
 			w.apiServices = []apiService{{ObjectMeta: metav1.ObjectMeta{Name: "v1.apps"}}, a}
-		}, []string{"block api-services: the API v1beta1.metrics.k8s.io is registered and not available"}},
-		{"definitions with trouble", func(w *world) {
+		}, want: []string{"block api-services: the API v1beta1.metrics.k8s.io is registered and not available"}},
+		{name: "definitions with trouble", plant: func(w *world) {
 			broken := kind{ObjectMeta: metav1.ObjectMeta{Name: "things.example.com"}}
 			broken.Spec.Versions = []kindVersion{{Name: "v1", Served: true, Storage: true}, {Name: "v1alpha1"}}
 			broken.Status.StoredVersions = []string{"v1alpha1", "v1beta1", "v1"}
@@ -479,7 +479,7 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 				{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionFalse},
 			}
 			w.kinds = []kind{broken}
-		}, []string{
+		}, want: []string{
 			"block kinds: the schema of things.example.com is not structural",
 			"block kinds: things.example.com is being deleted",
 			"block kinds: the names of things.example.com are taken",
@@ -487,9 +487,9 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			"warn kinds: things.example.com may store objects as v1alpha1, which it does not serve",
 			"block kinds: things.example.com may store objects as v1beta1, which it does not have",
 		}},
-		{"a definition whose converter is away", func(w *world) { w.converter(false) }, []string{"block kinds: nobody converts things.example.com"}},
-		{"a definition whose converter is there", func(w *world) { w.converter(true) }, nil},
-		{"a client that reads what goes, and one that writes it", func(w *world) {
+		{name: "a definition whose converter is away", plant: func(w *world) { w.converter(false) }, want: []string{"block kinds: nobody converts things.example.com"}},
+		{name: "a definition whose converter is there", plant: func(w *world) { w.converter(true) }, want: nil},
+		{name: "a client that reads what goes, and one that writes it", plant: func(w *world) {
 			w.request = hop("v1.31.2", "v1.32.0")
 			*w = *atVersion(w, "v1.31.2")
 			w.configs[kubeletConfig]["kubelet"] += "failCgroupV1: false\n"
@@ -500,18 +500,18 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			w.writers = map[schema.GroupVersionResource][]writer{
 				{Group: "flowcontrol.apiserver.k8s.io", Version: "v1beta3", Resource: "flowschemas"}: {{manager: "argocd\x07-controller", at: noon.Add(-3 * day), object: "/mine", objects: 2}},
 			}
-		}, []string{
+		}, want: []string{
 			"not-checked etcd-members: not checked whether etcd can be upgraded with the hop",
 			"block removed-apis-used: clients write flowcontrol.apiserver.k8s.io/v1beta3 flowschemas, which v1.32 no longer serves",
 			"warn removed-apis-used: clients read flowcontrol.apiserver.k8s.io/v1beta3 prioritylevelconfigurations, which v1.32 no longer serves",
 		}},
-		{"objects written long ago through what goes", func(w *world) {
+		{name: "objects written long ago through what goes", plant: func(w *world) {
 			w.request = hop("v1.31.2", "v1.32.0")
 			*w = *atVersion(w, "v1.31.2")
 			w.writers = map[schema.GroupVersionResource][]writer{
 				{Group: "flowcontrol.apiserver.k8s.io", Version: "v1beta3", Resource: "flowschemas"}: {{manager: "kubectl", at: noon.Add(-300 * day), object: "/mine", objects: 1}},
 			}
-		}, []string{
+		}, want: []string{
 			"not-checked etcd-members: not checked whether etcd can be upgraded with the hop",
 			"warn removed-apis-written: objects were written through flowcontrol.apiserver.k8s.io/v1beta3 flowschemas, which v1.32 no longer serves",
 		}},
@@ -642,13 +642,13 @@ func TestSELinuxLabelsOfPods(t *testing.T) {
 		spec corev1.PodSpec
 		want string
 	}{
-		{"none", corev1.PodSpec{Containers: []corev1.Container{{}}}, ""},
-		{"the pod's", corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{SELinuxOptions: level("s0:c1")}}, ":::s0:c1"},
-		{"a container's", corev1.PodSpec{
+		{name: "none", spec: corev1.PodSpec{Containers: []corev1.Container{{}}}, want: ""},
+		{name: "the pod's", spec: corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{SELinuxOptions: level("s0:c1")}}, want: ":::s0:c1"},
+		{name: "a container's", spec: corev1.PodSpec{
 			SecurityContext: &corev1.PodSecurityContext{SELinuxOptions: level("s0:c1")},
 			Containers:      []corev1.Container{{SecurityContext: &corev1.SecurityContext{SELinuxOptions: level("s0:c2")}}},
-		}, ":::s0:c2"},
-		{"opted out", corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{SELinuxOptions: level("s0:c1"), SELinuxChangePolicy: new(corev1.SELinuxChangePolicyRecursive)}}, ""},
+		}, want: ":::s0:c2"},
+		{name: "opted out", spec: corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{SELinuxOptions: level("s0:c1"), SELinuxChangePolicy: new(corev1.SELinuxChangePolicyRecursive)}}, want: ""},
 	} {
 		if got := seLinuxLabel(&corev1.Pod{Spec: tt.spec}); got != tt.want {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
@@ -757,16 +757,16 @@ func TestRemovedAPIsAreThoseOfTheHop(t *testing.T) {
 		from, to string
 		want     []string
 	}{
-		{"v1.35.4", "v1.36.3", []string{"scheduling.k8s.io/v1alpha1 workloads"}},
-		{"v1.35.1", "v1.35.4", nil},
-		{"v1.34.4", "v1.35.4", []string{
+		{from: "v1.35.4", to: "v1.36.3", want: []string{"scheduling.k8s.io/v1alpha1 workloads"}},
+		{from: "v1.35.1", to: "v1.35.4", want: nil},
+		{from: "v1.34.4", to: "v1.35.4", want: []string{
 			"certificates.k8s.io/v1alpha1 podcertificaterequests", "storage.k8s.io/v1alpha1 volumeattributesclasses", "storagemigration.k8s.io/v1alpha1 storageversionmigrations",
 		}},
-		{"v1.36.3", "v1.37.0", []string{
+		{from: "v1.36.3", to: "v1.37.0", want: []string{
 			"certificates.k8s.io/v1alpha1 clustertrustbundles", "networking.k8s.io/v1beta1 ipaddresses", "networking.k8s.io/v1beta1 servicecidrs",
 			"scheduling.k8s.io/v1alpha2 podgroups", "scheduling.k8s.io/v1alpha2 workloads", "storage.k8s.io/v1beta1 volumeattributesclasses",
 		}},
-		{"v1.24.0", "v1.26.0", nil}, // see below: too many to list, but these must be there
+		{from: "v1.24.0", to: "v1.26.0", want: nil}, // see below: too many to list, but these must be there
 	} {
 		var got []string
 		for _, a := range removedAPIs(version.MustParse(tt.from), version.MustParse(tt.to)) {
@@ -1033,10 +1033,10 @@ func TestKubectlIsNobodyToAsk(t *testing.T) {
 		fields []metav1.ManagedFieldsEntry
 		want   string
 	}{
-		{"nobody", nil, "namespace shop"},
-		{"an operator", []metav1.ManagedFieldsEntry{{Manager: "rancher", Time: at(1)}}, "namespace shop, rancher"},
-		{"kubectl alone", []metav1.ManagedFieldsEntry{{Manager: "kubectl-client-side-apply", Time: at(1)}, {Manager: "kubectl", Time: at(2)}}, "namespace shop"},
-		{"kubectl after an operator", []metav1.ManagedFieldsEntry{{Manager: "rancher", Time: at(1)}, {Manager: "kubectl-edit", Time: at(2)}, {Manager: "kubectl-patch", Time: at(3)}}, "namespace shop, rancher"},
+		{name: "nobody", want: "namespace shop"},
+		{name: "an operator", fields: []metav1.ManagedFieldsEntry{{Manager: "rancher", Time: at(1)}}, want: "namespace shop, rancher"},
+		{name: "kubectl alone", fields: []metav1.ManagedFieldsEntry{{Manager: "kubectl-client-side-apply", Time: at(1)}, {Manager: "kubectl", Time: at(2)}}, want: "namespace shop"},
+		{name: "kubectl after an operator", fields: []metav1.ManagedFieldsEntry{{Manager: "rancher", Time: at(1)}, {Manager: "kubectl-edit", Time: at(2)}, {Manager: "kubectl-patch", Time: at(3)}}, want: "namespace shop, rancher"},
 	} {
 		if got := keeperOf(&metav1.ObjectMeta{Namespace: "shop", ManagedFields: tt.fields}); got != tt.want {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)

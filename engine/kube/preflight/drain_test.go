@@ -457,37 +457,37 @@ func TestComputedDrainsAreThoseThatAreAskedFor(t *testing.T) {
 		plant func(namespace string)
 		want  string // severity and title, without the namespace
 	}{
-		{"room", func(ns string) { c.budget(ns, "web", "web", 1, 2, 1) }, "ok every node that is replaced can be drained"},
-		{"none ever", func(ns string) { c.budget(ns, "web", "web", 0, 2, 0) }, "block the drain of worker-0 (1 of 2) would be the first to hang, at pod /web-0"},
-		{"none now", func(ns string) {
+		{name: "room", plant: func(ns string) { c.budget(ns, "web", "web", 1, 2, 1) }, want: "ok every node that is replaced can be drained"},
+		{name: "none ever", plant: func(ns string) { c.budget(ns, "web", "web", 0, 2, 0) }, want: "block the drain of worker-0 (1 of 2) would be the first to hang, at pod /web-0"},
+		{name: "none now", plant: func(ns string) {
 			c.budget(ns, "web", "web", 1, 2, 0)
-		}, "warn the drain of worker-0 (1 of 2) would be the first to wait, for pod /web-0"},
-		{"two budgets", func(ns string) {
+		}, want: "warn the drain of worker-0 (1 of 2) would be the first to wait, for pod /web-0"},
+		{name: "two budgets", plant: func(ns string) {
 			c.budget(ns, "a", "web", 1, 2, 1)
 			c.budget(ns, "b", "web", 1, 2, 1)
-		}, "block the drain of worker-0 (1 of 2) would be the first to hang, at pod /web-0"},
-		{"a budget that its controller has not seen", func(ns string) {
+		}, want: "block the drain of worker-0 (1 of 2) would be the first to hang, at pod /web-0"},
+		{name: "a budget that its controller has not seen", plant: func(ns string) {
 			c.budget(ns, "web", "web", 1, 2, 1)
 			change(ns, "web", func(b *policyv1.PodDisruptionBudget) { b.Spec.MaxUnavailable = ptr.To(intstr.FromInt32(2)) })
-		}, "warn the drain of worker-0 (1 of 2) would be the first to wait, for pod /web-0"},
-		{"no pod is ready", func(ns string) {
+		}, want: "warn the drain of worker-0 (1 of 2) would be the first to wait, for pod /web-0"},
+		{name: "no pod is ready", plant: func(ns string) {
 			c.budget(ns, "web", "web", 1, 2, 0)
 			sick(ns, "web-0")
 			sick(ns, "web-1")
 			change(ns, "web", short(0, 1))
-		}, "block the drain of worker-0 (1 of 2) would be the first to hang, at pod /web-0"},
-		{"no pod is ready, and such may go", func(ns string) {
+		}, want: "block the drain of worker-0 (1 of 2) would be the first to hang, at pod /web-0"},
+		{name: "no pod is ready, and such may go", plant: func(ns string) {
 			c.budget(ns, "web", "web", 1, 2, 0)
 			sick(ns, "web-0")
 			sick(ns, "web-1")
 			change(ns, "web", func(b *policyv1.PodDisruptionBudget) { short(0, 1)(b); allowSick(b) })
-		}, "ok every node that is replaced can be drained"},
-		{"a pod that is not ready beyond what must be healthy", func(ns string) {
+		}, want: "ok every node that is replaced can be drained"},
+		{name: "a pod that is not ready beyond what must be healthy", plant: func(ns string) {
 			c.budget(ns, "web", "web", 1, 2, 0)
 			sick(ns, "web-0")
 			change(ns, "web", short(1, 1))
-		}, "warn the drain of worker-1 (2 of 2) would be the first to wait, for pod /web-1"},
-		{"a namespace that is being deleted", func(ns string) {
+		}, want: "warn the drain of worker-1 (2 of 2) would be the first to wait, for pod /web-1"},
+		{name: "a namespace that is being deleted", plant: func(ns string) {
 			c.budget(ns, "web", "web", 1, 2, 1)
 			c.must(c.core.CoreV1().Namespaces().Delete(t.Context(), ns, metav1.DeleteOptions{}))
 			// Its end comes to the API server's admission a moment later.
@@ -499,7 +499,7 @@ func TestComputedDrainsAreThoseThatAreAskedFor(t *testing.T) {
 					t.Fatalf("evictions are still admitted: %+v", a)
 				}
 			}
-		}, "warn the drain of worker-0 (1 of 2) would be the first to wait, for pod /web-0"},
+		}, want: "warn the drain of worker-0 (1 of 2) would be the first to wait, for pod /web-0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ns := fmt.Sprintf("shop-%d", i)

@@ -16,9 +16,9 @@ func TestPagesExtendTheWait(t *testing.T) {
 		every time.Duration // between two pages; zero: none arrives
 		want  time.Duration
 	}{
-		{"no page", 0, 30 * time.Second},
-		{"slow pages", 20 * time.Second, 300 * time.Second},
-		{"pages that are too slow", 40 * time.Second, 30 * time.Second},
+		{name: "no page", every: 0, want: 30 * time.Second},
+		{name: "slow pages", every: 20 * time.Second, want: 300 * time.Second},
+		{name: "pages that are too slow", every: 40 * time.Second, want: 30 * time.Second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -122,15 +122,15 @@ func TestRightOfARequest(t *testing.T) {
 		method, path string
 		want         Right
 	}{
-		{"GET", "/api/v1/pods", Right{Verb: "list", Resource: "pods"}},
-		{"GET", "/api/v1/namespaces", Right{Verb: "list", Resource: "namespaces"}},
-		{"GET", "/api/v1/namespaces/kube-system/configmaps/kubeadm-config", Right{Verb: "get", Resource: "configmaps", Name: "kubeadm-config"}},
-		{"POST", "/api/v1/namespaces/a/pods/p/eviction", Right{Verb: "create", Resource: "pods/eviction"}},
-		{"GET", "/api/v1/nodes/n/proxy/metrics", Right{Verb: "get", Resource: "nodes/proxy"}},
-		{"GET", "/apis/apps/v1/deployments", Right{Verb: "list", Group: "apps", Resource: "deployments"}},
-		{"GET", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", Right{Verb: "list", Group: "coordination.k8s.io", Resource: "leases"}},
-		{"GET", "/apis", Right{Verb: "get", URL: "/apis"}},
-		{"GET", "/readyz", Right{Verb: "get", URL: "/readyz"}},
+		{method: "GET", path: "/api/v1/pods", want: Right{Verb: "list", Resource: "pods"}},
+		{method: "GET", path: "/api/v1/namespaces", want: Right{Verb: "list", Resource: "namespaces"}},
+		{method: "GET", path: "/api/v1/namespaces/kube-system/configmaps/kubeadm-config", want: Right{Verb: "get", Resource: "configmaps", Name: "kubeadm-config"}},
+		{method: "POST", path: "/api/v1/namespaces/a/pods/p/eviction", want: Right{Verb: "create", Resource: "pods/eviction"}},
+		{method: "GET", path: "/api/v1/nodes/n/proxy/metrics", want: Right{Verb: "get", Resource: "nodes/proxy"}},
+		{method: "GET", path: "/apis/apps/v1/deployments", want: Right{Verb: "list", Group: "apps", Resource: "deployments"}},
+		{method: "GET", path: "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", want: Right{Verb: "list", Group: "coordination.k8s.io", Resource: "leases"}},
+		{method: "GET", path: "/apis", want: Right{Verb: "get", URL: "/apis"}},
+		{method: "GET", path: "/readyz", want: Right{Verb: "get", URL: "/readyz"}},
 	} {
 		req, err := http.NewRequest(tt.method, "https://h"+tt.path, nil)
 		if err != nil {
