@@ -205,17 +205,17 @@ func TestControlAPIServesItsClient(t *testing.T) {
 		kind error
 		text string
 	}{
-		"unknown Kubernetes":              {err2(c.Components(ctx, "v1.99.0")), cloud.ErrNotFound, "has v1.35.4"},
-		"unknown group":                   {c.SetGroupCount(ctx, sandboxapi.GroupID("demo", "gpu"), 1), cloud.ErrNotFound, "gpu"},
-		"another sandbox":                 {c.SetGroupCount(ctx, sandboxapi.GroupID("other", sandboxapi.WorkerGroup), 1), cloud.ErrNotFound, "sandbox other"},
-		"another's image":                 {c.SetGroupImage(ctx, workers, sandboxapi.ImageReference("other", "v1.1.0")), cloud.ErrNotFound, "other"},
-		"unknown image":                   {c.SetGroupImage(ctx, workers, sandboxapi.ImageReference("demo", "v9.0.0")), cloud.ErrNotFound, "v9.0.0"},
-		"no image":                        {c.SetGroupImage(ctx, workers, "latest"), nil, "want sandboxes/"},
-		"negative count":                  {c.SetGroupCount(ctx, workers, -1), nil, "0 to 253"},
-		"too many":                        {c.SetGroupCount(ctx, workers, 500), nil, "0 to 253"},
-		"unknown fault":                   {c.SetFaults(ctx, []string{"meteor"}), nil, "the faults are boot-delay"},
-		"reboot of nobody":                {c.RebootInstance(ctx, "sandbox://demo/worker-9"), cloud.ErrNotFound, "worker-9"},
-		"replacement in an unknown group": {err2(c.CreateInstance(ctx, sandboxapi.GroupID("demo", "gpu"), "x")), cloud.ErrNotFound, "gpu"},
+		"unknown Kubernetes":              {err: err2(c.Components(ctx, "v1.99.0")), kind: cloud.ErrNotFound, text: "has v1.35.4"},
+		"unknown group":                   {err: c.SetGroupCount(ctx, sandboxapi.GroupID("demo", "gpu"), 1), kind: cloud.ErrNotFound, text: "gpu"},
+		"another sandbox":                 {err: c.SetGroupCount(ctx, sandboxapi.GroupID("other", sandboxapi.WorkerGroup), 1), kind: cloud.ErrNotFound, text: "sandbox other"},
+		"another's image":                 {err: c.SetGroupImage(ctx, workers, sandboxapi.ImageReference("other", "v1.1.0")), kind: cloud.ErrNotFound, text: "other"},
+		"unknown image":                   {err: c.SetGroupImage(ctx, workers, sandboxapi.ImageReference("demo", "v9.0.0")), kind: cloud.ErrNotFound, text: "v9.0.0"},
+		"no image":                        {err: c.SetGroupImage(ctx, workers, "latest"), text: "want sandboxes/"},
+		"negative count":                  {err: c.SetGroupCount(ctx, workers, -1), text: "0 to 253"},
+		"too many":                        {err: c.SetGroupCount(ctx, workers, 500), text: "0 to 253"},
+		"unknown fault":                   {err: c.SetFaults(ctx, []string{"meteor"}), text: "the faults are boot-delay"},
+		"reboot of nobody":                {err: c.RebootInstance(ctx, "sandbox://demo/worker-9"), kind: cloud.ErrNotFound, text: "worker-9"},
+		"replacement in an unknown group": {err: err2(c.CreateInstance(ctx, sandboxapi.GroupID("demo", "gpu"), "x")), kind: cloud.ErrNotFound, text: "gpu"},
 	} {
 		if tt.err == nil || tt.kind != nil && !errors.Is(tt.err, tt.kind) || !strings.Contains(tt.err.Error(), tt.text) {
 			t.Errorf("%s: %v", name, tt.err)

@@ -72,22 +72,22 @@ func TestAShareOfMachinesIsAlwaysTheSame(t *testing.T) {
 
 func TestWrongFaultsAreNamedAllAtOnce(t *testing.T) {
 	for _, tt := range []struct{ name, fault, want string }{
-		{"unknown fault", "meteor=now", `fault "meteor=now" is unknown`},
-		{"delay without duration", "boot-delay=worker-1", `want boot-delay=MACHINE|SHARE:DURATION`},
-		{"negative delay", "boot-delay=worker-1:-1s", `must be positive`},
-		{"delay without machine", "boot-delay=:1s", `"" is not a name`},
-		{"share above one", "api-429=2", `not above 0 and at most 1`},
-		{"share of nothing", "api-500=0", `not above 0 and at most 1`},
-		{"share that is no number", "lost-delete=NaN", `not above 0`},
-		{"share of all machines above one", "never-join=1.5", `not a name`},
-		{"quota of nothing", "quota=0", `want quota=MACHINES`},
-		{"a lag of zero", "describe-lag=0s", `must be positive`},
-		{"unknown point", "kill=worker-0:lunch", `no point "lunch"`},
-		{"value where none belongs", "registry-empty=yes", `takes no value`},
-		{"an invalid machine name", "never-boot=../etc", `not a name`},
-		{"one end of a cut", "cut=worker-0", `does not name two ends`},
-		{"a cut from the cloud", "cut-to=worker-0:worker-0", `does not name two ends`},
-		{"unknown point of a power cut", "power-cut=worker-0:lunch", `no point "lunch"`},
+		{name: "unknown fault", fault: "meteor=now", want: `fault "meteor=now" is unknown`},
+		{name: "delay without duration", fault: "boot-delay=worker-1", want: `want boot-delay=MACHINE|SHARE:DURATION`},
+		{name: "negative delay", fault: "boot-delay=worker-1:-1s", want: `must be positive`},
+		{name: "delay without machine", fault: "boot-delay=:1s", want: `"" is not a name`},
+		{name: "share above one", fault: "api-429=2", want: `not above 0 and at most 1`},
+		{name: "share of nothing", fault: "api-500=0", want: `not above 0 and at most 1`},
+		{name: "share that is no number", fault: "lost-delete=NaN", want: `not above 0`},
+		{name: "share of all machines above one", fault: "never-join=1.5", want: `not a name`},
+		{name: "quota of nothing", fault: "quota=0", want: `want quota=MACHINES`},
+		{name: "a lag of zero", fault: "describe-lag=0s", want: `must be positive`},
+		{name: "unknown point", fault: "kill=worker-0:lunch", want: `no point "lunch"`},
+		{name: "value where none belongs", fault: "registry-empty=yes", want: `takes no value`},
+		{name: "an invalid machine name", fault: "never-boot=../etc", want: `not a name`},
+		{name: "one end of a cut", fault: "cut=worker-0", want: `does not name two ends`},
+		{name: "a cut from the cloud", fault: "cut-to=worker-0:worker-0", want: `does not name two ends`},
+		{name: "unknown point of a power cut", fault: "power-cut=worker-0:lunch", want: `no point "lunch"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := ParseFaults([]string{tt.fault, "second=wrong"})
@@ -105,16 +105,16 @@ func TestWrongFaultsAreNamedAllAtOnce(t *testing.T) {
 
 func TestFaultsOfNamesThatThereWillNeverBeAreRefused(t *testing.T) {
 	for _, tt := range []struct{ name, fault, want string }{
-		{"a machine that is there", "never-boot=worker-1", ""},
-		{"a machine that an upgrade will make", "kill=control-plane-12:image", ""},
-		{"a share of machines", "never-join=0.5", ""},
-		{"a component", "component-cut=kubectl", ""},
-		{"a machine of no group", "never-boot=nope", "fault never-boot=nope: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
-		{"a delay of a group", "boot-delay=worker:1s", "fault boot-delay=worker: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
-		{"an unknown machine number", "kill=worker-01:image", "fault kill=worker-01: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
-		{"an unknown peer", "cut=worker-0:moon", "fault cut=moon: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
-		{"the cloud as the other end", "cut=worker-0:cloud", ""},
-		{"an unknown component", "component-truncate=bogus", "fault component-truncate=bogus: there is no such component; the components are kubeadm, kubelet, kubectl"},
+		{name: "a machine that is there", fault: "never-boot=worker-1", want: ""},
+		{name: "a machine that an upgrade will make", fault: "kill=control-plane-12:image", want: ""},
+		{name: "a share of machines", fault: "never-join=0.5", want: ""},
+		{name: "a component", fault: "component-cut=kubectl", want: ""},
+		{name: "a machine of no group", fault: "never-boot=nope", want: "fault never-boot=nope: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
+		{name: "a delay of a group", fault: "boot-delay=worker:1s", want: "fault boot-delay=worker: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
+		{name: "an unknown machine number", fault: "kill=worker-01:image", want: "fault kill=worker-01: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
+		{name: "an unknown peer", fault: "cut=worker-0:moon", want: "fault cut=moon: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
+		{name: "the cloud as the other end", fault: "cut=worker-0:cloud", want: ""},
+		{name: "an unknown component", fault: "component-truncate=bogus", want: "fault component-truncate=bogus: there is no such component; the components are kubeadm, kubelet, kubectl"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f, err := ParseFaults([]string{tt.fault})

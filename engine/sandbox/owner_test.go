@@ -114,7 +114,7 @@ func TestSimulatedSandboxesAnswerTheirOwner(t *testing.T) {
 }
 
 func TestPeerUser(t *testing.T) {
-	for _, at := range []struct{ network, listen, dial string }{{"tcp4", "127.0.0.1:0", "127.0.0.1"}, {"tcp", "[::]:0", "127.0.0.1"}} {
+	for _, at := range []struct{ network, listen, dial string }{{network: "tcp4", listen: "127.0.0.1:0", dial: "127.0.0.1"}, {network: "tcp", listen: "[::]:0", dial: "127.0.0.1"}} {
 		l, err := net.Listen(at.network, at.listen)
 		if err != nil {
 			t.Skip(err)

@@ -42,9 +42,9 @@ func TestForeignStateIsRefused(t *testing.T) {
 		want    error
 		text    string
 	}{
-		"absent.json": {"", fs.ErrNotExist, "absent.json"},
-		"newer.json":  {`{"schema":99}`, errForeignState, "schema 99"},
-		"cut.json":    {`{"schema":1,"na`, nil, "unexpected end"},
+		"absent.json": {content: "", want: fs.ErrNotExist, text: "absent.json"},
+		"newer.json":  {content: `{"schema":99}`, want: errForeignState, text: "schema 99"},
+		"cut.json":    {content: `{"schema":1,"na`, want: nil, text: "unexpected end"},
 	} {
 		file := filepath.Join(dir, name)
 		if tt.content != "" {

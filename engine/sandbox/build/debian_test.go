@@ -23,9 +23,9 @@ func TestDependencies(t *testing.T) {
 		name, field string
 		want        []string
 	}{
-		{"none", ", ", nil},
-		{"with versions", "libc6 (>= 2.34), libmnl0 (>= 1.0.3-4~), ", []string{"libc6", "libmnl0"}},
-		{"of alternatives the first", "debconf (>= 0.5) | debconf-2.0, libbpf1:any", []string{"debconf", "libbpf1"}},
+		{name: "none", field: ", ", want: nil},
+		{name: "with versions", field: "libc6 (>= 2.34), libmnl0 (>= 1.0.3-4~), ", want: []string{"libc6", "libmnl0"}},
+		{name: "of alternatives the first", field: "debconf (>= 0.5) | debconf-2.0, libbpf1:any", want: []string{"debconf", "libbpf1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if diff := cmp.Diff(tt.want, dependencies(tt.field)); diff != "" {

@@ -167,10 +167,10 @@ func TestPatchesShareProgramsOfEqualTags(t *testing.T) {
 		version, other string
 		want           []string
 	}{
-		{"v1.36.4", "v1.36.3", []string{"etcd", "etcdutl", "coredns", "pause", "agnhost", "3.6.11/etcd"}},
-		{"v1.35.8", "v1.35.4", []string{"etcd", "etcdutl", "coredns", "pause", "agnhost"}},
-		{"v1.37.2", "v1.36.4", []string{"pause"}},
-		{"v1.36.4", "v1.35.8", nil},
+		{version: "v1.36.4", other: "v1.36.3", want: []string{"etcd", "etcdutl", "coredns", "pause", "agnhost", "3.6.11/etcd"}},
+		{version: "v1.35.8", other: "v1.35.4", want: []string{"etcd", "etcdutl", "coredns", "pause", "agnhost"}},
+		{version: "v1.37.2", other: "v1.36.4", want: []string{"pause"}},
+		{version: "v1.36.4", other: "v1.35.8", want: nil},
 	} {
 		r, other := of(tt.version), of(tt.other)
 		var got []string

@@ -39,9 +39,9 @@ func TestServicesArePackedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, want := range []struct{ ref, path, content string }{
-		{"registry.constellation.example/agent:v9.9.9", "usr/local/bin/agent", "#!agent"},
-		{"registry.constellation.example/joinservice:v9.9.9", "usr/local/bin/joinservice", "#!join"},
-		{"registry.constellation.example/operator:v9.9.9", "usr/local/bin/operator", "#!operate"},
+		{ref: "registry.constellation.example/agent:v9.9.9", path: "usr/local/bin/agent", content: "#!agent"},
+		{ref: "registry.constellation.example/joinservice:v9.9.9", path: "usr/local/bin/joinservice", content: "#!join"},
+		{ref: "registry.constellation.example/operator:v9.9.9", path: "usr/local/bin/operator", content: "#!operate"},
 	} {
 		img, err := LoadImage(images[i].Path)
 		if err != nil {

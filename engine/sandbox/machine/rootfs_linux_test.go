@@ -9,11 +9,11 @@ func TestTextsOfChangesStay(t *testing.T) {
 		change change
 		want   string
 	}{
-		{"a file", newFile{"etc/fstab", []byte("none\n"), 0o644}, `"etc/fstab" "none\n" false "" false 644` + "\n"},
-		{"an empty file", newFile{"etc/machine-id", []byte{}, 0o444}, `"etc/machine-id" "" false "" false 444` + "\n"},
-		{"a link", newLink{"init", "/lib/systemd/systemd"}, `"init" "" true "/lib/systemd/systemd" false 0` + "\n"},
-		{"a directory", newDir{"var/log", 0o755}, `"var/log" "" true "" true 755` + "\n"},
-		{"a removed path", removed{"etc/hosts"}, `"etc/hosts" "" true "" false 0` + "\n"},
+		{name: "a file", change: newFile{"etc/fstab", []byte("none\n"), 0o644}, want: `"etc/fstab" "none\n" false "" false 644` + "\n"},
+		{name: "an empty file", change: newFile{"etc/machine-id", []byte{}, 0o444}, want: `"etc/machine-id" "" false "" false 444` + "\n"},
+		{name: "a link", change: newLink{"init", "/lib/systemd/systemd"}, want: `"init" "" true "/lib/systemd/systemd" false 0` + "\n"},
+		{name: "a directory", change: newDir{"var/log", 0o755}, want: `"var/log" "" true "" true 755` + "\n"},
+		{name: "a removed path", change: removed{"etc/hosts"}, want: `"etc/hosts" "" true "" false 0` + "\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := tt.change.String(); got != tt.want {

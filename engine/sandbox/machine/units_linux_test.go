@@ -85,30 +85,30 @@ func TestContentDigest(t *testing.T) {
 		change  func(dir string) error
 		changed string
 	}{
-		{"nothing", func(string) error { return nil }, ""},
-		{"the time of a file", func(d string) error {
+		{name: "nothing", change: func(string) error { return nil }, changed: ""},
+		{name: "the time of a file", change: func(d string) error {
 			return os.Chtimes(filepath.Join(d, "bin/program"), time.Now(), time.Unix(1, 0))
-		}, ""},
-		{"a copy of a file in its place", func(d string) error {
+		}, changed: ""},
+		{name: "a copy of a file in its place", change: func(d string) error {
 			if err := os.WriteFile(filepath.Join(d, "new"), []byte("one"), 0o644); err != nil {
 				return err
 			}
 			return os.Rename(filepath.Join(d, "new"), filepath.Join(d, "bin/program"))
-		}, ""},
-		{"a byte, with size and time as before", func(d string) error {
+		}, changed: ""},
+		{name: "a byte, with size and time as before", change: func(d string) error {
 			p := filepath.Join(d, "bin/program")
 			info, err := os.Stat(p)
 			if err != nil {
 				return err
 			}
 			return errors.Join(os.WriteFile(p, []byte("0ne"), 0o644), os.Chtimes(p, time.Time{}, info.ModTime()))
-		}, "bin/program"},
-		{"a mode", func(d string) error { return os.Chmod(filepath.Join(d, "bin/program"), 0o755) }, "bin/program"},
-		{"a link", func(d string) error {
+		}, changed: "bin/program"},
+		{name: "a mode", change: func(d string) error { return os.Chmod(filepath.Join(d, "bin/program"), 0o755) }, changed: "bin/program"},
+		{name: "a link", change: func(d string) error {
 			return errors.Join(os.Remove(filepath.Join(d, "bin/link")), os.Symlink("other", filepath.Join(d, "bin/link")))
-		}, "bin/link"},
-		{"one file more", func(d string) error { return os.WriteFile(filepath.Join(d, "etc/more"), nil, 0o644) }, "etc/more"},
-		{"one file less", func(d string) error { return os.Remove(filepath.Join(d, "etc/config")) }, "etc/config"},
+		}, changed: "bin/link"},
+		{name: "one file more", change: func(d string) error { return os.WriteFile(filepath.Join(d, "etc/more"), nil, 0o644) }, changed: "etc/more"},
+		{name: "one file less", change: func(d string) error { return os.Remove(filepath.Join(d, "etc/config")) }, changed: "etc/config"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ctx, dir := context.Background(), make(t)
@@ -224,17 +224,17 @@ func TestSpecs(t *testing.T) {
 		spec func(*Spec)
 		ok   bool
 	}{
-		{"a good one", func(*Spec) {}, true},
-		{"the gateway's address", func(s *Spec) { s.IP = Gateway }, false},
-		{"an address outside of the network", func(s *Spec) { s.IP = netip.MustParseAddr("192.0.2.1") }, false},
-		{"no address", func(s *Spec) { s.IP = netip.Addr{} }, false},
-		{"no range for pods", func(s *Spec) { s.PodCIDR = netip.Prefix{} }, false},
-		{"a range for pods with host bits", func(s *Spec) { s.PodCIDR = netip.MustParsePrefix("10.244.3.1/24") }, false},
-		{"a range for pods that holds machines", func(s *Spec) { s.PodCIDR = netip.MustParsePrefix("10.42.0.0/16") }, false},
-		{"no image", func(s *Spec) { s.Image = nil }, false},
-		{"a relative path of a file", func(s *Spec) { s.Files = map[string]File{"etc/x": {}} }, false},
-		{"a path that climbs", func(s *Spec) { s.Files = map[string]File{"/etc/../../x": {}} }, false},
-		{"a file that is setuid", func(s *Spec) { s.Files = map[string]File{"/etc/x": {Mode: fs.ModeSetuid | 0o755}} }, false},
+		{name: "a good one", spec: func(*Spec) {}, ok: true},
+		{name: "the gateway's address", spec: func(s *Spec) { s.IP = Gateway }, ok: false},
+		{name: "an address outside of the network", spec: func(s *Spec) { s.IP = netip.MustParseAddr("192.0.2.1") }, ok: false},
+		{name: "no address", spec: func(s *Spec) { s.IP = netip.Addr{} }, ok: false},
+		{name: "no range for pods", spec: func(s *Spec) { s.PodCIDR = netip.Prefix{} }, ok: false},
+		{name: "a range for pods with host bits", spec: func(s *Spec) { s.PodCIDR = netip.MustParsePrefix("10.244.3.1/24") }, ok: false},
+		{name: "a range for pods that holds machines", spec: func(s *Spec) { s.PodCIDR = netip.MustParsePrefix("10.42.0.0/16") }, ok: false},
+		{name: "no image", spec: func(s *Spec) { s.Image = nil }, ok: false},
+		{name: "a relative path of a file", spec: func(s *Spec) { s.Files = map[string]File{"etc/x": {}} }, ok: false},
+		{name: "a path that climbs", spec: func(s *Spec) { s.Files = map[string]File{"/etc/../../x": {}} }, ok: false},
+		{name: "a file that is setuid", spec: func(s *Spec) { s.Files = map[string]File{"/etc/x": {Mode: fs.ModeSetuid | 0o755}} }, ok: false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := good

@@ -184,12 +184,12 @@ func TestCheck(t *testing.T) {
 		bad  func(s *story)
 		want []Rule // each once, in alphabetical order
 	}{
-		{"a rollout as it should be", func(*story) {}, nil},
-		{"nothing at all", func(s *story) { *s = nil }, []Rule{Whole}},
-		{"no end", func(s *story) { s.drop(func(e Entry) bool { return e.Fact == End }) }, []Rule{Whole}},
-		{"no observation of etcd members", func(s *story) { s.drop(func(e Entry) bool { return As[*Members](e.Fact) != nil }) }, []Rule{Whole}},
+		{name: "a rollout as it should be", bad: func(*story) {}, want: nil},
+		{name: "nothing at all", bad: func(s *story) { *s = nil }, want: []Rule{Whole}},
+		{name: "no end", bad: func(s *story) { s.drop(func(e Entry) bool { return e.Fact == End }) }, want: []Rule{Whole}},
+		{name: "no observation of etcd members", bad: func(s *story) { s.drop(func(e Entry) bool { return As[*Members](e.Fact) != nil }) }, want: []Rule{Whole}},
 
-		{"an old node goes although its replacement is not Ready", func(s *story) {
+		{name: "an old node goes although its replacement is not Ready", bad: func(s *story) {
 			s.edit(func(e *Entry) {
 				if f := As[*Node](e.Fact); f != nil && f.Name == "worker-1" {
 					f.Ready = false
@@ -197,27 +197,27 @@ func TestCheck(t *testing.T) {
 			})
 			s.tell(232, node("worker-1", replaces("worker-0")))
 			s.tell(236, Entry{Fact: &Probe{From: "worker-1"}})
-		}, []Rule{ReadyFloor}},
-		{"a node is deleted before its replacement exists", func(s *story) { s.tell(207, gone("worker-0")); s.tell(208, node("worker-0", nil)) }, []Rule{ReadyFloor}},
-		{"a node is not Ready for two minutes", func(s *story) {
+		}, want: []Rule{ReadyFloor}},
+		{name: "a node is deleted before its replacement exists", bad: func(s *story) { s.tell(207, gone("worker-0")); s.tell(208, node("worker-0", nil)) }, want: []Rule{ReadyFloor}},
+		{name: "a node is not Ready for two minutes", bad: func(s *story) {
 			s.tell(20, node("worker-0", func(n *Node) { n.Ready = false }))
 			s.tell(59, target("v1.36.3", oldParts, oldParts, "apply", false))
 			s.tell(190, node("worker-0", nil))
-		}, []Rule{ReadyFloor}},
-		{"a node is not Ready while its kubelet restarts", func(s *story) {
+		}, want: []Rule{ReadyFloor}},
+		{name: "a node is not Ready while its kubelet restarts", bad: func(s *story) {
 			s.tell(20, node("worker-0", func(n *Node) { n.Ready = false }))
 			s.tell(40, node("worker-0", nil))
-		}, nil},
+		}, want: nil},
 
-		{"a machine too many", func(s *story) {
+		{name: "a machine too many", bad: func(s *story) {
 			s.tell(213, cloudHas([3]string{"worker-0", "Ready"}, [3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready", "token of worker-0"}, [3]string{"worker-2", "Creating"}))
-		}, []Rule{SurgeBudget}},
+		}, want: []Rule{SurgeBudget}},
 
-		{"a member leaves before the replacement node has started", func(s *story) {
+		{name: "a member leaves before the replacement node has started", bad: func(s *story) {
 			s.drop(func(e Entry) bool { return As[*Members](e.Fact) != nil && between(e, 170, 200) })
-		}, nil},
-		{"a voter is missing for a moment", func(s *story) { s.tell(181, etcdHas("")) }, []Rule{EtcdVoters}},
-		{"the replacement node is only a learner", func(s *story) {
+		}, want: nil},
+		{name: "a voter is missing for a moment", bad: func(s *story) { s.tell(181, etcdHas("")) }, want: []Rule{EtcdVoters}},
+		{name: "the replacement node is only a learner", bad: func(s *story) {
 			s.edit(func(e *Entry) {
 				if f := As[*Members](e.Fact); f != nil && between(*e, 182, 204) {
 					for i := range f.List {
@@ -226,8 +226,8 @@ func TestCheck(t *testing.T) {
 				}
 			})
 			s.tell(204, etcdHas("control-plane-1"))
-		}, []Rule{EtcdVoters}},
-		{"a machine goes before its member", func(s *story) {
+		}, want: []Rule{EtcdVoters}},
+		{name: "a machine goes before its member", bad: func(s *story) {
 			s.drop(func(e Entry) bool {
 				return between(e, 202, 203) || between(e, 205, 206) && As[*Machines](e.Fact) != nil
 			})
@@ -240,68 +240,68 @@ func TestCheck(t *testing.T) {
 				}
 			})
 			s.tell(219, cloudHas([3]string{"worker-0", "Ready"}, [3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready", "token of worker-0"}))
-		}, []Rule{EtcdVoters}},
+		}, want: []Rule{EtcdVoters}},
 
-		{"a worker is replaced before the control plane", func(s *story) {
+		{name: "a worker is replaced before the control plane", bad: func(s *story) {
 			s.tell(100, intent("replace-1", "worker-0", workers, "Join", ""))
 			s.tell(165, target("v1.36.3", oldParts, oldParts, "apply", false))
 			s.tell(168, cleared("replace-1", "worker-0"))
-		}, []Rule{WorkersLast}},
-		{"a worker is replaced while a control plane is on its way", func(s *story) {
+		}, want: []Rule{WorkersLast}},
+		{name: "a worker is replaced while a control plane is on its way", bad: func(s *story) {
 			s.tell(172, Entry{Fact: &Pending{Name: "replace-1", Goal: "Join", Token: "other", Donor: "worker-0", Group: workers}})
 			s.tell(189, Entry{Fact: &Pending{Name: "replace-1", Token: "other", Donor: "worker-0", Gone: true}})
-		}, []Rule{WorkersLast}},
+		}, want: []Rule{WorkersLast}},
 
-		{"an old node names a replacement that does not name it", func(s *story) {
+		{name: "an old node names a replacement that does not name it", bad: func(s *story) {
 			s.tell(2, node("worker-0", func(n *Node) { n.Heir = "control-plane-0" }))
 			s.tell(200, node("worker-0", nil))
-		}, []Rule{Pairs}},
-		{"two replacements of one old node", func(s *story) {
+		}, want: []Rule{Pairs}},
+		{name: "two replacements of one old node", bad: func(s *story) {
 			s.drop(func(e Entry) bool { return between(e, 217, 230) })
 			s.later(230, 100)
 			s.tell(218, node("control-plane-1", replaces("worker-0")))
 			s.tell(285, Entry{Fact: Note("a minute later")})
 			s.tell(300, cloudHas([3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready"}), gone("worker-0"), cleared("replace-0", "worker-0"))
-		}, []Rule{Pairs}},
+		}, want: []Rule{Pairs}},
 
-		{"the autoscaler runs on", func(s *story) { s.drop(func(e Entry) bool { return between(e, 2, 3) }) }, []Rule{AutoscalerPaused}},
-		{"its Deployment runs on", func(s *story) { s.drop(func(e Entry) bool { return As[*Scaler](e.Fact) != nil && between(e, 2, 3) }) }, []Rule{AutoscalerPaused}},
-		{"the autoscaler is kept", func(s *story) {
+		{name: "the autoscaler runs on", bad: func(s *story) { s.drop(func(e Entry) bool { return between(e, 2, 3) }) }, want: []Rule{AutoscalerPaused}},
+		{name: "its Deployment runs on", bad: func(s *story) { s.drop(func(e Entry) bool { return As[*Scaler](e.Fact) != nil && between(e, 2, 3) }) }, want: []Rule{AutoscalerPaused}},
+		{name: "the autoscaler is kept", bad: func(s *story) {
 			s.drop(func(e Entry) bool { return As[*Strategy](e.Fact) != nil && between(e, 230, 231) })
-		}, []Rule{AutoscalerPaused}},
-		{"the autoscaler is given back late", func(s *story) {
+		}, want: []Rule{AutoscalerPaused}},
+		{name: "the autoscaler is given back late", bad: func(s *story) {
 			s.drop(func(e Entry) bool {
 				return (As[*Strategy](e.Fact) != nil || As[*Scaler](e.Fact) != nil) && between(e, 230, 231)
 			})
 			s.later(235, 90)
 			s.tell(300, Entry{Fact: Note("a minute later")})
 			s.tell(320, Entry{Fact: &Strategy{Enabled: true}}, Entry{Fact: &Scaler{Replicas: 1}})
-		}, []Rule{AutoscalerPaused}},
+		}, want: []Rule{AutoscalerPaused}},
 
-		{"the new machine has no pending node", func(s *story) {
+		{name: "the new machine has no pending node", bad: func(s *story) {
 			s.drop(func(e Entry) bool { return isPending(e) && between(e, 210, 230) })
 			s.later(213, 40*60)
 			s.tell(35*60, Entry{Fact: Note("half an hour later")})
-		}, []Rule{MachineTracked}},
-		{"the Node of a running machine is deleted", func(s *story) {
+		}, want: []Rule{MachineTracked}},
+		{name: "the Node of a running machine is deleted", bad: func(s *story) {
 			s.drop(func(e Entry) bool {
 				return As[*Node](e.Fact) != nil && As[*Node](e.Fact).Name == "worker-0" && between(e, 217, 229)
 			})
 			s.later(217, 15)
 			s.tell(217, gone("worker-0"))
-		}, []Rule{MachineTracked}},
+		}, want: []Rule{MachineTracked}},
 
-		{"a kubelet goes down", func(s *story) {
+		{name: "a kubelet goes down", bad: func(s *story) {
 			s.tell(165, node("control-plane-0", nil))
 			s.tell(166, node("control-plane-0", kubelet36))
-		}, []Rule{VersionSkew}},
-		{"a replacement node is older than the old node", func(s *story) {
+		}, want: []Rule{VersionSkew}},
+		{name: "a replacement node is older than the old node", bad: func(s *story) {
 			s.tell(185.5, node("control-plane-1", func(n *Node) { replaces("control-plane-0")(n); n.UID = "other"; n.Kubelet = "v1.35.4" }), node("control-plane-1", func(n *Node) { replaces("control-plane-0")(n); n.UID = "other" }))
-		}, []Rule{VersionSkew}},
-		{"a kubelet is newer than its API server", func(s *story) {
+		}, want: []Rule{VersionSkew}},
+		{name: "a kubelet is newer than its API server", bad: func(s *story) {
 			s.drop(func(e Entry) bool { return As[*Server](e.Fact) != nil && between(e, 150, 151) })
-		}, []Rule{VersionSkew}},
-		{"a worker is newer than the oldest API server", func(s *story) {
+		}, want: []Rule{VersionSkew}},
+		{name: "a worker is newer than the oldest API server", bad: func(s *story) {
 			s.tell(10, node("worker-0", kubelet36))
 			s.tell(30, target("v1.36.3", oldParts, oldParts, "apply", false))
 			s.edit(func(e *Entry) {
@@ -309,24 +309,24 @@ func TestCheck(t *testing.T) {
 					f.Kubelet = "v1.36.3"
 				}
 			})
-		}, []Rule{VersionSkew}},
-		{"joining machines get less than before", func(s *story) {
+		}, want: []Rule{VersionSkew}},
+		{name: "joining machines get less than before", bad: func(s *story) {
 			s.tell(207, target("v1.36.3", oldParts, newParts, "done", false), target("v1.36.3", newParts, newParts, "done", false))
-		}, []Rule{VersionSkew}},
-		{"joining machines jump a minor", func(s *story) {
+		}, want: []Rule{VersionSkew}},
+		{name: "joining machines jump a minor", bad: func(s *story) {
 			s.edit(func(e *Entry) {
 				if f := As[*Target](e.Fact); f != nil && f.Kubernetes == "v1.35.4" {
 					f.Kubernetes = "v1.34.9"
 				}
 			})
-		}, []Rule{VersionSkew}},
+		}, want: []Rule{VersionSkew}},
 
-		{"a foreign cordon is taken off", func(s *story) {
+		{name: "a foreign cordon is taken off", bad: func(s *story) {
 			s.tell(20, node("worker-0", func(n *Node) { n.Cordoned = true }))
 			s.tell(30, node("worker-0", nil))
-		}, []Rule{ForeignCordon}},
-		{"a foreign cordon becomes ours", func(s *story) { s.tell(20, node("worker-0", func(n *Node) { n.Cordoned = true })) }, []Rule{ForeignCordon}},
-		{"the operator removes its own machine", func(s *story) {
+		}, want: []Rule{ForeignCordon}},
+		{name: "a foreign cordon becomes ours", bad: func(s *story) { s.tell(20, node("worker-0", func(n *Node) { n.Cordoned = true })) }, want: []Rule{ForeignCordon}},
+		{name: "the operator removes its own machine", bad: func(s *story) {
 			s.edit(func(e *Entry) {
 				if f := As[*Lease](e.Fact); f != nil && e.Time.After(at(2)) {
 					e.Time = at(234)
@@ -335,41 +335,41 @@ func TestCheck(t *testing.T) {
 			s.drop(func(e Entry) bool { return As[*Machines](e.Fact) != nil && between(e, 205, 206) })
 			s.tell(217.5, cloudHas([3]string{"worker-0", "Ready"}, [3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready", "token of worker-0"}))
 			s.drop(func(e Entry) bool { return As[*Machines](e.Fact) != nil && between(e, 206, 217) })
-		}, []Rule{LeaseMoved}},
+		}, want: []Rule{LeaseMoved}},
 
-		{"a service is silent after a replacement", func(s *story) {
+		{name: "a service is silent after a replacement", bad: func(s *story) {
 			s.drop(func(e Entry) bool {
 				return As[*Probe](e.Fact) != nil && between(e, 235, 236) && As[*Probe](e.Fact).From == "worker-1"
 			})
-		}, []Rule{ServiceAnswers}},
-		{"a service is silent for twenty seconds", func(s *story) {
+		}, want: []Rule{ServiceAnswers}},
+		{name: "a service is silent for twenty seconds", bad: func(s *story) {
 			s.tell(190, Entry{Fact: &Probe{From: "control-plane-1", Err: "timeout"}})
 			s.tell(207, Entry{Fact: &Probe{From: "control-plane-1", Err: "timeout"}})
 			s.tell(208, Entry{Fact: &Probe{From: "control-plane-1"}})
-		}, []Rule{ServiceAnswers}},
-		{"the first answer takes twenty seconds", func(s *story) {
+		}, want: []Rule{ServiceAnswers}},
+		{name: "the first answer takes twenty seconds", bad: func(s *story) {
 			s.drop(func(e Entry) bool { return As[*Probe](e.Fact) != nil && between(e, 185, 186) })
 			s.tell(205, Entry{Fact: &Probe{From: "control-plane-1", Err: "refused"}})
 			s.tell(206, Entry{Fact: &Probe{From: "control-plane-1"}})
-		}, nil},
-		{"the first answer takes fifty seconds", func(s *story) {
+		}, want: nil},
+		{name: "the first answer takes fifty seconds", bad: func(s *story) {
 			s.drop(func(e Entry) bool { return As[*Probe](e.Fact) != nil && between(e, 185, 186) })
 			s.tell(231, Entry{Fact: &Probe{From: "control-plane-1", Err: "refused"}})
-		}, []Rule{ServiceAnswers}},
-		{"a service is silent for ten seconds", func(s *story) {
+		}, want: []Rule{ServiceAnswers}},
+		{name: "a service is silent for ten seconds", bad: func(s *story) {
 			s.tell(190, Entry{Fact: &Probe{From: "control-plane-1", Err: "timeout"}})
 			s.tell(195, Entry{Fact: &Probe{From: "control-plane-1"}})
-		}, nil},
+		}, want: nil},
 
-		{"a node is forgotten", func(s *story) {
+		{name: "a node is forgotten", bad: func(s *story) {
 			s.drop(func(e Entry) bool { return between(e, 210, 230) })
 			s.edit(func(e *Entry) {
 				if f := As[*Probe](e.Fact); f != nil && f.From == "worker-1" {
 					e.Fact = &Probe{From: "worker-0"}
 				}
 			})
-		}, []Rule{Converged}},
-		{"workers are kept", func(s *story) {
+		}, want: []Rule{Converged}},
+		{name: "workers are kept", bad: func(s *story) {
 			s.drop(func(e Entry) bool { return between(e, 210, 230) })
 			s.edit(func(e *Entry) {
 				if f := As[*Target](e.Fact); f != nil {
@@ -379,34 +379,34 @@ func TestCheck(t *testing.T) {
 					e.Fact = &Probe{From: "worker-0"}
 				}
 			})
-		}, nil},
-		{"NodeVersion is not Ready", func(s *story) {
+		}, want: nil},
+		{name: "NodeVersion is not Ready", bad: func(s *story) {
 			s.edit(func(e *Entry) {
 				if f := As[*Target](e.Fact); f != nil {
 					f.Ready = false
 				}
 			})
-		}, []Rule{Converged}},
+		}, want: []Rule{Converged}},
 
-		{"a cordon is left", func(s *story) {
+		{name: "a cordon is left", bad: func(s *story) {
 			s.tell(239, node("worker-1", func(n *Node) { replaces("worker-0")(n); n.Cordoned, n.CordonedByUs = true, true }))
-		}, []Rule{NothingLeft}},
-		{"a taint is left", func(s *story) {
+		}, want: []Rule{NothingLeft}},
+		{name: "a taint is left", bad: func(s *story) {
 			s.tell(239, node("worker-1", func(n *Node) {
 				replaces("worker-0")(n)
 				n.Taints = []string{"node.cloudprovider.kubernetes.io/uninitialized"}
 			}))
-		}, []Rule{NothingLeft}},
-		{"a mark is left", func(s *story) {
+		}, want: []Rule{NothingLeft}},
+		{name: "a mark is left", bad: func(s *story) {
 			s.tell(239, node("worker-1", func(n *Node) { replaces("worker-0")(n); n.Heir = "worker-0" }))
-		}, []Rule{NothingLeft}},
-		{"an intent is left", func(s *story) { s.tell(239, Entry{Fact: &Pending{Name: "machine-worker-7", Goal: "Join"}}) }, []Rule{NothingLeft}},
-		{"a joining node is left", func(s *story) { s.tell(239, Entry{Fact: &Joining{Name: "worker-7"}}) }, []Rule{NothingLeft}},
-		{"a machine is left", func(s *story) {
+		}, want: []Rule{NothingLeft}},
+		{name: "an intent is left", bad: func(s *story) { s.tell(239, Entry{Fact: &Pending{Name: "machine-worker-7", Goal: "Join"}}) }, want: []Rule{NothingLeft}},
+		{name: "a joining node is left", bad: func(s *story) { s.tell(239, Entry{Fact: &Joining{Name: "worker-7"}}) }, want: []Rule{NothingLeft}},
+		{name: "a machine is left", bad: func(s *story) {
 			s.tell(239, cloudHas([3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready"}, [3]string{"worker-2", "Ready"}))
-		}, []Rule{NothingLeft}},
-		{"a member is left", func(s *story) { s.tell(239, etcdHas("control-plane-0", "control-plane-1")) }, []Rule{NothingLeft}},
-		{"the lease of a gone node is left", func(s *story) { s.drop(func(e Entry) bool { return As[*Lease](e.Fact) != nil && e.Time.After(at(2)) }) }, []Rule{NothingLeft}},
+		}, want: []Rule{NothingLeft}},
+		{name: "a member is left", bad: func(s *story) { s.tell(239, etcdHas("control-plane-0", "control-plane-1")) }, want: []Rule{NothingLeft}},
+		{name: "the lease of a gone node is left", bad: func(s *story) { s.drop(func(e Entry) bool { return As[*Lease](e.Fact) != nil && e.Time.After(at(2)) }) }, want: []Rule{NothingLeft}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := good()
@@ -468,34 +468,34 @@ func TestCheckInPlace(t *testing.T) {
 		bad  func(s *story)
 		want []Rule
 	}{
-		{"as it should be", func(*story) {}, nil},
-		{"the image stays only in place", func(s *story) {
+		{name: "as it should be", bad: func(*story) {}, want: nil},
+		{name: "the image stays only in place", bad: func(s *story) {
 			s.edit(func(e *Entry) {
 				if of(*e, "worker-0", 0) {
 					As[*Node](e.Fact).InPlace = false
 				}
 			})
-		}, []Rule{Converged}},
-		{"another machine under its name", func(s *story) {
+		}, want: []Rule{Converged}},
+		{name: "another machine under its name", bad: func(s *story) {
 			s.edit(func(e *Entry) {
 				if of(*e, "worker-0", 201) {
 					As[*Node](e.Fact).UID = "uid of another"
 				}
 			})
-		}, []Rule{MachineKept}},
-		{"its kubelet is exchanged while it takes pods", func(s *story) {
+		}, want: []Rule{MachineKept}},
+		{name: "its kubelet is exchanged while it takes pods", bad: func(s *story) {
 			s.edit(func(e *Entry) {
 				if of(*e, "worker-0", 181) {
 					As[*Node](e.Fact).Cordoned, As[*Node](e.Fact).CordonedByUs = false, false
 				}
 			})
-		}, []Rule{MachineKept}},
-		{"a worker begins before the control plane", func(s *story) {
+		}, want: []Rule{MachineKept}},
+		{name: "a worker begins before the control plane", bad: func(s *story) {
 			s.drop(func(e Entry) bool { return of(e, "control-plane-0", 172) })
 			s.tell(201.5, node("control-plane-0", func(n *Node) { n.InPlace, n.Kubelet, n.Components = true, "v1.36.3", newParts }))
-		}, []Rule{WorkersLast}},
-		{"the autoscaler runs meanwhile", func(s *story) { s.tell(185, Entry{Fact: &Scaler{Replicas: 1}}) }, []Rule{AutoscalerPaused}},
-		{"its cordon is left", func(s *story) { s.drop(func(e Entry) bool { return of(e, "worker-0", 202) }) }, []Rule{NothingLeft}},
+		}, want: []Rule{WorkersLast}},
+		{name: "the autoscaler runs meanwhile", bad: func(s *story) { s.tell(185, Entry{Fact: &Scaler{Replicas: 1}}) }, want: []Rule{AutoscalerPaused}},
+		{name: "its cordon is left", bad: func(s *story) { s.drop(func(e Entry) bool { return of(e, "worker-0", 202) }) }, want: []Rule{NothingLeft}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := kept()

@@ -14,19 +14,19 @@ func TestCommandsThatMeanSomething(t *testing.T) {
 		command []string
 		want    []act
 	}{
-		{"nothing", nil, nil},
-		{"a program that is not here", []string{"chroot", "/host", "sh", "/run/upgrade.sh"}, nil},
-		{"true", []string{"true"}, []act{{}}},
-		{"false, with its path", []string{"/bin/false"}, []act{{code: 1}}},
-		{"sleep", []string{"sleep", "90"}, []act{{wait: 90 * time.Second}}},
-		{"sleep with a unit", []string{"sleep", "2m"}, []act{{wait: 2 * time.Minute}}},
-		{"sleep without end", []string{"sleep", "infinity"}, []act{{wait: 1<<63 - 1}}},
-		{"sleep for less than nothing", []string{"sleep", "-1"}, nil},
-		{"a script", []string{"sh", "-c", "echo 'no space left'; sleep 1 && exit 3"}, []act{{say: "no space left\n"}, {wait: time.Second}, {code: 3, end: true, then: true}}},
-		{"lines", []string{"/bin/bash", "-c", "true\n\nfalse\n"}, []act{{}, {code: 1}}},
-		{"an invalid exit code", []string{"sh", "-c", "exit 256"}, nil},
-		{"a script with something else in it", []string{"sh", "-c", "echo a; apt-get update"}, nil},
-		{"a script of nothing", []string{"sh", "-c", " ; "}, nil},
+		{name: "nothing", want: nil},
+		{name: "a program that is not here", command: []string{"chroot", "/host", "sh", "/run/upgrade.sh"}, want: nil},
+		{name: "true", command: []string{"true"}, want: []act{{}}},
+		{name: "false, with its path", command: []string{"/bin/false"}, want: []act{{code: 1}}},
+		{name: "sleep", command: []string{"sleep", "90"}, want: []act{{wait: 90 * time.Second}}},
+		{name: "sleep with a unit", command: []string{"sleep", "2m"}, want: []act{{wait: 2 * time.Minute}}},
+		{name: "sleep without end", command: []string{"sleep", "infinity"}, want: []act{{wait: 1<<63 - 1}}},
+		{name: "sleep for less than nothing", command: []string{"sleep", "-1"}, want: nil},
+		{name: "a script", command: []string{"sh", "-c", "echo 'no space left'; sleep 1 && exit 3"}, want: []act{{say: "no space left\n"}, {wait: time.Second}, {code: 3, end: true, then: true}}},
+		{name: "lines", command: []string{"/bin/bash", "-c", "true\n\nfalse\n"}, want: []act{{}, {code: 1}}},
+		{name: "an invalid exit code", command: []string{"sh", "-c", "exit 256"}, want: nil},
+		{name: "a script with something else in it", command: []string{"sh", "-c", "echo a; apt-get update"}, want: nil},
+		{name: "a script of nothing", command: []string{"sh", "-c", " ; "}, want: nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if d := cmp.Diff(tt.want, acts(tt.command), cmp.AllowUnexported(act{})); d != "" {

@@ -49,14 +49,14 @@ func TestLogsAreSentAsTheyAreAskedFor(t *testing.T) {
 		want corev1.PodLogOptions
 		says string
 	}{
-		{"all of it", corev1.PodLogOptions{}, "one\ntwo\nthree\nno end\n"},
-		{"the last lines", corev1.PodLogOptions{TailLines: new(int64(2))}, "three\nno end\n"},
-		{"more last lines than there are", corev1.PodLogOptions{TailLines: new(int64(9))}, "one\ntwo\nthree\nno end\n"},
-		{"none of the last lines", corev1.PodLogOptions{TailLines: new(int64(0))}, ""},
-		{"since a time", corev1.PodLogOptions{SinceTime: new(metav1.NewTime(between))}, "three\nno end\n"},
-		{"since some seconds ago", corev1.PodLogOptions{SinceSeconds: new(int64(3600))}, "one\ntwo\nthree\nno end\n"},
-		{"some bytes", corev1.PodLogOptions{LimitBytes: new(int64(5))}, "one\nt"},
-		{"followed, of a process that is gone", corev1.PodLogOptions{Follow: true}, "one\ntwo\nthree\nno end\n"},
+		{name: "all of it", want: corev1.PodLogOptions{}, says: "one\ntwo\nthree\nno end\n"},
+		{name: "the last lines", want: corev1.PodLogOptions{TailLines: new(int64(2))}, says: "three\nno end\n"},
+		{name: "more last lines than there are", want: corev1.PodLogOptions{TailLines: new(int64(9))}, says: "one\ntwo\nthree\nno end\n"},
+		{name: "none of the last lines", want: corev1.PodLogOptions{TailLines: new(int64(0))}, says: ""},
+		{name: "since a time", want: corev1.PodLogOptions{SinceTime: new(metav1.NewTime(between))}, says: "three\nno end\n"},
+		{name: "since some seconds ago", want: corev1.PodLogOptions{SinceSeconds: new(int64(3600))}, says: "one\ntwo\nthree\nno end\n"},
+		{name: "some bytes", want: corev1.PodLogOptions{LimitBytes: new(int64(5))}, says: "one\nt"},
+		{name: "followed, of a process that is gone", want: corev1.PodLogOptions{Follow: true}, says: "one\ntwo\nthree\nno end\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out bytes.Buffer
@@ -148,16 +148,16 @@ func TestRequestsForLogsAreRead(t *testing.T) {
 		want  corev1.PodLogOptions
 		err   string
 	}{
-		{"", corev1.PodLogOptions{}, ""},
+		{query: "", want: corev1.PodLogOptions{}, err: ""},
 		{
-			"follow=true&timestamps=true&sinceTime=2026-11-21T07%3A05%3A01Z&tailLines=5&limitBytes=0&previous=false",
-			corev1.PodLogOptions{Follow: true, Timestamps: true, SinceTime: new(metav1.NewTime(at)), TailLines: new(int64(5)), LimitBytes: new(int64(0))},
-			"",
+			query: "follow=true&timestamps=true&sinceTime=2026-11-21T07%3A05%3A01Z&tailLines=5&limitBytes=0&previous=false",
+			want:  corev1.PodLogOptions{Follow: true, Timestamps: true, SinceTime: new(metav1.NewTime(at)), TailLines: new(int64(5)), LimitBytes: new(int64(0))},
+			err:   "",
 		},
-		{"sinceSeconds=60", corev1.PodLogOptions{SinceSeconds: new(int64(60))}, ""},
-		{"follow=perhaps", corev1.PodLogOptions{}, `follow: want true or false, not "perhaps"`},
-		{"tailLines=-1", corev1.PodLogOptions{}, `tailLines: want a number, not "-1"`},
-		{"sinceTime=today", corev1.PodLogOptions{}, `sinceTime: parsing time "today" as "2006-01-02T15:04:05Z07:00": cannot parse "today" as "2006"`},
+		{query: "sinceSeconds=60", want: corev1.PodLogOptions{SinceSeconds: new(int64(60))}, err: ""},
+		{query: "follow=perhaps", want: corev1.PodLogOptions{}, err: `follow: want true or false, not "perhaps"`},
+		{query: "tailLines=-1", want: corev1.PodLogOptions{}, err: `tailLines: want a number, not "-1"`},
+		{query: "sinceTime=today", want: corev1.PodLogOptions{}, err: `sinceTime: parsing time "today" as "2006-01-02T15:04:05Z07:00": cannot parse "today" as "2006"`},
 	} {
 		q, err := url.ParseQuery(tt.query)
 		if err != nil {

@@ -20,11 +20,11 @@ func TestCallersOfKubelets(t *testing.T) {
 		path string
 		want bool
 	}{
-		{pkix.Name{CommonName: "kube-apiserver-kubelet-client"}, "/containerLogs/a/b/c", true},
-		{pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}}, "/configz", true},
-		{pkix.Name{CommonName: "kubernetes-super-admin", Organization: []string{"system:masters"}}, "/flagz", true},
-		{pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}}, "/containerLogs/a/b/c", false},
-		{pkix.Name{CommonName: "system:node:worker-0", Organization: []string{"system:nodes"}}, "/configz", false},
+		{who: pkix.Name{CommonName: "kube-apiserver-kubelet-client"}, path: "/containerLogs/a/b/c", want: true},
+		{who: pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}}, path: "/configz", want: true},
+		{who: pkix.Name{CommonName: "kubernetes-super-admin", Organization: []string{"system:masters"}}, path: "/flagz", want: true},
+		{who: pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}}, path: "/containerLogs/a/b/c", want: false},
+		{who: pkix.Name{CommonName: "system:node:worker-0", Organization: []string{"system:nodes"}}, path: "/configz", want: false},
 	} {
 		if got := mayCall(tt.who, tt.path); got != tt.want {
 			t.Errorf("%s may call %s: %t, want %t", tt.who, tt.path, got, tt.want)
