@@ -940,14 +940,14 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 		given   func(*checkStage)
 		request check.Request
 	}{
-		{"an address", nil, check.Request{Feed: server.URL, FeedKeys: []string{key}, NoPreflight: true}},
-		{"a directory", nil, check.Request{Feed: feed, FeedKeys: []string{key}, NoPreflight: true}},
-		{"one that the configuration names", func(s *checkStage) {
+		{name: "an address", request: check.Request{Feed: server.URL, FeedKeys: []string{key}, NoPreflight: true}},
+		{name: "a directory", request: check.Request{Feed: feed, FeedKeys: []string{key}, NoPreflight: true}},
+		{name: "one that the configuration names", given: func(s *checkStage) {
 			if err := os.CopyFS(filepath.Join(s.dir, "feed"), os.DirFS(feed)); err != nil {
 				s.Fatal(err)
 			}
 			s.write(workspace.ConfigFile, s.read(workspace.ConfigFile)+"releases:\n  feed: feed\n  keys: |\n    "+strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ")+"\n")
-		}, check.Request{NoPreflight: true}},
+		}, request: check.Request{NoPreflight: true}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
@@ -1094,15 +1094,15 @@ func TestRowsOfComponentsThatAreNotRequested(t *testing.T) {
 		request check.Request
 		want    map[string]string
 	}{
-		{"a release that runs", check.Request{Release: v("v1.0.0")}, map[string]string{
+		{name: "a release that runs", request: check.Request{Release: v("v1.0.0")}, want: map[string]string{
 			"Kubernetes": "not asked for", "coredns": "not asked for", "kube-proxy": "not asked for", "OS image": "not asked for", "Services": "not asked for",
 			"agent": "not asked for", "join-service": "not asked for", "operator": "not asked for", "CLI": "not updated",
 		}},
-		{"a Kubernetes that stays", check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, map[string]string{
+		{name: "a Kubernetes that stays", request: check.Request{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, want: map[string]string{
 			"Kubernetes": "not asked for", "coredns": "not asked for", "kube-proxy": "not asked for", "OS image": "1 hop", "Services": "1 hop",
 			"agent": "in OS image", "join-service": "in services", "operator": "in services", "CLI": "not updated",
 		}},
-		{"an impossible version", check.Request{Kubernetes: v("v1.36.99")}, map[string]string{
+		{name: "an impossible version", request: check.Request{Kubernetes: v("v1.36.99")}, want: map[string]string{
 			"Kubernetes": "not reachable", "coredns": "not reachable", "kube-proxy": "not reachable", "OS image": "not reachable", "Services": "not reachable",
 			"agent": "not reachable", "join-service": "not reachable", "operator": "not reachable", "CLI": "not updated",
 		}},

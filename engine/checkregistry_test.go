@@ -131,9 +131,9 @@ func TestCheckReportsAnUnreadableRegistry(t *testing.T) {
 		r    registry.Registry
 		want plan.Severity
 	}{
-		{cluster.ErrForbidden, r, plan.NotChecked},
-		{cluster.ErrForbidden, registry.Registry{}, ""},
-		{cluster.ErrUnreachable, registry.Registry{}, plan.NotChecked},
+		{err: cluster.ErrForbidden, r: r, want: plan.NotChecked},
+		{err: cluster.ErrForbidden, r: registry.Registry{}, want: ""},
+		{err: cluster.ErrUnreachable, r: registry.Registry{}, want: plan.NotChecked},
 	} {
 		s := newCheckStage(t)
 		s.registry(tt.r)

@@ -22,11 +22,11 @@ func TestTrustRootsThatAreNotWholeAreRefused(t *testing.T) {
 	for _, tt := range []struct {
 		name, roots, want string // want "": they are taken
 	}{
-		{"one certificate", good, ""},
-		{"two", good + "\n" + good, ""},
-		{"none", "", "read attestation.tpm2.trustRoots: read trust roots: there is no certificate"},
-		{"text between two", good + "garbage\n" + good, "read attestation.tpm2.trustRoots: read trust roots: it holds a damaged PEM block, or text beside its PEM blocks"},
-		{"text behind", good + "garbage", "read attestation.tpm2.trustRoots: read trust roots: it is not PEM"},
+		{name: "one certificate", roots: good, want: ""},
+		{name: "two", roots: good + "\n" + good, want: ""},
+		{name: "none", roots: "", want: "read attestation.tpm2.trustRoots: read trust roots: there is no certificate"},
+		{name: "text between two", roots: good + "garbage\n" + good, want: "read attestation.tpm2.trustRoots: read trust roots: it holds a damaged PEM block, or text beside its PEM blocks"},
+		{name: "text behind", roots: good + "garbage", want: "read attestation.tpm2.trustRoots: read trust roots: it is not PEM"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, s := &workspace.Config{}, &workspace.State{}

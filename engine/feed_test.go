@@ -75,9 +75,9 @@ func TestKeysThatAreThereStay(t *testing.T) {
 		there []string
 		want  string
 	}{
-		{"both", []string{"feed.key", "feed.key.pub"}, "DIR/feed.key and DIR/feed.key.pub are there already"},
-		{"the private one", []string{"feed.key"}, "DIR/feed.key is there already"},
-		{"the public one", []string{"feed.key.pub"}, "DIR/feed.key.pub is there already"},
+		{name: "both", there: []string{"feed.key", "feed.key.pub"}, want: "DIR/feed.key and DIR/feed.key.pub are there already"},
+		{name: "the private one", there: []string{"feed.key"}, want: "DIR/feed.key is there already"},
+		{name: "the public one", there: []string{"feed.key.pub"}, want: "DIR/feed.key.pub is there already"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -143,13 +143,13 @@ func TestUnpublishedReleasesHaveARemedy(t *testing.T) {
 		build  engine.FeedBuild
 		remedy string
 	}{
-		{"an invalid release", engine.FeedBuild{From: bad, Out: feed, KeyFile: k.Private}, "correct the named file and publish again"},
-		{"an empty folder", engine.FeedBuild{From: t.TempDir(), Out: feed, KeyFile: k.Private}, "`constellation release build --help` lists the files of the folder"},
-		{"another key", engine.FeedBuild{From: from, Out: feed, KeyFile: other.Private}, "sign with the key that " + feed + " was signed with"},
-		{"a signer who is not trusted", engine.FeedBuild{From: from, Out: feed, KeyFile: k.Private, Trust: []string{other.Public}}, "name the private key of one that may sign"},
-		{"a folder of something else", engine.FeedBuild{From: from, Out: home, KeyFile: k.Private}, "name a folder that holds the feed and nothing else"},
-		{"a folder in no folder", engine.FeedBuild{From: from, Out: filepath.Join(dir, "a", "b"), KeyFile: k.Private}, "that its parent folder exists"},
-		{"a release that was changed", engine.FeedBuild{From: changed, Out: feed, KeyFile: k.Private}, "restore the published files"},
+		{name: "an invalid release", build: engine.FeedBuild{From: bad, Out: feed, KeyFile: k.Private}, remedy: "correct the named file and publish again"},
+		{name: "an empty folder", build: engine.FeedBuild{From: t.TempDir(), Out: feed, KeyFile: k.Private}, remedy: "`constellation release build --help` lists the files of the folder"},
+		{name: "another key", build: engine.FeedBuild{From: from, Out: feed, KeyFile: other.Private}, remedy: "sign with the key that " + feed + " was signed with"},
+		{name: "a signer who is not trusted", build: engine.FeedBuild{From: from, Out: feed, KeyFile: k.Private, Trust: []string{other.Public}}, remedy: "name the private key of one that may sign"},
+		{name: "a folder of something else", build: engine.FeedBuild{From: from, Out: home, KeyFile: k.Private}, remedy: "name a folder that holds the feed and nothing else"},
+		{name: "a folder in no folder", build: engine.FeedBuild{From: from, Out: filepath.Join(dir, "a", "b"), KeyFile: k.Private}, remedy: "that its parent folder exists"},
+		{name: "a release that was changed", build: engine.FeedBuild{From: changed, Out: feed, KeyFile: k.Private}, remedy: "restore the published files"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := engine.BuildFeed(t.Context(), tt.build)

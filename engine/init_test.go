@@ -911,24 +911,24 @@ func TestInitThatLosesTheRaceLeavesNothingOfItsOwn(t *testing.T) {
 		lose func(*stage)
 		left []string // IDs of new backups
 	}{
-		{"refused by the bootstrapper", func(s *stage) {
+		{name: "refused by the bootstrapper", lose: func(s *stage) {
 			m := s.machines[0]
 			m.mu.Lock()
 			m.clusterID = bytes.Repeat([]byte{7}, 32)
 			m.mu.Unlock()
-		}, nil},
-		{"seen by its evidence", func(s *stage) {
+		}},
+		{name: "seen by its evidence", lose: func(s *stage) {
 			s.machines[0].stop()
 			s.machines[0].start(bytes.Repeat([]byte{7}, 32))
-		}, nil},
-		{"with a master secret of the user's", func(s *stage) {
+		}},
+		{name: "with a master secret of the user's", lose: func(s *stage) {
 			s.machines[0].stop()
 			s.machines[0].start(bytes.Repeat([]byte{7}, 32))
 			secret := `{"key":"` + base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{1}, 32)) + `","salt":"` + base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{2}, 32)) + `"}`
 			if err := os.WriteFile(filepath.Join(s.dir, workspace.MasterSecretFile), []byte(secret), 0o600); err != nil {
 				s.t.Fatal(err)
 			}
-		}, []string{workspace.MasterSecretFile}},
+		}, left: []string{workspace.MasterSecretFile}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newStage(t, 1, 0)

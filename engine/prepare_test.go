@@ -409,15 +409,15 @@ func TestPreparePrunesGenerationsThatNobodyRuns(t *testing.T) {
 		given func(*checkStage)
 		want  []string
 	}{
-		{"older ones that nobody runs go, newer ones may be another's", nil, []string{"v1.0.0", "v1.1.0", "v1.2.0"}},
-		{"one node still runs it", func(s *checkStage) {
+		{name: "older ones that nobody runs go, newer ones may be another's", want: []string{"v1.0.0", "v1.1.0", "v1.2.0"}},
+		{name: "one node still runs it", given: func(s *checkStage) {
 			s.cluster.PutNode(cluster.Node{Name: "worker-9", Image: "sandboxes/demo/images/v0.9.0", State: plan.NodeReady})
-		}, []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
-		{"a machine that is no node yet runs it", func(s *checkStage) {
+		}, want: []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
+		{name: "a machine that is no node yet runs it", given: func(s *checkStage) {
 			s.cloud.add("worker-9", cloud.Worker, 9)
 			s.cloud.set("worker-9", func(m *cluster.CloudMachine) { m.Image = "sandboxes/demo/images/v0.9.0" })
-		}, []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
-		{"a node does not tell what it runs", func(s *checkStage) { s.cluster.PutNode(cluster.Node{Name: "worker-9", State: plan.NodeReady}) }, []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
+		}, want: []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
+		{name: "a node does not tell what it runs", given: func(s *checkStage) { s.cluster.PutNode(cluster.Node{Name: "worker-9", State: plan.NodeReady}) }, want: []string{"v0.9.0", "v1.0.0", "v1.1.0", "v1.2.0"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newPrepareStage(t)

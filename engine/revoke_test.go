@@ -480,11 +480,11 @@ func TestRevokeRefusesUnknownMachines(t *testing.T) {
 		request engine.RevokeRequest
 		says    string
 	}{
-		{"no such node", engine.RevokeRequest{Node: "worker-9"}, "there is no such node"},
-		{"nor with a kubeconfig", engine.RevokeRequest{Node: "worker-9", Kubeconfig: kubeconfig}, "there is no such node"},
-		{"no kubeconfig", engine.RevokeRequest{Node: "worker-1", Kubeconfig: kubeconfig + "-none"}, "no such file"},
-		{"a long reason", engine.RevokeRequest{Node: "worker-1", Reason: strings.Repeat("x", 201)}, "201 bytes"},
-		{"a reason that moves the cursor", engine.RevokeRequest{Node: "worker-1", Reason: "a\x1b[2J"}, "cannot be printed"},
+		{name: "no such node", request: engine.RevokeRequest{Node: "worker-9"}, says: "there is no such node"},
+		{name: "nor with a kubeconfig", request: engine.RevokeRequest{Node: "worker-9", Kubeconfig: kubeconfig}, says: "there is no such node"},
+		{name: "no kubeconfig", request: engine.RevokeRequest{Node: "worker-1", Kubeconfig: kubeconfig + "-none"}, says: "no such file"},
+		{name: "a long reason", request: engine.RevokeRequest{Node: "worker-1", Reason: strings.Repeat("x", 201)}, says: "201 bytes"},
+		{name: "a reason that moves the cursor", request: engine.RevokeRequest{Node: "worker-1", Reason: "a\x1b[2J"}, says: "cannot be printed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := s.engine().PlanRevoke(t.Context(), tt.request)

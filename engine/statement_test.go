@@ -250,7 +250,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 		name, want string
 		forge      func(f *ownFeed, statement string)
 	}{
-		{"altered", "invalid signature", func(f *ownFeed, statement string) {
+		{name: "altered", want: "invalid signature", forge: func(f *ownFeed, statement string) {
 			b, err := os.ReadFile(statement)
 			if err == nil {
 				err = os.WriteFile(statement, []byte(strings.Replace(string(b), "v1.36.3", "v1.36.4", 1)), 0o644)
@@ -259,7 +259,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 				f.Fatal(err)
 			}
 		}},
-		{"signed by a stranger", "invalid signature", func(f *ownFeed, statement string) {
+		{name: "signed by a stranger", want: "invalid signature", forge: func(f *ownFeed, statement string) {
 			stranger := newOwnFeed(f.T)
 			stranger.from = f.from
 			stranger.build(stranger.own)
@@ -271,7 +271,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 				f.Fatal(err)
 			}
 		}},
-		{"signed by a key that was retired", "the key that signed it may no longer sign", func(f *ownFeed, statement string) {
+		{name: "signed by a key that was retired", want: "the key that signed it may no longer sign", forge: func(f *ownFeed, statement string) {
 			b, err := os.ReadFile(statement)
 			if err != nil {
 				f.Fatal(err)

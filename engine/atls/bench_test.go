@@ -33,8 +33,8 @@ func BenchmarkHandshake(b *testing.B) {
 		name           string
 		client, server Config
 	}{
-		{"one-way", Config{Purpose: PurposeInit, Validator: w.accepts(attestation.PCR15Zero())}, Config{Purpose: PurposeInit, Issuer: w.node}},
-		{"mutual", w.clientConfig(), w.serverConfig()},
+		{name: "one-way", client: Config{Purpose: PurposeInit, Validator: w.accepts(attestation.PCR15Zero())}, server: Config{Purpose: PurposeInit, Issuer: w.node}},
+		{name: "mutual", client: w.clientConfig(), server: w.serverConfig()},
 	} {
 		b.Run(tt.name, func(b *testing.B) {
 			cl, se := NewClient(tt.client), NewServer(tt.server)

@@ -23,13 +23,13 @@ func TestVerifyEtcdSnapshot(t *testing.T) {
 		data  []byte
 		wrong string // empty if it is whole
 	}{
-		{"one of a page", etcdSnapshot(1), ""},
-		{"a long one", etcdSnapshot(2000), ""},
-		{"a flipped byte", flipped, "etcd's hash"},
-		{"a hash and nothing else", etcdSnapshot(0), "not a snapshot of etcd"},
-		{"half a page", etcdSnapshot(3)[page/2:], "not a snapshot of etcd"},
-		{"no hash", etcdSnapshot(3)[:3*page], "not a snapshot of etcd"},
-		{"nothing", nil, "not a snapshot of etcd"},
+		{name: "one of a page", data: etcdSnapshot(1), wrong: ""},
+		{name: "a long one", data: etcdSnapshot(2000), wrong: ""},
+		{name: "a flipped byte", data: flipped, wrong: "etcd's hash"},
+		{name: "a hash and nothing else", data: etcdSnapshot(0), wrong: "not a snapshot of etcd"},
+		{name: "half a page", data: etcdSnapshot(3)[page/2:], wrong: "not a snapshot of etcd"},
+		{name: "no hash", data: etcdSnapshot(3)[:3*page], wrong: "not a snapshot of etcd"},
+		{name: "nothing", wrong: "not a snapshot of etcd"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			const id = "backup-20261121070501-1a2b3c4d"

@@ -242,22 +242,22 @@ func TestVerifyDetectsMissingAndUnexpectedFiles(t *testing.T) {
 		change func(root string) error
 		want   string // contained in the reason
 	}{
-		{"a file less", func(r string) error { return os.Remove(filepath.Join(r, "a.example.com/widgets.json")) }, "widgets.json is missing"},
-		{"a file more", func(r string) error { return os.WriteFile(filepath.Join(r, "a.example.com/x.json"), nil, 0o600) }, "x.json does not belong to it"},
-		{"a directory more", func(r string) error { return os.Mkdir(filepath.Join(r, "x"), 0o700) }, "x does not belong to it"},
-		{"a truncated file", func(r string) error { return os.Truncate(filepath.Join(r, SnapshotFile), 10) }, "has 10 bytes, want 4128"},
-		{"a truncated manifest", func(r string) error { return os.Truncate(filepath.Join(r, ManifestFile), 100) }, "manifest.json is truncated"},
-		{"no manifest", func(r string) error { return os.Remove(filepath.Join(r, ManifestFile)) }, "the backup was not completed"},
-		{"a file that is a link", func(r string) error {
+		{name: "a file less", change: func(r string) error { return os.Remove(filepath.Join(r, "a.example.com/widgets.json")) }, want: "widgets.json is missing"},
+		{name: "a file more", change: func(r string) error { return os.WriteFile(filepath.Join(r, "a.example.com/x.json"), nil, 0o600) }, want: "x.json does not belong to it"},
+		{name: "a directory more", change: func(r string) error { return os.Mkdir(filepath.Join(r, "x"), 0o700) }, want: "x does not belong to it"},
+		{name: "a truncated file", change: func(r string) error { return os.Truncate(filepath.Join(r, SnapshotFile), 10) }, want: "has 10 bytes, want 4128"},
+		{name: "a truncated manifest", change: func(r string) error { return os.Truncate(filepath.Join(r, ManifestFile), 100) }, want: "manifest.json is truncated"},
+		{name: "no manifest", change: func(r string) error { return os.Remove(filepath.Join(r, ManifestFile)) }, want: "the backup was not completed"},
+		{name: "a file that is a link", change: func(r string) error {
 			f := filepath.Join(r, "a.example.com/widgets.json")
 			return errors.Join(os.Rename(f, r+"/../moved"), os.Symlink(r+"/../moved", f))
-		}, "it is a symbolic link"},
-		{"a file that others may write", func(r string) error { return os.Chmod(filepath.Join(r, "a.example.com/widgets.json"), 0o620) }, "others may write it"},
-		{"a directory that others may write", func(r string) error { return os.Chmod(filepath.Join(r, "a.example.com"), 0o770) }, "others may write it"},
-		{"a directory that is a link", func(r string) error {
+		}, want: "it is a symbolic link"},
+		{name: "a file that others may write", change: func(r string) error { return os.Chmod(filepath.Join(r, "a.example.com/widgets.json"), 0o620) }, want: "others may write it"},
+		{name: "a directory that others may write", change: func(r string) error { return os.Chmod(filepath.Join(r, "a.example.com"), 0o770) }, want: "others may write it"},
+		{name: "a directory that is a link", change: func(r string) error {
 			d := filepath.Join(r, "a.example.com")
 			return errors.Join(os.Rename(d, r+"/../moved"), os.Symlink("../moved", d))
-		}, "a.example.com does not belong to it"},
+		}, want: "a.example.com does not belong to it"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "runs")

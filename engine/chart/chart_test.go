@@ -160,13 +160,13 @@ func TestFetchFromEverySource(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, tt := range []struct{ name, source, digest string }{
-			{"a directory", "file:" + dir, digest(s.archive)},
-			{"a relative directory", "file:.", digest(s.archive)},
-			{"a file", "file:" + dir + "/cilium-1.17.4.tgz", digest(s.archive)},
-			{"a server", scheme + "://" + s.host() + "/charts", digest(s.archive)},
-			{"a file of a server", scheme + "://" + s.host() + "/charts/cilium-1.17.4.tgz", digest(s.archive)},
-			{"a server that redirects", scheme + "://" + s.host() + "/moved", digest(s.archive)},
-			{"a registry", "oci://" + s.host() + "/charts/cilium", s.manifest},
+			{name: "a directory", source: "file:" + dir, digest: digest(s.archive)},
+			{name: "a relative directory", source: "file:.", digest: digest(s.archive)},
+			{name: "a file", source: "file:" + dir + "/cilium-1.17.4.tgz", digest: digest(s.archive)},
+			{name: "a server", source: scheme + "://" + s.host() + "/charts", digest: digest(s.archive)},
+			{name: "a file of a server", source: scheme + "://" + s.host() + "/charts/cilium-1.17.4.tgz", digest: digest(s.archive)},
+			{name: "a server that redirects", source: scheme + "://" + s.host() + "/moved", digest: digest(s.archive)},
+			{name: "a registry", source: "oci://" + s.host() + "/charts/cilium", digest: s.manifest},
 		} {
 			t.Run(fmt.Sprintf("%s, encrypted %t", tt.name, encrypted), func(t *testing.T) {
 				cache := t.TempDir()

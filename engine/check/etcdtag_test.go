@@ -17,10 +17,10 @@ func TestEtcdTagStaysUntilKubernetesBringsIt(t *testing.T) {
 		known.Kubernetes = append(known.Kubernetes, release.KubernetesSummary{Version: version.MustParse(v), Etcd: etcd})
 	}
 	for _, tt := range []struct{ name, kubernetes, want string }{
-		{"an older etcd", "v1.36.4", "3.6.11-0"},
-		{"a patch that the release does not list", "v1.36.3", "3.6.11-0"},
-		{"a newer patch of etcd", "v1.36.5", ""},
-		{"a newer minor of etcd", "v1.37.2", ""},
+		{name: "an older etcd", kubernetes: "v1.36.4", want: "3.6.11-0"},
+		{name: "a patch that the release does not list", kubernetes: "v1.36.3", want: "3.6.11-0"},
+		{name: "a newer patch of etcd", kubernetes: "v1.36.5", want: ""},
+		{name: "a newer minor of etcd", kubernetes: "v1.37.2", want: ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := &Run{

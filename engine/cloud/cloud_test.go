@@ -4,9 +4,9 @@ import "testing"
 
 func TestKeysAreSplit(t *testing.T) {
 	for _, tt := range []struct{ id, incarnation, key string }{
-		{"gce://p/z/worker-0", "4711", "gce://p/z/worker-0#4711"},
-		{"aws:///z/i-1", "", "aws:///z/i-1"},
-		{"", "4711", ""},
+		{id: "gce://p/z/worker-0", incarnation: "4711", key: "gce://p/z/worker-0#4711"},
+		{id: "aws:///z/i-1", incarnation: "", key: "aws:///z/i-1"},
+		{id: "", incarnation: "4711", key: ""},
 	} {
 		key := Instance{ProviderID: tt.id, Incarnation: tt.incarnation}.Key()
 		if key != tt.key {
@@ -22,10 +22,10 @@ func TestKeysAreSplit(t *testing.T) {
 // key, or one that differs from the cloud's key of the same machine.
 func TestKeysHaveNoFragmentOfTheID(t *testing.T) {
 	for _, tt := range []struct{ id, incarnation, key string }{
-		{"odd://p/w#", "", "odd://p/w"},
-		{"odd://p/w#2", "", "odd://p/w"},
-		{"odd://p/w#2", "1", "odd://p/w#1"},
-		{"#", "1", ""},
+		{id: "odd://p/w#", incarnation: "", key: "odd://p/w"},
+		{id: "odd://p/w#2", incarnation: "", key: "odd://p/w"},
+		{id: "odd://p/w#2", incarnation: "1", key: "odd://p/w#1"},
+		{id: "#", incarnation: "1", key: ""},
 	} {
 		if key := Key(tt.id, tt.incarnation); key != tt.key {
 			t.Errorf("key of %q, %q is %q, want %q", tt.id, tt.incarnation, key, tt.key)

@@ -101,11 +101,11 @@ func compatibilityPage() string {
 		now   Running
 		goal  Planned
 	}{
-		{"From the oldest to the newest", at("v1.0.0", "v1.0.0", "v1.34.3"), Planned{}},
-		{"From the newest release to the newest Kubernetes", at("v1.1.0", "v1.1.0", "v1.35.4"), Planned{}},
-		{"A patch that no release has", at("v1.0.0", "v1.0.0", "v1.35.99"), to("v1.1.0", "", "")},
-		{"Kubernetes that no release has", at("v1.1.0", "v1.1.0", "v1.36.3"), to("", "", "v1.37.0")},
-		{"Back", at("v1.1.0", "v1.1.0", "v1.36.3"), to("v1.0.0", "", "")},
+		{title: "From the oldest to the newest", now: at("v1.0.0", "v1.0.0", "v1.34.3"), goal: Planned{}},
+		{title: "From the newest release to the newest Kubernetes", now: at("v1.1.0", "v1.1.0", "v1.35.4"), goal: Planned{}},
+		{title: "A patch that no release has", now: at("v1.0.0", "v1.0.0", "v1.35.99"), goal: to("v1.1.0", "", "")},
+		{title: "Kubernetes that no release has", now: at("v1.1.0", "v1.1.0", "v1.36.3"), goal: to("", "", "v1.37.0")},
+		{title: "Back", now: at("v1.1.0", "v1.1.0", "v1.36.3"), goal: to("v1.0.0", "", "")},
 	} {
 		if e.goal == (Planned{}) {
 			e.goal = m.Goal(e.now, Planned{}, Offer{})

@@ -65,8 +65,8 @@ func TestEtcdBelowTheFloorThatWasNotRead(t *testing.T) {
 		etcd, want string
 		hops       int
 	}{
-		{"", checkAgain, 0},
-		{"3.6.8-0", "in a hop of its own", 2},
+		{etcd: "", want: checkAgain, hops: 0},
+		{etcd: "3.6.8-0", want: "in a hop of its own", hops: 2},
 	} {
 		now.Etcd = tt.etcd
 		hops, _ := m.Path(now, goal, Offer{})

@@ -255,14 +255,14 @@ func TestEtcdHop(t *testing.T) {
 		goal string
 		want []string // Kubernetes and etcd after each hop
 	}{
-		"from an older minor":         {runs(at("v1.0.0", "v1.0.0", "v1.35.8"), "3.6.6-0"), "v1.37.2", []string{"v1.36.4 ", "v1.36.4 3.6.11-0", "v1.37.2 "}},
-		"not for a patch":             {now, "v1.36.4", []string{"v1.36.4 "}},
-		"not for an etcd above it":    {runs(now, "3.6.12-0"), "v1.37.2", []string{"v1.37.2 "}},
-		"not for an etcd at it":       {runs(now, "3.6.11-0"), "v1.37.2", []string{"v1.37.2 "}},
-		"not for an etcd outside":     {runs(now, ""), "v1.37.2", nil},
-		"not for a known one outside": {func() Running { r := now; r.Etcd, r.ExternalEtcd = "", true; return r }(), "v1.37.2", []string{"v1.37.2 "}},
-		"before workers catch up":     {workers(runs(now, "3.6.8-0"), "v1.0.0", "v1.35.8"), "v1.37.2", []string{"v1.36.3 3.6.11-0", "v1.37.2 "}},
-		"workers that are left stay":  {workers(now, "v1.0.0", "v1.36.3"), "v1.37.2", []string{"v1.36.3 3.6.11-0", "v1.37.2 "}},
+		"from an older minor":         {now: runs(at("v1.0.0", "v1.0.0", "v1.35.8"), "3.6.6-0"), goal: "v1.37.2", want: []string{"v1.36.4 ", "v1.36.4 3.6.11-0", "v1.37.2 "}},
+		"not for a patch":             {now: now, goal: "v1.36.4", want: []string{"v1.36.4 "}},
+		"not for an etcd above it":    {now: runs(now, "3.6.12-0"), goal: "v1.37.2", want: []string{"v1.37.2 "}},
+		"not for an etcd at it":       {now: runs(now, "3.6.11-0"), goal: "v1.37.2", want: []string{"v1.37.2 "}},
+		"not for an etcd outside":     {now: runs(now, ""), goal: "v1.37.2", want: nil},
+		"not for a known one outside": {now: func() Running { r := now; r.Etcd, r.ExternalEtcd = "", true; return r }(), goal: "v1.37.2", want: []string{"v1.37.2 "}},
+		"before workers catch up":     {now: workers(runs(now, "3.6.8-0"), "v1.0.0", "v1.35.8"), goal: "v1.37.2", want: []string{"v1.36.3 3.6.11-0", "v1.37.2 "}},
+		"workers that are left stay":  {now: workers(now, "v1.0.0", "v1.36.3"), goal: "v1.37.2", want: []string{"v1.36.3 3.6.11-0", "v1.37.2 "}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
@@ -313,10 +313,10 @@ func TestGetCLI(t *testing.T) {
 		list []release.Download
 		want string
 	}{
-		{"no download", nil, "get constellation v1.5.0 from the publisher of this program"},
-		{"with a digest", []release.Download{{OS: "plan9"}, signed}, "download https://example.com/constellation-v1.5.0 and compare its digest with " + signed.Digest},
-		{"without a digest", []release.Download{here}, "download https://example.com/constellation-v1.5.0 (its digest is unknown: ask the publisher)"},
-		{"for other platforms only", []release.Download{{OS: "plan9"}}, fmt.Sprintf("build constellation v1.5.0 from source: no download for %s/%s", runtime.GOOS, runtime.GOARCH)},
+		{name: "no download", want: "get constellation v1.5.0 from the publisher of this program"},
+		{name: "with a digest", list: []release.Download{{OS: "plan9"}, signed}, want: "download https://example.com/constellation-v1.5.0 and compare its digest with " + signed.Digest},
+		{name: "without a digest", list: []release.Download{here}, want: "download https://example.com/constellation-v1.5.0 (its digest is unknown: ask the publisher)"},
+		{name: "for other platforms only", list: []release.Download{{OS: "plan9"}}, want: fmt.Sprintf("build constellation v1.5.0 from source: no download for %s/%s", runtime.GOOS, runtime.GOARCH)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := invented("v1.5.0", "")
@@ -826,14 +826,14 @@ func TestPartialGoals(t *testing.T) {
 		name        string
 		given, want Planned
 	}{
-		{"nothing", Planned{}, to("v1.1.0", "v1.1.0", "v1.36.4")},
-		{"the newest release", to("v1.1.0", "", ""), to("v1.1.0", "v1.1.0", "v1.36.4")},
-		{"a Kubernetes of the newest release", to("", "", "v1.36.3"), to("v1.1.0", "v1.1.0", "v1.36.3")},
-		{"the running release", to("v1.0.0", "", ""), to("v1.0.0", "v1.0.0", "v1.36.4")},
-		{"the running Kubernetes", to("", "", "v1.35.4"), to("v1.1.0", "v1.1.0", "v1.35.4")},
-		{"an unknown release", to("v1.7.0", "", ""), to("v1.7.0", "", "")},
-		{"a Kubernetes of no release", to("", "", "v1.36.99"), to("", "", "v1.36.99")},
-		{"a downgrade", to("", "", "v1.34.2"), to("", "", "v1.34.2")},
+		{name: "nothing", given: Planned{}, want: to("v1.1.0", "v1.1.0", "v1.36.4")},
+		{name: "the newest release", given: to("v1.1.0", "", ""), want: to("v1.1.0", "v1.1.0", "v1.36.4")},
+		{name: "a Kubernetes of the newest release", given: to("", "", "v1.36.3"), want: to("v1.1.0", "v1.1.0", "v1.36.3")},
+		{name: "the running release", given: to("v1.0.0", "", ""), want: to("v1.0.0", "v1.0.0", "v1.36.4")},
+		{name: "the running Kubernetes", given: to("", "", "v1.35.4"), want: to("v1.1.0", "v1.1.0", "v1.35.4")},
+		{name: "an unknown release", given: to("v1.7.0", "", ""), want: to("v1.7.0", "", "")},
+		{name: "a Kubernetes of no release", given: to("", "", "v1.36.99"), want: to("", "", "v1.36.99")},
+		{name: "a downgrade", given: to("", "", "v1.34.2"), want: to("", "", "v1.34.2")},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := m.Goal(now, tt.given, Offer{}); fmt.Sprint(got) != fmt.Sprint(tt.want) {

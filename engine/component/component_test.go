@@ -47,22 +47,22 @@ func TestListsThatMustNotBeInstalledAreNamed(t *testing.T) {
 		l    List
 		want string
 	}{
-		{"no name", change(func(c *Component) { c.Name = "" }), "name"},
-		{"a name that climbs", change(func(c *Component) { c.Name = "../x" }), "name"},
-		{"no digest", change(func(c *Component) { c.Digest = "" }), "digest"},
-		{"digest of another kind", change(func(c *Component) { c.Digest = "sha512:ab" }), "digest"},
-		{"digest in capitals", change(func(c *Component) { c.Digest = strings.ToUpper(anyDigest) }), "digest"},
-		{"relative path", change(func(c *Component) { c.Path = "bin/kubelet" }), "path"},
-		{"path that climbs", change(func(c *Component) { c.Path = "/usr/../etc/shadow" }), "path"},
-		{"path with a NUL", change(func(c *Component) { c.Path = "/usr/x\x00y" }), "path"},
-		{"the root itself", change(func(c *Component) { c.Path = "/" }), "path"},
-		{"set-user-ID", change(func(c *Component) { c.Mode = 0o4755 }), "mode"},
-		{"writable by all", change(func(c *Component) { c.Mode = 0o777 }), "mode"},
-		{"file URL", change(func(c *Component) { c.URL = "file:///etc/passwd" }), "url"},
-		{"URL without a host", change(func(c *Component) { c.URL = "https:///kubelet" }), "url"},
-		{"no URL", change(func(c *Component) { c.URL = "" }), "url"},
-		{"two of a name", List{good, func() Component { c := good; c.Path = "/x"; return c }()}, "twice"},
-		{"two at a path", List{good, func() Component { c := good; c.Name = "x"; return c }()}, "same path"},
+		{name: "no name", l: change(func(c *Component) { c.Name = "" }), want: "name"},
+		{name: "a name that climbs", l: change(func(c *Component) { c.Name = "../x" }), want: "name"},
+		{name: "no digest", l: change(func(c *Component) { c.Digest = "" }), want: "digest"},
+		{name: "digest of another kind", l: change(func(c *Component) { c.Digest = "sha512:ab" }), want: "digest"},
+		{name: "digest in capitals", l: change(func(c *Component) { c.Digest = strings.ToUpper(anyDigest) }), want: "digest"},
+		{name: "relative path", l: change(func(c *Component) { c.Path = "bin/kubelet" }), want: "path"},
+		{name: "path that climbs", l: change(func(c *Component) { c.Path = "/usr/../etc/shadow" }), want: "path"},
+		{name: "path with a NUL", l: change(func(c *Component) { c.Path = "/usr/x\x00y" }), want: "path"},
+		{name: "the root itself", l: change(func(c *Component) { c.Path = "/" }), want: "path"},
+		{name: "set-user-ID", l: change(func(c *Component) { c.Mode = 0o4755 }), want: "mode"},
+		{name: "writable by all", l: change(func(c *Component) { c.Mode = 0o777 }), want: "mode"},
+		{name: "file URL", l: change(func(c *Component) { c.URL = "file:///etc/passwd" }), want: "url"},
+		{name: "URL without a host", l: change(func(c *Component) { c.URL = "https:///kubelet" }), want: "url"},
+		{name: "no URL", l: change(func(c *Component) { c.URL = "" }), want: "url"},
+		{name: "two of a name", l: List{good, func() Component { c := good; c.Path = "/x"; return c }()}, want: "twice"},
+		{name: "two at a path", l: List{good, func() Component { c := good; c.Name = "x"; return c }()}, want: "same path"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := tt.l.Validate()

@@ -103,16 +103,16 @@ func TestNotApplicable(t *testing.T) {
 		name, id string
 		want     bool
 	}{
-		{EKS, "etcd-members", true},
-		{K3s, "proxy-mode", true},
-		{Kubeadm, "etcd-members", false},
-		{Unknown, "permissions", true},
-		{Kubeadm, "pdb-room", false},
-		{Talos, "etcd-members", true},
-		{Kind, "kubeadm-config", false},
-		{OpenShift, "kubeadm-config", true},
-		{RKE2, "kubeadm-config", true},
-		{RKE2, "etcd-members", false},
+		{name: EKS, id: "etcd-members", want: true},
+		{name: K3s, id: "proxy-mode", want: true},
+		{name: Kubeadm, id: "etcd-members", want: false},
+		{name: Unknown, id: "permissions", want: true},
+		{name: Kubeadm, id: "pdb-room", want: false},
+		{name: Talos, id: "etcd-members", want: true},
+		{name: Kind, id: "kubeadm-config", want: false},
+		{name: OpenShift, id: "kubeadm-config", want: true},
+		{name: RKE2, id: "kubeadm-config", want: true},
+		{name: RKE2, id: "etcd-members", want: false},
 	} {
 		d := Distribution{Name: tt.name, Title: tt.name}
 		if why := d.NotApplicable()[tt.id]; (why != "") != tt.want {

@@ -99,20 +99,20 @@ func TestUpgradeOptionsOfAHostAreChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct{ what, doc, want string }{
-		{"not YAML", "\t", "parse it"},
-		{"nothing", "", "it is empty"},
-		{"another kind", "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\n", `kind "JoinConfiguration"`},
-		{"another version", "apiVersion: kubeadm.k8s.io/v1beta3\nkind: UpgradeConfiguration\n", `apiVersion "kubeadm.k8s.io/v1beta3"`},
-		{"a version of Kubernetes", head + "apply: {kubernetesVersion: v1.37.2}\n", "kubernetesVersion"},
-		{"an unknown field", head + "node: {certificateRenewals: true}\n", "certificateRenewals"},
-		{"two documents", head + "---\n" + head, "more than one document"},
-		{"all checks", head + "apply: {ignorePreflightErrors: [all]}\n", `apply: "all" is not the name of one check`},
-		{"a pull policy", head + "node: {imagePullPolicy: Sometimes}\n", "node: image pull policy"},
-		{"a phase that must run", head + "apply: {skipPhases: [addon, control-plane]}\n", "phase control-plane cannot be skipped"},
-		{"a part of one", head + "node: {skipPhases: [upload-config/kubeadm]}\n", "phase upload-config/kubeadm cannot be skipped"},
-		{"no phase", head + "node: {skipPhases: ['--force']}\n", "not the name of a phase"},
-		{"relative patches", head + "node: {patches: {directory: patches}}\n", "not an absolute path"},
-		{"a long file", head + strings.Repeat("# long\n", maxUpgradeFile/7), "the limit is 65536"},
+		{what: "not YAML", doc: "\t", want: "parse it"},
+		{what: "nothing", doc: "", want: "it is empty"},
+		{what: "another kind", doc: "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\n", want: `kind "JoinConfiguration"`},
+		{what: "another version", doc: "apiVersion: kubeadm.k8s.io/v1beta3\nkind: UpgradeConfiguration\n", want: `apiVersion "kubeadm.k8s.io/v1beta3"`},
+		{what: "a version of Kubernetes", doc: head + "apply: {kubernetesVersion: v1.37.2}\n", want: "kubernetesVersion"},
+		{what: "an unknown field", doc: head + "node: {certificateRenewals: true}\n", want: "certificateRenewals"},
+		{what: "two documents", doc: head + "---\n" + head, want: "more than one document"},
+		{what: "all checks", doc: head + "apply: {ignorePreflightErrors: [all]}\n", want: `apply: "all" is not the name of one check`},
+		{what: "a pull policy", doc: head + "node: {imagePullPolicy: Sometimes}\n", want: "node: image pull policy"},
+		{what: "a phase that must run", doc: head + "apply: {skipPhases: [addon, control-plane]}\n", want: "phase control-plane cannot be skipped"},
+		{what: "a part of one", doc: head + "node: {skipPhases: [upload-config/kubeadm]}\n", want: "phase upload-config/kubeadm cannot be skipped"},
+		{what: "no phase", doc: head + "node: {skipPhases: ['--force']}\n", want: "not the name of a phase"},
+		{what: "relative patches", doc: head + "node: {patches: {directory: patches}}\n", want: "not an absolute path"},
+		{what: "a long file", doc: head + strings.Repeat("# long\n", maxUpgradeFile/7), want: "the limit is 65536"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			c, err := u.WithHost([]byte(tt.doc))
@@ -185,31 +185,31 @@ func TestIncompleteInputIsNamed(t *testing.T) {
 		err  func() error
 		want string
 	}{
-		{"no cluster name", func() error {
+		{name: "no cluster name", err: func() error {
 			c := exampleCluster("v1.35.4")
 			c.Name = ""
 			_, err := NewInit(c, exampleNode())
 			return err
-		}, "name of the cluster"},
-		{"nothing at all", func() error { _, err := NewInit(Cluster{}, Node{}); return err }, "service range is missing"},
-		{"no provider ID", func() error {
+		}, want: "name of the cluster"},
+		{name: "nothing at all", err: func() error { _, err := NewInit(Cluster{}, Node{}); return err }, want: "service range is missing"},
+		{name: "no provider ID", err: func() error {
 			n := exampleNode()
 			n.ProviderID = ""
 			_, err := NewJoin(exampleJoin(false), n)
 			return err
-		}, "provider ID"},
-		{"endpoint without a port", func() error {
+		}, want: "provider ID"},
+		{name: "endpoint without a port", err: func() error {
 			j := exampleJoin(false)
 			j.Endpoint = "10.42.0.1"
 			_, err := NewJoin(j, exampleNode())
 			return err
-		}, "host:port"},
-		{"bad token", func() error {
+		}, want: "host:port"},
+		{name: "bad token", err: func() error {
 			j := exampleJoin(false)
 			j.Token = "canary"
 			_, err := NewJoin(j, exampleNode())
 			return err
-		}, "token is malformed"},
+		}, want: "token is malformed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := tt.err()

@@ -13,20 +13,20 @@ func TestLinesAreFitToBeShown(t *testing.T) {
 		name, raw string
 		want      Line
 	}{
-		{"a phase", "[kubelet-start] Starting the kubelet", Line{slog.LevelInfo, "kubelet-start", "Starting the kubelet"}},
-		{"colours and titles", "\x1b]0;title\x07\x1b[31;1m[certs]\x1b[0m red", Line{slog.LevelInfo, "certs", "red"}},
-		{"an unfinished title swallows nothing that matters", "a\x1b]0;title", Line{slog.LevelInfo, "", "a"}},
-		{"control and direction characters", "a\x00b\x08c\u202ed\u200be\tf", Line{slog.LevelInfo, "", "abcde f"}},
-		{"invalid text", "a\xff\xfeb", Line{slog.LevelInfo, "", "ab"}},
-		{"a warning of klog", "W1121 08:00:00.123456    4711 version.go:108] could not fetch", Line{slog.LevelWarn, "", "could not fetch"}},
-		{"an error of klog", "E1121 08:00:00.123456 1 a.go:1] [init] broken", Line{slog.LevelError, "init", "broken"}},
-		{"an error of kubeadm", "error execution phase wait-control-plane: timed out", Line{slog.LevelError, "", "error execution phase wait-control-plane: timed out"}},
-		{"a preflight error", "\t[ERROR Port-10250]: Port 10250 is in use", Line{slog.LevelError, "", "[ERROR Port-10250]: Port 10250 is in use"}},
-		{"a token", `[bootstrap-token] Using token: abcdef.0123456789abcdef`, Line{slog.LevelInfo, "bootstrap-token", "Using token: [redacted]"}},
-		{"a token split by colours", "token abc\x1b[1mdef.0123456789abcdef", Line{slog.LevelInfo, "", "token [redacted]"}},
-		{"a certificate key", "certificateKey: " + strings.Repeat("0f", 32), Line{slog.LevelInfo, "", "certificateKey: [redacted]"}},
-		{"a hash is no secret", "sha256:" + strings.Repeat("0f", 32), Line{slog.LevelInfo, "", "sha256:" + strings.Repeat("0f", 32)}},
-		{"a name with a dot is none either", "kubelet.service is active", Line{slog.LevelInfo, "", "kubelet.service is active"}},
+		{name: "a phase", raw: "[kubelet-start] Starting the kubelet", want: Line{slog.LevelInfo, "kubelet-start", "Starting the kubelet"}},
+		{name: "colours and titles", raw: "\x1b]0;title\x07\x1b[31;1m[certs]\x1b[0m red", want: Line{slog.LevelInfo, "certs", "red"}},
+		{name: "an unfinished title swallows nothing that matters", raw: "a\x1b]0;title", want: Line{slog.LevelInfo, "", "a"}},
+		{name: "control and direction characters", raw: "a\x00b\x08c\u202ed\u200be\tf", want: Line{slog.LevelInfo, "", "abcde f"}},
+		{name: "invalid text", raw: "a\xff\xfeb", want: Line{slog.LevelInfo, "", "ab"}},
+		{name: "a warning of klog", raw: "W1121 08:00:00.123456    4711 version.go:108] could not fetch", want: Line{slog.LevelWarn, "", "could not fetch"}},
+		{name: "an error of klog", raw: "E1121 08:00:00.123456 1 a.go:1] [init] broken", want: Line{slog.LevelError, "init", "broken"}},
+		{name: "an error of kubeadm", raw: "error execution phase wait-control-plane: timed out", want: Line{slog.LevelError, "", "error execution phase wait-control-plane: timed out"}},
+		{name: "a preflight error", raw: "\t[ERROR Port-10250]: Port 10250 is in use", want: Line{slog.LevelError, "", "[ERROR Port-10250]: Port 10250 is in use"}},
+		{name: "a token", raw: `[bootstrap-token] Using token: abcdef.0123456789abcdef`, want: Line{slog.LevelInfo, "bootstrap-token", "Using token: [redacted]"}},
+		{name: "a token split by colours", raw: "token abc\x1b[1mdef.0123456789abcdef", want: Line{slog.LevelInfo, "", "token [redacted]"}},
+		{name: "a certificate key", raw: "certificateKey: " + strings.Repeat("0f", 32), want: Line{slog.LevelInfo, "", "certificateKey: [redacted]"}},
+		{name: "a hash is no secret", raw: "sha256:" + strings.Repeat("0f", 32), want: Line{slog.LevelInfo, "", "sha256:" + strings.Repeat("0f", 32)}},
+		{name: "a name with a dot is none either", raw: "kubelet.service is active", want: Line{slog.LevelInfo, "", "kubelet.service is active"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := parseLine(tt.raw, nil); got != tt.want {

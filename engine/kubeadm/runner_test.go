@@ -318,28 +318,28 @@ func TestManyCausesAreOneLine(t *testing.T) {
 		lines []string
 		want  string
 	}{
-		{"nothing", nil, ""},
-		{"one error", []string{"[init] Using Kubernetes", "error: it broke"}, "error: it broke"},
-		{"short errors without a check", []string{"error: it broke", "error: so it ends"}, "error: it broke; error: so it ends"},
-		{"no error", []string{"killed"}, "killed"},
+		{name: "nothing", want: ""},
+		{name: "one error", lines: []string{"[init] Using Kubernetes", "error: it broke"}, want: "error: it broke"},
+		{name: "short errors without a check", lines: []string{"error: it broke", "error: so it ends"}, want: "error: it broke; error: so it ends"},
+		{name: "no error", lines: []string{"killed"}, want: "killed"},
 		{
-			"checks of kubeadm 1.35",
-			[]string{"[preflight] Some fatal errors occurred:", pull, pull, pull, "error: error execution phase preflight: preflight checks failed"},
-			strings.TrimSpace(pull) + ", and 2 more",
+			name:  "checks of kubeadm 1.35",
+			lines: []string{"[preflight] Some fatal errors occurred:", pull, pull, pull, "error: error execution phase preflight: preflight checks failed"},
+			want:  strings.TrimSpace(pull) + ", and 2 more",
 		},
 		{
-			"more checks than are kept",
-			[]string{"error execution phase preflight: [preflight] Some fatal errors occurred:", pull, pull, pull, pull, pull, pull, pull, pull, pull, pull},
-			strings.TrimSpace(pull) + ", and 9 more",
+			name:  "more checks than are kept",
+			lines: []string{"error execution phase preflight: [preflight] Some fatal errors occurred:", pull, pull, pull, pull, pull, pull, pull, pull, pull, pull},
+			want:  strings.TrimSpace(pull) + ", and 9 more",
 		},
 		{
-			"a check with several causes",
-			[]string{"[ERROR ImagePull]: [failed to pull image a, b: not found, failed to pull image c: not found, failed to pull image d: not found]", "error: it broke"},
-			"[ERROR ImagePull]: failed to pull image a, b: not found, and 2 more",
+			name:  "a check with several causes",
+			lines: []string{"[ERROR ImagePull]: [failed to pull image a, b: not found, failed to pull image c: not found, failed to pull image d: not found]", "error: it broke"},
+			want:  "[ERROR ImagePull]: failed to pull image a, b: not found, and 2 more",
 		},
-		{"a check with one cause in brackets", []string{"[ERROR CRI]: [not, running]"}, "[ERROR CRI]: not, running"},
-		{"a long check", []string{"[ERROR ImagePull]: " + far + ": not found"}, "[ERROR ImagePull]: " + far[:131] + " ... " + far[:139] + ": not found"},
-		{"long errors", []string{"error: it broke", "error: " + far}, "error: it broke, and 1 more"},
+		{name: "a check with one cause in brackets", lines: []string{"[ERROR CRI]: [not, running]"}, want: "[ERROR CRI]: not, running"},
+		{name: "a long check", lines: []string{"[ERROR ImagePull]: " + far + ": not found"}, want: "[ERROR ImagePull]: " + far[:131] + " ... " + far[:139] + ": not found"},
+		{name: "long errors", lines: []string{"error: it broke", "error: " + far}, want: "error: it broke, and 1 more"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var last tail

@@ -70,15 +70,15 @@ func TestDemands(t *testing.T) {
 		kubeadm, config string
 		want            Answer
 	}{
-		{"v1.30.1", "kubeadm.k8s.io/v1beta4", Unknown}, // older than the data
-		{"v1.36.4", "kubeadm.k8s.io/v1beta3", Yes},
-		{"v1.36.4", "kubeadm.k8s.io/v1beta4", Yes},
-		{"v1.36.4", "kubeadm.k8s.io/v1beta2", No},
-		{"v1.37.0", "kubeadm.k8s.io/v1beta3", No},
-		{"v1.37.0", "kubeadm.k8s.io/v1beta4", Yes},
-		{"v1.39.0", "kubeadm.k8s.io/v1beta3", No}, // dropped in v1.37
-		{"v1.39.0", "kubeadm.k8s.io/v1beta4", Unknown},
-		{"v1.39.0", "kubeadm.k8s.io/v1beta5", Unknown},
+		{kubeadm: "v1.30.1", config: "kubeadm.k8s.io/v1beta4", want: Unknown}, // older than the data
+		{kubeadm: "v1.36.4", config: "kubeadm.k8s.io/v1beta3", want: Yes},
+		{kubeadm: "v1.36.4", config: "kubeadm.k8s.io/v1beta4", want: Yes},
+		{kubeadm: "v1.36.4", config: "kubeadm.k8s.io/v1beta2", want: No},
+		{kubeadm: "v1.37.0", config: "kubeadm.k8s.io/v1beta3", want: No},
+		{kubeadm: "v1.37.0", config: "kubeadm.k8s.io/v1beta4", want: Yes},
+		{kubeadm: "v1.39.0", config: "kubeadm.k8s.io/v1beta3", want: No}, // dropped in v1.37
+		{kubeadm: "v1.39.0", config: "kubeadm.k8s.io/v1beta4", want: Unknown},
+		{kubeadm: "v1.39.0", config: "kubeadm.k8s.io/v1beta5", want: Unknown},
 	} {
 		if got := ReadsKubeadmConfig(v(tt.kubeadm), tt.config); got != tt.want {
 			t.Errorf("kubeadm %s reads %s: %d, want %d", tt.kubeadm, tt.config, got, tt.want)
@@ -101,14 +101,14 @@ func TestDemands(t *testing.T) {
 		t.Errorf("v1beta4 is read from %s on, want v1.31.0", got)
 	}
 	for _, tt := range []struct{ from, to, floor string }{
-		{"v3.5.25", "v3.6.6", "v3.5.26"},
-		{"v3.5.26", "v3.6.6", ""},
-		{"v3.6.8", "v3.7.0", "v3.6.11"},
-		{"v3.6.10", "v3.7.0", "v3.6.11"},
-		{"v3.6.11", "v3.7.0", ""},
-		{"v3.6.6", "v3.6.8", ""},
-		{"v3.7.0", "v3.8.0", ""},
-		{"v3.5.1", "v3.7.0", ""}, // two minors: another rule
+		{from: "v3.5.25", to: "v3.6.6", floor: "v3.5.26"},
+		{from: "v3.5.26", to: "v3.6.6", floor: ""},
+		{from: "v3.6.8", to: "v3.7.0", floor: "v3.6.11"},
+		{from: "v3.6.10", to: "v3.7.0", floor: "v3.6.11"},
+		{from: "v3.6.11", to: "v3.7.0", floor: ""},
+		{from: "v3.6.6", to: "v3.6.8", floor: ""},
+		{from: "v3.7.0", to: "v3.8.0", floor: ""},
+		{from: "v3.5.1", to: "v3.7.0", floor: ""}, // two minors: another rule
 	} {
 		s, below := BelowFloor(v(tt.from), v(tt.to))
 		if got := s.From.String(); got != tt.floor || below != (tt.floor != "") {

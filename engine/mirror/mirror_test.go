@@ -297,36 +297,36 @@ func TestMirrorFromAFaultyRegistry(t *testing.T) {
 		fault func(http.ResponseWriter, *http.Request, int) bool
 		want  error // nil: it ends well
 	}{
-		{"401", answers(http.StatusUnauthorized, 99, blob), chart.ErrDenied},
-		{"401 at the start", answers(http.StatusUnauthorized, 99, "/v2/"), chart.ErrDenied},
-		{"404", answers(http.StatusNotFound, 99, blob), chart.ErrAbsent},
-		{"429 once", answers(http.StatusTooManyRequests, 1, blob), nil},
-		{"429 always", answers(http.StatusTooManyRequests, 99, blob), chart.ErrUnreachable},
-		{"500 twice", answers(http.StatusInternalServerError, 2, blob), nil},
-		{"500 for a manifest", answers(http.StatusInternalServerError, 2, "/manifests/sha256"), nil},
-		{"500 always", answers(http.StatusInternalServerError, 99, blob), chart.ErrUnreachable},
-		{"wrong digest", func(w http.ResponseWriter, q *http.Request, _ int) bool {
+		{name: "401", fault: answers(http.StatusUnauthorized, 99, blob), want: chart.ErrDenied},
+		{name: "401 at the start", fault: answers(http.StatusUnauthorized, 99, "/v2/"), want: chart.ErrDenied},
+		{name: "404", fault: answers(http.StatusNotFound, 99, blob), want: chart.ErrAbsent},
+		{name: "429 once", fault: answers(http.StatusTooManyRequests, 1, blob), want: nil},
+		{name: "429 always", fault: answers(http.StatusTooManyRequests, 99, blob), want: chart.ErrUnreachable},
+		{name: "500 twice", fault: answers(http.StatusInternalServerError, 2, blob), want: nil},
+		{name: "500 for a manifest", fault: answers(http.StatusInternalServerError, 2, "/manifests/sha256"), want: nil},
+		{name: "500 always", fault: answers(http.StatusInternalServerError, 99, blob), want: chart.ErrUnreachable},
+		{name: "wrong digest", fault: func(w http.ResponseWriter, q *http.Request, _ int) bool {
 			if !strings.Contains(q.URL.Path, blob) {
 				return false
 			}
 			whole(w, q, func(b []byte) []byte { b[100]++; return b })
 			return true
-		}, chart.ErrDigest},
-		{"wrong digest once", func(w http.ResponseWriter, q *http.Request, n int) bool {
+		}, want: chart.ErrDigest},
+		{name: "wrong digest once", fault: func(w http.ResponseWriter, q *http.Request, n int) bool {
 			if n > 1 || !strings.Contains(q.URL.Path, blob) {
 				return false
 			}
 			whole(w, q, func(b []byte) []byte { b[100]++; return b })
 			return true
-		}, nil},
-		{"wrong manifest", func(w http.ResponseWriter, q *http.Request, _ int) bool {
+		}, want: nil},
+		{name: "wrong manifest", fault: func(w http.ResponseWriter, q *http.Request, _ int) bool {
 			if !strings.Contains(q.URL.Path, "/operator/manifests/sha256") {
 				return false
 			}
 			whole(w, q, func(b []byte) []byte { return append(b, ' ') })
 			return true
-		}, chart.ErrDigest},
-		{"endless body", func(w http.ResponseWriter, q *http.Request, _ int) bool {
+		}, want: chart.ErrDigest},
+		{name: "endless body", fault: func(w http.ResponseWriter, q *http.Request, _ int) bool {
 			if !strings.Contains(q.URL.Path, blob) {
 				return false
 			}
@@ -337,8 +337,8 @@ func TestMirrorFromAFaultyRegistry(t *testing.T) {
 					return true
 				}
 			}
-		}, chart.ErrDigest},
-		{"silent in the middle, once", func(w http.ResponseWriter, q *http.Request, n int) bool {
+		}, want: chart.ErrDigest},
+		{name: "silent in the middle, once", fault: func(w http.ResponseWriter, q *http.Request, n int) bool {
 			if n > 1 || !strings.Contains(q.URL.Path, blob) {
 				return false
 			}
@@ -347,15 +347,15 @@ func TestMirrorFromAFaultyRegistry(t *testing.T) {
 			w.(http.Flusher).Flush()
 			<-q.Context().Done() // until the client gives up
 			return true
-		}, nil},
-		{"cut and continued", func(w http.ResponseWriter, q *http.Request, n int) bool {
+		}, want: nil},
+		{name: "cut and continued", fault: func(w http.ResponseWriter, q *http.Request, n int) bool {
 			if n > 2 || !strings.Contains(q.URL.Path, blob) {
 				return false
 			}
 			w.Header().Set("Content-Length", fmt.Sprint(r.size))
 			whole(w, q, func(b []byte) []byte { return b[:1<<20] })
 			panic(http.ErrAbortHandler)
-		}, nil},
+		}, want: nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			reg.breaks(tt.fault)
@@ -450,41 +450,41 @@ func TestMirrorToAFaultyRegistry(t *testing.T) {
 		fault func(http.ResponseWriter, *http.Request, int) bool
 		want  error
 	}{
-		{"401", func(w http.ResponseWriter, q *http.Request, _ int) bool {
+		{name: "401", fault: func(w http.ResponseWriter, q *http.Request, _ int) bool {
 			if q.Method == http.MethodGet {
 				return false
 			}
 			w.WriteHeader(http.StatusUnauthorized)
 			return true
-		}, chart.ErrDenied},
-		{"429 once for each request", func(w http.ResponseWriter, q *http.Request, n int) bool {
+		}, want: chart.ErrDenied},
+		{name: "429 once for each request", fault: func(w http.ResponseWriter, q *http.Request, n int) bool {
 			if n > 1 || q.Method != http.MethodPost && q.Method != http.MethodPatch && !strings.Contains(q.URL.Path, "/manifests/") {
 				return false
 			}
 			w.WriteHeader(http.StatusTooManyRequests)
 			return true
-		}, nil},
-		{"500 once for each request", func(w http.ResponseWriter, q *http.Request, n int) bool {
+		}, want: nil},
+		{name: "500 once for each request", fault: func(w http.ResponseWriter, q *http.Request, n int) bool {
 			if n > 1 || q.Method != http.MethodPost && q.Method != http.MethodPatch && !strings.Contains(q.URL.Path, "/manifests/") {
 				return false
 			}
 			w.WriteHeader(http.StatusInternalServerError)
 			return true
-		}, nil},
-		{"no uploads", func(w http.ResponseWriter, q *http.Request, _ int) bool {
+		}, want: nil},
+		{name: "no uploads", fault: func(w http.ResponseWriter, q *http.Request, _ int) bool {
 			if q.Method != http.MethodPost {
 				return false
 			}
 			w.WriteHeader(http.StatusInternalServerError)
 			return true
-		}, chart.ErrUnreachable},
-		{"an upload is cut", func(_ http.ResponseWriter, q *http.Request, n int) bool {
+		}, want: chart.ErrUnreachable},
+		{name: "an upload is cut", fault: func(_ http.ResponseWriter, q *http.Request, n int) bool {
 			if q.Method != http.MethodPatch || n > 1 {
 				return false
 			}
 			_, _ = io.CopyN(io.Discard, q.Body, 1<<16)
 			panic(http.ErrAbortHandler)
-		}, nil},
+		}, want: nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			reg := newFaulty(t)
@@ -511,20 +511,20 @@ func TestMirrorRefusesUnsignedReleases(t *testing.T) {
 		do   func(t *testing.T, r *testRelease)
 		want error
 	}{
-		{"another key", func(t *testing.T, r *testRelease) { r.keys = newRelease(t).keys }, release.ErrSigner},
-		{"altered contents", func(t *testing.T, r *testRelease) {
+		{name: "another key", do: func(t *testing.T, r *testRelease) { r.keys = newRelease(t).keys }, want: release.ErrSigner},
+		{name: "altered contents", do: func(t *testing.T, r *testRelease) {
 			change(t, filepath.Join(r.dir, "constellation_1.1.0_contents.json"), "constellation.deb", "constellation.rpm")
-		}, release.ErrSigner},
-		{"no signature", func(t *testing.T, r *testRelease) {
+		}, want: release.ErrSigner},
+		{name: "no signature", do: func(t *testing.T, r *testRelease) {
 			if err := os.Remove(filepath.Join(r.dir, "constellation_1.1.0_contents.json.sig")); err != nil {
 				t.Fatal(err)
 			}
-		}, release.ErrUntrusted},
-		{"an altered file", func(t *testing.T, r *testRelease) { change(t, filepath.Join(r.dir, "constellation.deb"), "a", "b") }, chart.ErrDigest},
-		{"an altered manifest", func(t *testing.T, r *testRelease) {
+		}, want: release.ErrUntrusted},
+		{name: "an altered file", do: func(t *testing.T, r *testRelease) { change(t, filepath.Join(r.dir, "constellation.deb"), "a", "b") }, want: chart.ErrDigest},
+		{name: "an altered manifest", do: func(t *testing.T, r *testRelease) {
 			change(t, filepath.Join(r.dir, "images/operator/blobs/sha256", r.contents.Artifacts[0].Digest.Hex), "linux", "plan9")
-		}, chart.ErrDigest},
-		{"no release", func(_ *testing.T, r *testRelease) { r.dir = filepath.Join(r.dir, "images") }, chart.ErrAbsent},
+		}, want: chart.ErrDigest},
+		{name: "no release", do: func(_ *testing.T, r *testRelease) { r.dir = filepath.Join(r.dir, "images") }, want: chart.ErrAbsent},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRelease(t)

@@ -47,13 +47,13 @@ func TestMarks(t *testing.T) {
 		name, text string
 		hidden     int // characters that are not shown
 	}{
-		{"real text", "naïve nai\u0308ve ồ o\u0302\u0300 ที่ हिन्दी שָׁלוֹם", 0},
-		{"MaxMarks marks", "a" + strings.Repeat("\u0301", MaxMarks) + "b" + strings.Repeat("\u20dd", MaxMarks), 0},
-		{"MaxMarks+1 marks", "a" + strings.Repeat("\u0301", MaxMarks+1), 1},
-		{"hundreds of marks", "a" + strings.Repeat("\u0489\u0301", 500) + "b", 1000 - MaxMarks},
-		{"mark without a base character", "\u0301a", 1},
-		{"mark after a hidden character", "a\u200b\u0301", 2},
-		{"100 Hangul finals", "\u1112\u1161" + strings.Repeat("\u11ab", 100), 100 + 1 - MaxMarks},
+		{name: "real text", text: "naïve nai\u0308ve ồ o\u0302\u0300 ที่ हिन्दी שָׁלוֹם", hidden: 0},
+		{name: "MaxMarks marks", text: "a" + strings.Repeat("\u0301", MaxMarks) + "b" + strings.Repeat("\u20dd", MaxMarks), hidden: 0},
+		{name: "MaxMarks+1 marks", text: "a" + strings.Repeat("\u0301", MaxMarks+1), hidden: 1},
+		{name: "hundreds of marks", text: "a" + strings.Repeat("\u0489\u0301", 500) + "b", hidden: 1000 - MaxMarks},
+		{name: "mark without a base character", text: "\u0301a", hidden: 1},
+		{name: "mark after a hidden character", text: "a\u200b\u0301", hidden: 2},
+		{name: "100 Hangul finals", text: "\u1112\u1161" + strings.Repeat("\u11ab", 100), hidden: 100 + 1 - MaxMarks},
 	} {
 		var f Filter
 		n := 0

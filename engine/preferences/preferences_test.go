@@ -23,13 +23,13 @@ func TestParse(t *testing.T) {
 		name, server string
 		want         bool
 	}{
-		{"prod-eu", "", true},
-		{"staging", "", false},
-		{"staging", "https://API.example:6443", true},
-		{"eu-prod-1", "https://x", false},
-		{"arn:aws:eks:eu-west-1:1:cluster/live", "", true},
-		{"default/api-live:6443/admin", "", true},
-		{"prod-a/b", "", true},
+		{name: "prod-eu", server: "", want: true},
+		{name: "staging", server: "", want: false},
+		{name: "staging", server: "https://API.example:6443", want: true},
+		{name: "eu-prod-1", server: "https://x", want: false},
+		{name: "arn:aws:eks:eu-west-1:1:cluster/live", server: "", want: true},
+		{name: "default/api-live:6443/admin", server: "", want: true},
+		{name: "prod-a/b", server: "", want: true},
 	} {
 		if got := p.Guarded(tt.name, tt.server); got != tt.want {
 			t.Errorf("guarded %s %s: %v", tt.name, tt.server, got)

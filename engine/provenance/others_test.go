@@ -40,12 +40,12 @@ func TestOthers(t *testing.T) {
 		path []string
 		want []string // the path of each, with a mark if it is found first
 	}{
-		{"this one alone", []string{links, own, "/no/such/folder", "", "."}, nil},
-		{"not a program", []string{filepath.Join(root, "folder"), filepath.Join(root, "data"), links}, nil},
-		{"an older one first", []string{older, links}, []string{older + "/constellation first", older + "/constellation-sandbox first"}},
-		{"an older one later, twice", []string{links, older, older}, []string{older + "/constellation", older + "/constellation-sandbox"}},
-		{"an older one only as a plugin", []string{links, plugin}, []string{plugin + "/kubectl-constellation first"}},
-		{"this one not in PATH", []string{older}, []string{older + "/constellation first", older + "/constellation-sandbox first"}},
+		{name: "this one alone", path: []string{links, own, "/no/such/folder", "", "."}, want: nil},
+		{name: "not a program", path: []string{filepath.Join(root, "folder"), filepath.Join(root, "data"), links}, want: nil},
+		{name: "an older one first", path: []string{older, links}, want: []string{older + "/constellation first", older + "/constellation-sandbox first"}},
+		{name: "an older one later, twice", path: []string{links, older, older}, want: []string{older + "/constellation", older + "/constellation-sandbox"}},
+		{name: "an older one only as a plugin", path: []string{links, plugin}, want: []string{plugin + "/kubectl-constellation first"}},
+		{name: "this one not in PATH", path: []string{older}, want: []string{older + "/constellation first", older + "/constellation-sandbox first"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []string

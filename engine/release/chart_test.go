@@ -26,22 +26,22 @@ func TestThirdPartyCharts(t *testing.T) {
 		name, want string
 		change     func(*Chart)
 	}{
-		{"whole", "", func(*Chart) {}},
-		{"with the program", "", func(c *Chart) { *c = Chart{Name: "own", Namespace: "n", Needs: []string{"above"}} }},
-		{"everything", "", func(c *Chart) {
+		{name: "whole", want: "", change: func(*Chart) {}},
+		{name: "with the program", want: "", change: func(c *Chart) { *c = Chart{Name: "own", Namespace: "n", Needs: []string{"above"}} }},
+		{name: "everything", want: "", change: func(c *Chart) {
 			c.Chart, c.CRDs, c.Destructive, c.Needs = "other", SkipCRDs, "the custom resources", []string{"above"}
 		}},
-		{"without a digest", "digest: is missing", func(c *Chart) { c.Digest = "" }},
-		{"with a tag for a digest", "digest: \"1.17.4\" is not a digest", func(c *Chart) { c.Digest = "1.17.4" }},
-		{"without a version", "version: \"\" is not a version", func(c *Chart) { c.Version = "" }},
-		{"without a source", "source: is missing", func(c *Chart) { c.Source = "" }},
-		{"with a tag", "source: is not a repository", func(c *Chart) { c.Source += ":v1" }},
-		{"twice", "name: above occurs twice", func(c *Chart) { c.Name = "above" }},
-		{"with an invalid name", "name: ", func(c *Chart) { c.Name = "A b" }},
-		{"with an invalid namespace", "namespace: ", func(c *Chart) { c.Namespace = "a.b" }},
-		{"that needs what comes later", "needs: there is no earlier chart later", func(c *Chart) { c.Needs = []string{"later"} }},
-		{"with two lines", "destructive: ", func(c *Chart) { c.Destructive = "a\nb" }},
-		{"with crds", "crds: is \"later\"", func(c *Chart) { c.CRDs = "later" }},
+		{name: "without a digest", want: "digest: is missing", change: func(c *Chart) { c.Digest = "" }},
+		{name: "with a tag for a digest", want: "digest: \"1.17.4\" is not a digest", change: func(c *Chart) { c.Digest = "1.17.4" }},
+		{name: "without a version", want: "version: \"\" is not a version", change: func(c *Chart) { c.Version = "" }},
+		{name: "without a source", want: "source: is missing", change: func(c *Chart) { c.Source = "" }},
+		{name: "with a tag", want: "source: is not a repository", change: func(c *Chart) { c.Source += ":v1" }},
+		{name: "twice", want: "name: above occurs twice", change: func(c *Chart) { c.Name = "above" }},
+		{name: "with an invalid name", want: "name: ", change: func(c *Chart) { c.Name = "A b" }},
+		{name: "with an invalid namespace", want: "namespace: ", change: func(c *Chart) { c.Namespace = "a.b" }},
+		{name: "that needs what comes later", want: "needs: there is no earlier chart later", change: func(c *Chart) { c.Needs = []string{"later"} }},
+		{name: "with two lines", want: "destructive: ", change: func(c *Chart) { c.Destructive = "a\nb" }},
+		{name: "with crds", want: "crds: is \"later\"", change: func(c *Chart) { c.CRDs = "later" }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := good

@@ -101,41 +101,41 @@ func TestPublishedReleasesAreImmutable(t *testing.T) {
 		change func(t *testing.T, from string)
 		want   string // empty: it is allowed
 	}{
-		{"a release is dropped", func(t *testing.T, from string) {
+		{name: "a release is dropped", change: func(t *testing.T, from string) {
 			remove(t, from, "v1.0.0.yaml")
-		}, "drop release v1.0.0: it was published"},
-		{"a faulty release is dropped", func(t *testing.T, from string) {
+		}, want: "drop release v1.0.0: it was published"},
+		{name: "a faulty release is dropped", change: func(t *testing.T, from string) {
 			remove(t, from, "v1.0.0.yaml")
 			write(t, from, "notices.yaml", "schema: \"1\"\nfaulty:\n- {release: v1.0.0, reason: forgets its keys}\n")
-		}, ""},
-		{"a release with one faulty Kubernetes is dropped", func(t *testing.T, from string) {
+		}, want: ""},
+		{name: "a release with one faulty Kubernetes is dropped", change: func(t *testing.T, from string) {
 			remove(t, from, "v1.0.0.yaml")
 			write(t, from, "notices.yaml", "schema: \"1\"\nfaulty:\n- {release: v1.0.0, kubernetes: v1.34.0, reason: loses volumes}\n")
-		}, "drop release v1.0.0: it was published"},
-		{"a release is changed", func(t *testing.T, from string) {
+		}, want: "drop release v1.0.0: it was published"},
+		{name: "a release is changed", change: func(t *testing.T, from string) {
 			write(t, from, "v1.0.0.yaml", string(read(t, from, "v1.0.0.yaml"))+"# one more remark\n")
-		}, "change releases/v1.0.0.yaml: it was published"},
-		{"measurements are changed", func(t *testing.T, from string) {
+		}, want: "change releases/v1.0.0.yaml: it was published"},
+		{name: "measurements are changed", change: func(t *testing.T, from string) {
 			write(t, from, "v1.1.0/measurements/cloudy.json", strings.ReplaceAll(measured("v1.1.0", "cloudy"), "0404", "0505"))
-		}, "change releases/v1.1.0/measurements/cloudy.json: it was published"},
-		{"measurements are dropped", func(t *testing.T, from string) {
+		}, want: "change releases/v1.1.0/measurements/cloudy.json: it was published"},
+		{name: "measurements are dropped", change: func(t *testing.T, from string) {
 			remove(t, from, "v1.1.0/measurements/cloudy.json")
-		}, "drop releases/v1.1.0/measurements/cloudy.json: it was published"},
-		{"an OS image is replaced", func(t *testing.T, from string) {
+		}, want: "drop releases/v1.1.0/measurements/cloudy.json: it was published"},
+		{name: "an OS image is replaced", change: func(t *testing.T, from string) {
 			write(t, from, "v1.1.0/images.yaml", "os: [{provider: cloudy, reference: image-0816}]\ncontainers: {registry.k8s.io/coredns/coredns:v1.14.6: 'sha256:"+strings.Repeat("ab", 32)+"'}\n")
-		}, "change the OS image of v1.1.0 for cloudy: it was published"},
-		{"an OS image is dropped", func(t *testing.T, from string) {
+		}, want: "change the OS image of v1.1.0 for cloudy: it was published"},
+		{name: "an OS image is dropped", change: func(t *testing.T, from string) {
 			remove(t, from, "v1.1.0/images.yaml")
-		}, "change the OS image of v1.1.0 for cloudy"},
-		{"the digest of a container is replaced", func(t *testing.T, from string) {
+		}, want: "change the OS image of v1.1.0 for cloudy"},
+		{name: "the digest of a container is replaced", change: func(t *testing.T, from string) {
 			write(t, from, "v1.1.0/images.yaml", "os: [{provider: cloudy, reference: image-0815}]\ncontainers: {registry.k8s.io/coredns/coredns:v1.14.6: 'sha256:"+strings.Repeat("00", 32)+"'}\n")
-		}, "change the digest of registry.k8s.io/coredns/coredns:v1.14.6: it was published"},
-		{"digests become known", func(t *testing.T, from string) {
+		}, want: "change the digest of registry.k8s.io/coredns/coredns:v1.14.6: it was published"},
+		{name: "digests become known", change: func(t *testing.T, from string) {
 			write(t, from, "v1.1.0/images.yaml", "os: [{provider: cloudy, reference: image-0815, digest: 'sha256:"+strings.Repeat("12", 32)+"'}]\ncontainers: {registry.k8s.io/coredns/coredns:v1.14.6: 'sha256:"+strings.Repeat("ab", 32)+"', registry.k8s.io/etcd:3.7.0-0: 'sha256:"+strings.Repeat("34", 32)+"'}\n")
-		}, ""},
-		{"a download moves", func(t *testing.T, from string) {
+		}, want: ""},
+		{name: "a download moves", change: func(t *testing.T, from string) {
 			write(t, from, "v1.1.0/downloads.yaml", "- {os: linux, arch: amd64, url: 'https://elsewhere.example/cli'}\n")
-		}, ""},
+		}, want: ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			from, out := sources(t), filepath.Join(t.TempDir(), "feed")

@@ -28,11 +28,11 @@ func embedded(t testing.TB) *Catalogue {
 func TestEtcdOfTheNextMinor(t *testing.T) {
 	c := embedded(t)
 	for _, tt := range []struct{ release, kubernetes, want string }{
-		{"v1.1.0", "v1.35.4", ""},         // v1.36 takes every patch of v3.6
-		{"v1.1.0", "v1.36.4", "3.6.11-0"}, // it has v3.6.8, and v1.37 has v3.7
-		{"v1.1.0", "v1.37.2", ""},         // there is no next minor
-		{"v1.0.0", "v1.36.4", ""},         // it does not offer v1.37, and its NodeVersion has no field for the tag
-		{"v1.1.0", "v1.36.99", ""},        // it is not offered
+		{release: "v1.1.0", kubernetes: "v1.35.4", want: ""},         // v1.36 takes every patch of v3.6
+		{release: "v1.1.0", kubernetes: "v1.36.4", want: "3.6.11-0"}, // it has v3.6.8, and v1.37 has v3.7
+		{release: "v1.1.0", kubernetes: "v1.37.2", want: ""},         // there is no next minor
+		{release: "v1.0.0", kubernetes: "v1.36.4", want: ""},         // it does not offer v1.37, and its NodeVersion has no field for the tag
+		{release: "v1.1.0", kubernetes: "v1.36.99", want: ""},        // it is not offered
 	} {
 		r, err := c.Release(version.MustParse(tt.release))
 		if err != nil {

@@ -257,10 +257,10 @@ func TestStatementsOverMirroredLists(t *testing.T) {
 	}
 	good := MirroredList{Kubernetes: k136, Arch: "amd64", Components: mirrored}
 	for _, tt := range []struct{ name, text, want string }{
-		{"an architecture that no release has", text(MirroredList{k136, "riscv64", mirrored}), "arch"},
-		{"a version that the release does not offer", text(MirroredList{version.MustParse("v1.20.0"), "amd64", mirrored}), "v1.20.0"},
-		{"a list without kubectl", text(MirroredList{k136, "amd64", parts}), "kubectl is missing"},
-		{"an unknown field", strings.Replace(text(good), "{", `{"x":1,`, 1), "x"},
+		{name: "an architecture that no release has", text: text(MirroredList{k136, "riscv64", mirrored}), want: "arch"},
+		{name: "a version that the release does not offer", text: text(MirroredList{version.MustParse("v1.20.0"), "amd64", mirrored}), want: "v1.20.0"},
+		{name: "a list without kubectl", text: text(MirroredList{k136, "amd64", parts}), want: "kubectl is missing"},
+		{name: "an unknown field", text: strings.Replace(text(good), "{", `{"x":1,`, 1), want: "x"},
 	} {
 		from := sources(t)
 		write(t, from, "v1.1.0/components/mirror.json", tt.text)

@@ -142,9 +142,9 @@ func TestBoardMarksSimulatedMachines(t *testing.T) {
 		events []plan.Event
 		want   bool
 	}{
-		{"neither says so", []plan.Event{{Kind: plan.KindHello, Object: "demo"}, {Kind: plan.KindPlan, Data: []byte(`{"cluster":"demo"}`)}}, false},
-		{"the greeting says so", []plan.Event{{Kind: plan.KindHello, Object: "demo", Simulated: true}}, true},
-		{"the plan says so", []plan.Event{{Kind: plan.KindHello, Object: "demo"}, {Kind: plan.KindPlan, Data: []byte(`{"simulated":true}`)}}, true},
+		{name: "neither says so", events: []plan.Event{{Kind: plan.KindHello, Object: "demo"}, {Kind: plan.KindPlan, Data: []byte(`{"cluster":"demo"}`)}}, want: false},
+		{name: "the greeting says so", events: []plan.Event{{Kind: plan.KindHello, Object: "demo", Simulated: true}}, want: true},
+		{name: "the plan says so", events: []plan.Event{{Kind: plan.KindHello, Object: "demo"}, {Kind: plan.KindPlan, Data: []byte(`{"simulated":true}`)}}, want: true},
 	} {
 		var b rollout.Board
 		for _, e := range tt.events {

@@ -23,14 +23,14 @@ func TestWaitOfPlans(t *testing.T) {
 		plans []cluster.NodePlan
 		want  plan.Event
 	}{
-		{"none", nil, plan.Event{}},
-		{"one waits", []cluster.NodePlan{waits}, plan.Event{Object: "a/waits", State: cluster.PlanWaiting, Text: "plan a/waits waits: the window opens at noon"}},
-		{"one waits and one goes on", []cluster.NodePlan{waits, goes}, plan.Event{}},
-		{"a node is held up", []cluster.NodePlan{waits, held}, plan.Event{Object: "a/held", State: cluster.PlanApplying, Node: "n2", Text: "plan a/held at node n2: pod b/c may not be evicted", Remedy: "relax its budget"}},
-		{"one node is blocked and another makes progress", []cluster.NodePlan{both}, plan.Event{}},
-		{"one node is blocked and another Plan makes progress", []cluster.NodePlan{held, goes}, plan.Event{}},
-		{"one node is blocked and another controller's Plan makes progress", []cluster.NodePlan{held, other}, plan.Event{}},
-		{"one failed and a node is held up", []cluster.NodePlan{held, failed}, plan.Event{Object: "a/failed", State: cluster.PlanFailed, Text: "plan a/failed has failed: no space left", Remedy: "make room"}},
+		{name: "none", want: plan.Event{}},
+		{name: "one waits", plans: []cluster.NodePlan{waits}, want: plan.Event{Object: "a/waits", State: cluster.PlanWaiting, Text: "plan a/waits waits: the window opens at noon"}},
+		{name: "one waits and one goes on", plans: []cluster.NodePlan{waits, goes}, want: plan.Event{}},
+		{name: "a node is held up", plans: []cluster.NodePlan{waits, held}, want: plan.Event{Object: "a/held", State: cluster.PlanApplying, Node: "n2", Text: "plan a/held at node n2: pod b/c may not be evicted", Remedy: "relax its budget"}},
+		{name: "one node is blocked and another makes progress", plans: []cluster.NodePlan{both}, want: plan.Event{}},
+		{name: "one node is blocked and another Plan makes progress", plans: []cluster.NodePlan{held, goes}, want: plan.Event{}},
+		{name: "one node is blocked and another controller's Plan makes progress", plans: []cluster.NodePlan{held, other}, want: plan.Event{}},
+		{name: "one failed and a node is held up", plans: []cluster.NodePlan{held, failed}, want: plan.Event{Object: "a/failed", State: cluster.PlanFailed, Text: "plan a/failed has failed: no space left", Remedy: "make room"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.want.Kind = plan.KindWait

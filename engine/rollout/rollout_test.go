@@ -125,18 +125,18 @@ func TestNodesThatAreNotReadyAreCounted(t *testing.T) {
 		moves []cluster.Move
 		want  string
 	}{
-		"all are Ready": {[]*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeReady, "")}, nil, "2 of 2"},
-		"one is not":    {[]*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "")}, nil, "1 of 2"},
-		"the new node is not Ready, and the old one is gone": {[]*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, nil, "1 of 2"},
-		"the new node has joined, and the old one exists":    {[]*cluster.Node{old("w0", "w2", false), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, nil, "1 of 2"},
+		"all are Ready": {nodes: []*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeReady, "")}, want: "2 of 2"},
+		"one is not":    {nodes: []*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "")}, want: "1 of 2"},
+		"the new node is not Ready, and the old one is gone": {nodes: []*cluster.Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, want: "1 of 2"},
+		"the new node has joined, and the old one exists":    {nodes: []*cluster.Node{old("w0", "w2", false), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, want: "1 of 2"},
 		"one has come that only its record knows": {
-			[]*cluster.Node{old("w0", "", false), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "")},
-			[]cluster.Move{{Name: "replace-0", Node: "w2", Donor: "w0", Machine: "Ready"}},
-			"1 of 2",
+			nodes: []*cluster.Node{old("w0", "", false), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "")},
+			moves: []cluster.Move{{Name: "replace-0", Node: "w2", Donor: "w0", Machine: "Ready"}},
+			want:  "1 of 2",
 		},
-		"an unknown node has joined":                        {[]*cluster.Node{old("w0", "", false), fresh("w1", plan.NodeReady, ""), {Name: "w2", State: plan.NodeNotReady}}, nil, "1 of 2"},
-		"the old node leaves, and the new one is Ready":     {[]*cluster.Node{old("w0", "w2", true), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeReady, "w0")}, []cluster.Move{leaves}, "2 of 2"},
-		"the old node leaves, and the new one is not Ready": {[]*cluster.Node{old("w0", "w2", true), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, []cluster.Move{leaves}, "1 of 2"},
+		"an unknown node has joined":                        {nodes: []*cluster.Node{old("w0", "", false), fresh("w1", plan.NodeReady, ""), {Name: "w2", State: plan.NodeNotReady}}, want: "1 of 2"},
+		"the old node leaves, and the new one is Ready":     {nodes: []*cluster.Node{old("w0", "w2", true), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeReady, "w0")}, moves: []cluster.Move{leaves}, want: "2 of 2"},
+		"the old node leaves, and the new one is not Ready": {nodes: []*cluster.Node{old("w0", "w2", true), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, moves: []cluster.Move{leaves}, want: "1 of 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &looked{ro: cluster.Rollout{Target: cluster.NodeTarget{Image: "b", Components: "c"}, Moves: tt.moves}, nodes: tt.nodes}
@@ -160,12 +160,12 @@ func TestUnknownNodesAreMatchedWithUnnamedMachines(t *testing.T) {
 		moves []cluster.Move
 		want  []string
 	}{
-		"it has just joined":                     {[]*cluster.Node{{Name: "w1", Role: "worker", Created: now}}, unnamed, []string{"new for w0"}},
-		"the operator has said what it is":       {[]*cluster.Node{{Name: "w1", Group: "workers", Image: "b", Created: now}}, unnamed, []string{"w1", "new for w0"}},
-		"the cloud has named it":                 {[]*cluster.Node{{Name: "w1", Role: "worker", Created: now}}, []cluster.Move{{Name: "replace-0", Node: "w1", Donor: "w0", Group: "workers", Machine: "Ready"}}, []string{"w1"}},
-		"it has been there for long":             {[]*cluster.Node{{Name: "w1", Role: "worker", Created: now.Add(-time.Minute)}}, unnamed, []string{"w1", "new for w0"}},
-		"nothing moves that is known":            {[]*cluster.Node{{Name: "w1", Role: "worker", Created: now}}, nil, nil},
-		"a machine that is to be made is no one": {[]*cluster.Node{{Name: "w1", Role: "worker", Created: now}}, []cluster.Move{{Name: "replace-0", Donor: "w0"}}, nil},
+		"it has just joined":                     {nodes: []*cluster.Node{{Name: "w1", Role: "worker", Created: now}}, moves: unnamed, want: []string{"new for w0"}},
+		"the operator has said what it is":       {nodes: []*cluster.Node{{Name: "w1", Group: "workers", Image: "b", Created: now}}, moves: unnamed, want: []string{"w1", "new for w0"}},
+		"the cloud has named it":                 {nodes: []*cluster.Node{{Name: "w1", Role: "worker", Created: now}}, moves: []cluster.Move{{Name: "replace-0", Node: "w1", Donor: "w0", Group: "workers", Machine: "Ready"}}, want: []string{"w1"}},
+		"it has been there for long":             {nodes: []*cluster.Node{{Name: "w1", Role: "worker", Created: now.Add(-time.Minute)}}, moves: unnamed, want: []string{"w1", "new for w0"}},
+		"nothing moves that is known":            {nodes: []*cluster.Node{{Name: "w1", Role: "worker", Created: now}}, want: nil},
+		"a machine that is to be made is no one": {nodes: []*cluster.Node{{Name: "w1", Role: "worker", Created: now}}, moves: []cluster.Move{{Name: "replace-0", Donor: "w0"}}, want: nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var l NodeDiff

@@ -12,21 +12,21 @@ func TestParse(t *testing.T) {
 	for _, tt := range []struct {
 		name, in, want string // want is empty if in is invalid
 	}{
-		{"with v", "v1.35.4", "v1.35.4"},
-		{"without v", "1.35.4", "v1.35.4"},
-		{"pre-release", "v1.36.0-rc.1", "v1.36.0-rc.1"},
-		{"build metadata", "v1.36.0+build5", "v1.36.0+build5"},
-		{"minor only", "v1.35", ""},
-		{"major only", "1", ""},
-		{"four numbers", "1.2.3.4", ""},
-		{"words", "latest", ""},
-		{"empty", "", ""},
-		{"space", "v1.35.4 ", ""},
-		{"newline", "v1.35.4\n", ""},
-		{"leading zero", "v1.035.4", ""},
-		{"negative", "v1.-1.4", ""},
-		{"two v", "vv1.35.4", ""},
-		{"number that overflows", "v1.35.99999999999999999999", ""},
+		{name: "with v", in: "v1.35.4", want: "v1.35.4"},
+		{name: "without v", in: "1.35.4", want: "v1.35.4"},
+		{name: "pre-release", in: "v1.36.0-rc.1", want: "v1.36.0-rc.1"},
+		{name: "build metadata", in: "v1.36.0+build5", want: "v1.36.0+build5"},
+		{name: "minor only", in: "v1.35", want: ""},
+		{name: "major only", in: "1", want: ""},
+		{name: "four numbers", in: "1.2.3.4", want: ""},
+		{name: "words", in: "latest", want: ""},
+		{name: "empty", in: "", want: ""},
+		{name: "space", in: "v1.35.4 ", want: ""},
+		{name: "newline", in: "v1.35.4\n", want: ""},
+		{name: "leading zero", in: "v1.035.4", want: ""},
+		{name: "negative", in: "v1.-1.4", want: ""},
+		{name: "two v", in: "vv1.35.4", want: ""},
+		{name: "number that overflows", in: "v1.35.99999999999999999999", want: ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			v, err := Parse(tt.in)
@@ -63,11 +63,11 @@ func TestMinorDistance(t *testing.T) {
 		from, to string
 		want     int
 	}{
-		{"v1.35.4", "v1.36.3", 1},
-		{"v1.36.3", "v1.35.4", -1},
-		{"v1.9.0", "v1.10.0", 1},
-		{"v1.35.0", "v1.35.8", 0},
-		{"v1.35.0", "v2.0.0", 1_000_000},
+		{from: "v1.35.4", to: "v1.36.3", want: 1},
+		{from: "v1.36.3", to: "v1.35.4", want: -1},
+		{from: "v1.9.0", to: "v1.10.0", want: 1},
+		{from: "v1.35.0", to: "v1.35.8", want: 0},
+		{from: "v1.35.0", to: "v2.0.0", want: 1_000_000},
 	} {
 		from, to := MustParse(tt.from), MustParse(tt.to)
 		if got := from.MinorDistance(to); got != tt.want {

@@ -111,16 +111,16 @@ func TestFilesOfAuthorities(t *testing.T) {
 		pem  []byte
 		text string
 	}{
-		{"one", cert, ""},
-		{"two", append(bytes.Clone(cert), cert2...), ""},
-		{"none", nil, "there is no certificate"},
-		{"the certificate of a machine", append(bytes.Clone(cert), leaf...), "is not the certificate of an authority"},
-		{"with a key among them", append(bytes.Clone(cert), key...), "PEM block PRIVATE KEY"},
-		{"with noise behind them", append(bytes.Clone(cert), "noise"...), "not PEM"},
-		{"with noise before them", append([]byte("noise\n"), cert...), "text beside its PEM blocks"},
-		{"with noise between them", slices.Concat(cert, []byte("noise\n"), cert2), "text beside its PEM blocks"},
-		{"with a damaged one between them", slices.Concat(cert, bytes.Replace(cert2, []byte("MII"), []byte("!!!"), 1), cert2), "damaged PEM block"},
-		{"with white space between them", slices.Concat([]byte("\n"), cert, []byte("\r\n \n"), cert2), ""},
+		{name: "one", pem: cert, text: ""},
+		{name: "two", pem: append(bytes.Clone(cert), cert2...), text: ""},
+		{name: "none", text: "there is no certificate"},
+		{name: "the certificate of a machine", pem: append(bytes.Clone(cert), leaf...), text: "is not the certificate of an authority"},
+		{name: "with a key among them", pem: append(bytes.Clone(cert), key...), text: "PEM block PRIVATE KEY"},
+		{name: "with noise behind them", pem: append(bytes.Clone(cert), "noise"...), text: "not PEM"},
+		{name: "with noise before them", pem: append([]byte("noise\n"), cert...), text: "text beside its PEM blocks"},
+		{name: "with noise between them", pem: slices.Concat(cert, []byte("noise\n"), cert2), text: "text beside its PEM blocks"},
+		{name: "with a damaged one between them", pem: slices.Concat(cert, bytes.Replace(cert2, []byte("MII"), []byte("!!!"), 1), cert2), text: "damaged PEM block"},
+		{name: "with white space between them", pem: slices.Concat([]byte("\n"), cert, []byte("\r\n \n"), cert2), text: ""},
 	} {
 		t.Run("roots: "+tt.name, func(t *testing.T) {
 			_, err := ParseRoots(tt.pem)
@@ -142,12 +142,12 @@ func TestIdentitiesAreRefused(t *testing.T) {
 		name, text string
 		b          []byte
 	}{
-		{"another version", "version 2", edited(good, 4, 2)},
-		{"something behind the last field", "cannot be read", long},
-		{"something behind it", "cannot be read", append(bytes.Clone(good), 0)},
-		{"a field of another type", "cannot be read", edited(good, 5, 0x13)},
-		{"an address of five bytes", "cannot be read", edited(good, len(good)-5, 5)},
-		{"nothing", "cannot be read", nil},
+		{name: "another version", text: "version 2", b: edited(good, 4, 2)},
+		{name: "something behind the last field", text: "cannot be read", b: long},
+		{name: "something behind it", text: "cannot be read", b: append(bytes.Clone(good), 0)},
+		{name: "a field of another type", text: "cannot be read", b: edited(good, 5, 0x13)},
+		{name: "an address of five bytes", text: "cannot be read", b: edited(good, len(good)-5, 5)},
+		{name: "nothing", text: "cannot be read"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := parseIdentity(tt.b); err == nil || !strings.Contains(err.Error(), tt.text) {

@@ -101,29 +101,29 @@ func TestLogsAreRefused(t *testing.T) {
 		log  []byte
 		text string
 	}{
-		{"a single byte", []byte{1}, "first event is cut off"},
-		{"a log from before there were algorithms", testdata.Debian10EventLog, "not in the crypto-agile format"},
-		{"an opening event that is measured", header(func(h []byte) { h[4] = 1 }), "not in the crypto-agile format"},
-		{"an opening event that is longer than the log", header(func(h []byte) { h[28] = 200 }), "first event is cut off"},
-		{"more algorithms than it has", header(func(h []byte) { h[56] = 2 }), "0x0000 in it have 0 bytes"},
-		{"a hundred algorithms", header(func(h []byte) { h[56] = 100 }), "100 digest algorithms"},
-		{"an algorithm without size", header(func(h []byte) { h[62] = 0 }), "have 0 bytes"},
-		{"an algorithm of 65 bytes", header(func(h []byte) { h[62] = 65 }), "have 65 bytes"},
-		{"SHA-256 of 20 bytes", header(func(h []byte) { h[62] = 20 }), "no SHA-256"},
-		{"vendor information that is not there", header(func(h []byte) { h[64] = 9 }), "first event cannot be read"},
-		{"a register that does not exist", event(func(e []byte) { e[0] = 24 }), "PCR 24"},
-		{"two digests where one is named", event(func(e []byte) { e[8] = 2 }), "2 digests"},
-		{"four billion digests", event(func(e []byte) { copy(e[8:], "\xff\xff\xff\xff") }), "4294967295 digests"},
-		{"no digest", event(func(e []byte) { e[8] = 0 }), ""},
-		{"a digest of an algorithm that is not named", event(func(e []byte) { e[12] = 4 }), "0x0004"},
-		{"data of four billion bytes", event(func(e []byte) { copy(e[46:], "\xff\xff\xff\xff") }), "cut off"},
-		{"an algorithm twice", func() []byte { // and each event with two SHA-256 digests
+		{name: "a single byte", log: []byte{1}, text: "first event is cut off"},
+		{name: "a log from before there were algorithms", log: testdata.Debian10EventLog, text: "not in the crypto-agile format"},
+		{name: "an opening event that is measured", log: header(func(h []byte) { h[4] = 1 }), text: "not in the crypto-agile format"},
+		{name: "an opening event that is longer than the log", log: header(func(h []byte) { h[28] = 200 }), text: "first event is cut off"},
+		{name: "more algorithms than it has", log: header(func(h []byte) { h[56] = 2 }), text: "0x0000 in it have 0 bytes"},
+		{name: "a hundred algorithms", log: header(func(h []byte) { h[56] = 100 }), text: "100 digest algorithms"},
+		{name: "an algorithm without size", log: header(func(h []byte) { h[62] = 0 }), text: "have 0 bytes"},
+		{name: "an algorithm of 65 bytes", log: header(func(h []byte) { h[62] = 65 }), text: "have 65 bytes"},
+		{name: "SHA-256 of 20 bytes", log: header(func(h []byte) { h[62] = 20 }), text: "no SHA-256"},
+		{name: "vendor information that is not there", log: header(func(h []byte) { h[64] = 9 }), text: "first event cannot be read"},
+		{name: "a register that does not exist", log: event(func(e []byte) { e[0] = 24 }), text: "PCR 24"},
+		{name: "two digests where one is named", log: event(func(e []byte) { e[8] = 2 }), text: "2 digests"},
+		{name: "four billion digests", log: event(func(e []byte) { copy(e[8:], "\xff\xff\xff\xff") }), text: "4294967295 digests"},
+		{name: "no digest", log: event(func(e []byte) { e[8] = 0 }), text: ""},
+		{name: "a digest of an algorithm that is not named", log: event(func(e []byte) { e[12] = 4 }), text: "0x0004"},
+		{name: "data of four billion bytes", log: event(func(e []byte) { copy(e[46:], "\xff\xff\xff\xff") }), text: "cut off"},
+		{name: "an algorithm twice", log: func() []byte { // and each event with two SHA-256 digests
 			h := bytes.Clone(good)
 			h[28] += 4
 			h[56] = 2
 			return slices.Insert(h, 64, h[60:64]...)
-		}(), "0x000b twice"},
-		{"two SHA-256 digests", func() []byte {
+		}(), text: "0x000b twice"},
+		{name: "two SHA-256 digests", log: func() []byte {
 			h := bytes.Clone(good)
 			h[28] += 4
 			h[56] = 2
@@ -131,9 +131,9 @@ func TestLogsAreRefused(t *testing.T) {
 			e := appendEvent(nil, boot()[0])
 			e[8] = 2
 			return append(h, slices.Insert(e, 46, e[12:46]...)...)
-		}(), "two SHA-256 digests"},
-		{"more events than anyone measures", append(bytes.Clone(good), bytes.Repeat(appendEvent(nil, MeasuredEvent{4, digest("x"), ""}), maxEvents+1)...), "more than 4096 events"},
-		{"an event that is cut off", event(func([]byte) {})[:len(good)+20], "cut off"},
+		}(), text: "two SHA-256 digests"},
+		{name: "more events than anyone measures", log: append(bytes.Clone(good), bytes.Repeat(appendEvent(nil, MeasuredEvent{4, digest("x"), ""}), maxEvents+1)...), text: "more than 4096 events"},
+		{name: "an event that is cut off", log: event(func([]byte) {})[:len(good)+20], text: "cut off"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			pcrs, err := replayLog(tt.log)

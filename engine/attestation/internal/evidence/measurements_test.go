@@ -131,10 +131,10 @@ func TestMeasurementsCheck(t *testing.T) {
 		m    Measurements
 		text string
 	}{
-		{"good ones", Measurements{0: {raw(aa), false}, 23: {raw(bb), true}}, ""},
-		{"none", nil, ""},
-		{"a register that does not exist", Measurements{24: {raw(aa), false}}, "PCR 24 does not exist"},
-		{"a short value", Measurements{4: {raw(aa)[:20], false}}, "PCR 4: expected value has 20 bytes"},
+		{name: "good ones", m: Measurements{0: {raw(aa), false}, 23: {raw(bb), true}}, text: ""},
+		{name: "none", text: ""},
+		{name: "a register that does not exist", m: Measurements{24: {raw(aa), false}}, text: "PCR 24 does not exist"},
+		{name: "a short value", m: Measurements{4: {raw(aa)[:20], false}}, text: "PCR 4: expected value has 20 bytes"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if err := tt.m.Check(); (err == nil) != (tt.text == "") || err != nil && !strings.Contains(err.Error(), tt.text) {
@@ -231,12 +231,12 @@ func TestEqual(t *testing.T) {
 		o    Measurements
 		want bool
 	}{
-		{"a copy", m.Clone(), true},
-		{"another value", Measurements{4: {raw(bb), false}}, false},
-		{"a warning", Measurements{4: {raw(aa), true}}, false},
-		{"another register", Measurements{5: {raw(aa), false}}, false},
-		{"one more", Measurements{4: {raw(aa), false}, 5: {raw(aa), false}}, false},
-		{"none", nil, false},
+		{name: "a copy", o: m.Clone(), want: true},
+		{name: "another value", o: Measurements{4: {raw(bb), false}}, want: false},
+		{name: "a warning", o: Measurements{4: {raw(aa), true}}, want: false},
+		{name: "another register", o: Measurements{5: {raw(aa), false}}, want: false},
+		{name: "one more", o: Measurements{4: {raw(aa), false}, 5: {raw(aa), false}}, want: false},
+		{name: "none", want: false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := m.Equal(tt.o); got != tt.want {

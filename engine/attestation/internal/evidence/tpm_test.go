@@ -401,12 +401,12 @@ func TestTPMThatCannotBeUsed(t *testing.T) {
 	for _, tt := range []struct {
 		name, address, text string
 	}{
-		{"no socket", "unix:" + filepath.Join(silent, "none"), "no such file"},
-		{"no folder", "unix:/nonexistent/tpm.sock", "no such file"},
-		{"a file that is no device", regular, "not a device"},
-		{"an address of another kind", "tcp:127.0.0.1:2321", "neither unix:PATH nor the path of a device"},
-		{"no address", "", "neither unix:PATH"},
-		{"a TPM that says nothing", "unix:" + socket, "deadline exceeded"},
+		{name: "no socket", address: "unix:" + filepath.Join(silent, "none"), text: "no such file"},
+		{name: "no folder", address: "unix:/nonexistent/tpm.sock", text: "no such file"},
+		{name: "a file that is no device", address: regular, text: "not a device"},
+		{name: "an address of another kind", address: "tcp:127.0.0.1:2321", text: "neither unix:PATH nor the path of a device"},
+		{name: "no address", address: "", text: "neither unix:PATH"},
+		{name: "a TPM that says nothing", address: "unix:" + socket, text: "deadline exceeded"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -438,10 +438,10 @@ func TestTPMThatCannotBeUsed(t *testing.T) {
 		name, text string
 		event      MeasuredEvent
 	}{
-		{"an event for the register of the cluster ID", "PCR 15 is not for measuring a boot", MeasuredEvent{15, digest("x"), "x"}},
-		{"an event for a register that is not quoted", "PCR 16 is not for measuring a boot", MeasuredEvent{16, digest("x"), "x"}},
-		{"an event of SHA-1", `digest of "x" has 20 bytes`, MeasuredEvent{4, make([]byte, 20), "x"}},
-		{"an event with a novel", "description of an event of PCR 4 has 1025 bytes", MeasuredEvent{4, digest("x"), strings.Repeat("x", 1025)}},
+		{name: "an event for the register of the cluster ID", text: "PCR 15 is not for measuring a boot", event: MeasuredEvent{15, digest("x"), "x"}},
+		{name: "an event for a register that is not quoted", text: "PCR 16 is not for measuring a boot", event: MeasuredEvent{16, digest("x"), "x"}},
+		{name: "an event of SHA-1", text: `digest of "x" has 20 bytes`, event: MeasuredEvent{4, make([]byte, 20), "x"}},
+		{name: "an event with a novel", text: "description of an event of PCR 4 has 1025 bytes", event: MeasuredEvent{4, digest("x"), strings.Repeat("x", 1025)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := Measure(t.Context(), "unix:"+socket, filepath.Join(silent, "log"), []MeasuredEvent{tt.event})
@@ -511,13 +511,13 @@ func TestInvalidResponses(t *testing.T) {
 		responses [][]byte
 		text      string
 	}{
-		{"the emulator hangs up", nil, ""},
-		{"a response is cut off", [][]byte{{0x80, 1, 0}}, "hung up"},
-		{"a response announces 4 GB", [][]byte{header(0xffffffff, 0)}, "announces 4294967295 bytes"},
-		{"a response announces less than its header", [][]byte{header(3, 0)}, "announces 3 bytes"},
-		{"a response is without content", [][]byte{header(10, 0)}, ""},
-		{"an error of the TPM", [][]byte{header(10, 0x101)}, "TPM_RC_FAILURE"},
-		{"a TPM that wants a retry and then fails", [][]byte{header(10, 0x922), header(10, 0x908), header(10, 0x101)}, "TPM_RC_FAILURE"},
+		{name: "the emulator hangs up", text: ""},
+		{name: "a response is cut off", responses: [][]byte{{0x80, 1, 0}}, text: "hung up"},
+		{name: "a response announces 4 GB", responses: [][]byte{header(0xffffffff, 0)}, text: "announces 4294967295 bytes"},
+		{name: "a response announces less than its header", responses: [][]byte{header(3, 0)}, text: "announces 3 bytes"},
+		{name: "a response is without content", responses: [][]byte{header(10, 0)}, text: ""},
+		{name: "an error of the TPM", responses: [][]byte{header(10, 0x101)}, text: "TPM_RC_FAILURE"},
+		{name: "a TPM that wants a retry and then fails", responses: [][]byte{header(10, 0x922), header(10, 0x908), header(10, 0x101)}, text: "TPM_RC_FAILURE"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := ReadPCRs(t.Context(), emulatorScript(t, tt.responses...), 4)

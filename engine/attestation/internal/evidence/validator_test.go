@@ -536,8 +536,8 @@ func TestValidatorIsASnapshot(t *testing.T) {
 		name       string
 		first, alt Measurements
 	}{
-		{"the image", images(), other},
-		{"an alternative", other, images()},
+		{name: "the image", first: images(), alt: other},
+		{name: "an alternative", first: other, alt: images()},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			alternatives := []Measurements{tt.alt}

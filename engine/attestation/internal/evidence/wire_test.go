@@ -41,12 +41,12 @@ func TestDocumentsAreRefused(t *testing.T) {
 		name, text string
 		b          []byte
 	}{
-		{"another version", "version 2", edited(good, 6, 2)},
-		{"no version", "no version", edited(good, 4, 4)},
-		{"something behind the last field", "unexpected data after its last field", inside(5, 0)},
-		{"two sequences", "not one DER sequence", append(bytes.Clone(good), good...)},
-		{"a length in more bytes than it needs", "not one DER sequence", append([]byte{0x30, 0x83, 0}, good[2:]...)},
-		{"no certificate", "certificate cannot be read", edited(good, 7, 5)},
+		{name: "another version", text: "version 2", b: edited(good, 6, 2)},
+		{name: "no version", text: "no version", b: edited(good, 4, 4)},
+		{name: "something behind the last field", text: "unexpected data after its last field", b: inside(5, 0)},
+		{name: "two sequences", text: "not one DER sequence", b: append(bytes.Clone(good), good...)},
+		{name: "a length in more bytes than it needs", text: "not one DER sequence", b: append([]byte{0x30, 0x83, 0}, good[2:]...)},
+		{name: "no certificate", text: "certificate cannot be read", b: edited(good, 7, 5)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := parseDocument(tt.b); err == nil || !strings.Contains(err.Error(), tt.text) {
@@ -70,13 +70,13 @@ func TestQuotesAreRefused(t *testing.T) {
 		name, text string
 		b          []byte
 	}{
-		{"a clock that is neither", "neither safe nor unsafe", edited(good, safe, 2)},
-		{"a longer selection", "selects registers with 4 bytes", bytes.Replace(good, []byte{3, 0, 0, 0}, []byte{4, 0, 0, 0, 0}, 1)},
-		{"a shorter selection", "selects registers with 2 bytes", bytes.Replace(good, []byte{3, 0, 0, 0}, []byte{2, 0, 0}, 1)},
-		{"something behind it", "digest cannot be read", append(bytes.Clone(good), 0)},
-		{"a digest that is cut off", "digest cannot be read", good[:len(good)-1]},
-		{"a name longer than the quote", "cut off", edited(good, 6, 0xff, 0xff)},
-		{"nothing", "cut off", nil},
+		{name: "a clock that is neither", text: "neither safe nor unsafe", b: edited(good, safe, 2)},
+		{name: "a longer selection", text: "selects registers with 4 bytes", b: bytes.Replace(good, []byte{3, 0, 0, 0}, []byte{4, 0, 0, 0, 0}, 1)},
+		{name: "a shorter selection", text: "selects registers with 2 bytes", b: bytes.Replace(good, []byte{3, 0, 0, 0}, []byte{2, 0, 0}, 1)},
+		{name: "something behind it", text: "digest cannot be read", b: append(bytes.Clone(good), 0)},
+		{name: "a digest that is cut off", text: "digest cannot be read", b: good[:len(good)-1]},
+		{name: "a name longer than the quote", text: "cut off", b: edited(good, 6, 0xff, 0xff)},
+		{name: "nothing", text: "cut off"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := parseQuote(tt.b); err == nil || !strings.Contains(err.Error(), tt.text) {
@@ -153,17 +153,17 @@ func TestPublicAreas(t *testing.T) {
 		name, text string
 		b          []byte
 	}{
-		{"named by SHA-1", "named by the hash algorithm 0x0004", edited(ec, 2, 0, 4)},
-		{"a storage key", "not a signing key", edited(ec, 10, 0, 6)},
-		{"a scheme with SHA-1", "does not hash with SHA-256", edited(ec, 14, 0, 4)},
-		{"P-384", "curve is not P-256", edited(ec, 16, 0, 4)},
-		{"a key derivation", "curve is not P-256", edited(ec, 18, 0, 0x20)},
-		{"a coordinate of 33 bytes", "curve is not P-256", akPublic(make([]byte, 33), make([]byte, 32))},
-		{"something behind it", "point cannot be read", append(bytes.Clone(ec), 0)},
-		{"something behind the modulus", "modulus cannot be read", append(bytes.Clone(rs), 0)},
-		{"a modulus shorter than announced", "not 2048 bits", edited(rs[:len(rs)-1], 22, 0, 255)},
-		{"an HMAC key", "neither RSA nor ECC", edited(ec, 0, 0, 8)},
-		{"cut off", "cut off", ec[:5]},
+		{name: "named by SHA-1", text: "named by the hash algorithm 0x0004", b: edited(ec, 2, 0, 4)},
+		{name: "a storage key", text: "not a signing key", b: edited(ec, 10, 0, 6)},
+		{name: "a scheme with SHA-1", text: "does not hash with SHA-256", b: edited(ec, 14, 0, 4)},
+		{name: "P-384", text: "curve is not P-256", b: edited(ec, 16, 0, 4)},
+		{name: "a key derivation", text: "curve is not P-256", b: edited(ec, 18, 0, 0x20)},
+		{name: "a coordinate of 33 bytes", text: "curve is not P-256", b: akPublic(make([]byte, 33), make([]byte, 32))},
+		{name: "something behind it", text: "point cannot be read", b: append(bytes.Clone(ec), 0)},
+		{name: "something behind the modulus", text: "modulus cannot be read", b: append(bytes.Clone(rs), 0)},
+		{name: "a modulus shorter than announced", text: "not 2048 bits", b: edited(rs[:len(rs)-1], 22, 0, 255)},
+		{name: "an HMAC key", text: "neither RSA nor ECC", b: edited(ec, 0, 0, 8)},
+		{name: "cut off", text: "cut off", b: ec[:5]},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := parsePublic(tt.b); err == nil || !strings.Contains(err.Error(), tt.text) {
@@ -189,15 +189,15 @@ func TestPublicAreas(t *testing.T) {
 		got  bool
 		want bool
 	}{
-		{"its own point", p.is(key.Public()), true},
-		{"its point without leading zeros", short.is(key.Public()), true},
-		{"its point with one more", padded.is(key.Public()), true},
-		{"its own modulus", r.is(rsaKey), true},
-		{"its modulus with another exponent", r.is(&rsa.PublicKey{N: rsaKey.N, E: 3}), false},
-		{"another modulus", r.is(&rsa.PublicKey{N: new(big.Int).Add(rsaKey.N, big.NewInt(2)), E: rsaKey.E}), false},
-		{"a point against a modulus", p.is(rsaKey), false},
-		{"a modulus against a point", r.is(key.Public()), false},
-		{"no key", p.is(nil), false},
+		{name: "its own point", got: p.is(key.Public()), want: true},
+		{name: "its point without leading zeros", got: short.is(key.Public()), want: true},
+		{name: "its point with one more", got: padded.is(key.Public()), want: true},
+		{name: "its own modulus", got: r.is(rsaKey), want: true},
+		{name: "its modulus with another exponent", got: r.is(&rsa.PublicKey{N: rsaKey.N, E: 3}), want: false},
+		{name: "another modulus", got: r.is(&rsa.PublicKey{N: new(big.Int).Add(rsaKey.N, big.NewInt(2)), E: rsaKey.E}), want: false},
+		{name: "a point against a modulus", got: p.is(rsaKey), want: false},
+		{name: "a modulus against a point", got: r.is(key.Public()), want: false},
+		{name: "no key", got: p.is(nil), want: false},
 	} {
 		if tt.got != tt.want {
 			t.Errorf("%s: %v", tt.name, tt.got)
