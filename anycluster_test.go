@@ -51,9 +51,9 @@ users: [{name: u, user: {token: x}}]
 		t.Fatal(err)
 	}
 	for _, tt := range []struct{ name, context, format string }{
-		{"the connection is refused", "gone", "text"},
-		{"no answer", "silent", "text"},
-		{"no answer, as events", "silent", "json"},
+		{name: "the connection is refused", context: "gone", format: "text"},
+		{name: "no answer", context: "silent", format: "text"},
+		{name: "no answer, as events", context: "silent", format: "json"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()

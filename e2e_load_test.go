@@ -257,14 +257,14 @@ func TestJudgeCountsAvoidableFailures(t *testing.T) {
 		asked []request
 		lost  int
 	}{
-		{"all requests succeed", []request{answer("old", false, 1), answer("old", true, 1)}, 0},
-		{"a request to a machine that has served fails", []request{answer("old", false, 1), failure("old", false, 5)}, 1},
-		{"a request to a machine that has not served yet fails", []request{failure("new", false, 5), failure("new", true, 12)}, 0},
-		{"a request to a machine that answered before it was a node fails", []request{answer("new", true, 3), failure("new", true, 5)}, 0},
-		{"a request fails after the cordon of its machine", []request{answer("old", true, 1), failure("old", true, 21)}, 0},
-		{"an inside request fails during the drain of its machine", []request{answer("old", false, 1), failure("old", false, 21)}, 1},
-		{"an inside request fails during the deletion of its machine", []request{answer("old", false, 1), failure("old", false, 29), failure("old", false, 35)}, 0},
-		{"a request that was sent before the cordon fails after it", []request{answer("old", true, 1), failure("old", true, 19)}, 1},
+		{name: "all requests succeed", asked: []request{answer("old", false, 1), answer("old", true, 1)}, lost: 0},
+		{name: "a request to a machine that has served fails", asked: []request{answer("old", false, 1), failure("old", false, 5)}, lost: 1},
+		{name: "a request to a machine that has not served yet fails", asked: []request{failure("new", false, 5), failure("new", true, 12)}, lost: 0},
+		{name: "a request to a machine that answered before it was a node fails", asked: []request{answer("new", true, 3), failure("new", true, 5)}, lost: 0},
+		{name: "a request fails after the cordon of its machine", asked: []request{answer("old", true, 1), failure("old", true, 21)}, lost: 0},
+		{name: "an inside request fails during the drain of its machine", asked: []request{answer("old", false, 1), failure("old", false, 21)}, lost: 1},
+		{name: "an inside request fails during the deletion of its machine", asked: []request{answer("old", false, 1), failure("old", false, 29), failure("old", false, 35)}, lost: 0},
+		{name: "a request that was sent before the cordon fails after it", asked: []request{answer("old", true, 1), failure("old", true, 19)}, lost: 1},
 	} {
 		if kept, lost := judge(tt.asked, journal); len(lost) != tt.lost || kept+len(lost) > len(tt.asked) {
 			t.Errorf("%s: lost %v, want %d", tt.name, lost, tt.lost)

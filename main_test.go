@@ -86,15 +86,15 @@ func TestDaemonsLinkNoConsole(t *testing.T) {
 		never  []string
 		reason string
 	}{
-		{"./bootstrapper/cmd", []string{"k8s.io/", "sigs.k8s.io/controller-runtime", "helm.sh/", "github.com/charmbracelet/", "constellation/engine/kube", "constellation/joinservice/cmd", "constellation/operator"}, "daemons that run as root on nodes must stay small"},
-		{"./agent/cmd", []string{"k8s.io/", "sigs.k8s.io/controller-runtime", "helm.sh/", "github.com/charmbracelet/", "constellation/bootstrapper", "constellation/joinservice", "constellation/operator"}, "daemons that run as root on nodes must stay small"},
-		{"./joinservice/cmd", []string{"helm.sh/", "github.com/charmbracelet/", "constellation/tui", "constellation/engine/kube", "constellation/engine/sandbox"}, "programs in the cluster install no charts and have no terminal"},
-		{"./operator/cmd", []string{"helm.sh/", "github.com/charmbracelet/", "constellation/tui", "constellation/engine/kube", "constellation/engine/sandbox"}, "programs in the cluster install no charts and have no terminal"},
-		{"./tui", []string{"k8s.io/", "helm.sh/", "constellation/engine/kube", "constellation/engine/sandbox", "constellation/operator"}, "the console uses the engine for all access to clusters"},
-		{"./tui/term", []string{"constellation/assets", "constellation/engine/version", "constellation/engine/kube", "github.com/spf13/"}, "the terminal package depends on no cluster and no command"},
-		{"./engine", []string{"k8s.io/", "sigs.k8s.io/controller-runtime", "helm.sh/", "github.com/charmbracelet/", "constellation/engine/kube", "constellation/engine/sandbox"}, "the engine uses clients through its interfaces only"},
-		{"./engine/backup", []string{"k8s.io/", "sigs.k8s.io/", "helm.sh/", "github.com/charmbracelet/", "constellation/engine/kube", "constellation/engine/version", "constellation/assets", "constellation/tui", "constellation/operator"}, "package backup reads and writes files, and uses no cluster"},
-		{"./assets", []string{"constellation/engine", "constellation/tui"}, "assets have no logic"},
+		{pkg: "./bootstrapper/cmd", never: []string{"k8s.io/", "sigs.k8s.io/controller-runtime", "helm.sh/", "github.com/charmbracelet/", "constellation/engine/kube", "constellation/joinservice/cmd", "constellation/operator"}, reason: "daemons that run as root on nodes must stay small"},
+		{pkg: "./agent/cmd", never: []string{"k8s.io/", "sigs.k8s.io/controller-runtime", "helm.sh/", "github.com/charmbracelet/", "constellation/bootstrapper", "constellation/joinservice", "constellation/operator"}, reason: "daemons that run as root on nodes must stay small"},
+		{pkg: "./joinservice/cmd", never: []string{"helm.sh/", "github.com/charmbracelet/", "constellation/tui", "constellation/engine/kube", "constellation/engine/sandbox"}, reason: "programs in the cluster install no charts and have no terminal"},
+		{pkg: "./operator/cmd", never: []string{"helm.sh/", "github.com/charmbracelet/", "constellation/tui", "constellation/engine/kube", "constellation/engine/sandbox"}, reason: "programs in the cluster install no charts and have no terminal"},
+		{pkg: "./tui", never: []string{"k8s.io/", "helm.sh/", "constellation/engine/kube", "constellation/engine/sandbox", "constellation/operator"}, reason: "the console uses the engine for all access to clusters"},
+		{pkg: "./tui/term", never: []string{"constellation/assets", "constellation/engine/version", "constellation/engine/kube", "github.com/spf13/"}, reason: "the terminal package depends on no cluster and no command"},
+		{pkg: "./engine", never: []string{"k8s.io/", "sigs.k8s.io/controller-runtime", "helm.sh/", "github.com/charmbracelet/", "constellation/engine/kube", "constellation/engine/sandbox"}, reason: "the engine uses clients through its interfaces only"},
+		{pkg: "./engine/backup", never: []string{"k8s.io/", "sigs.k8s.io/", "helm.sh/", "github.com/charmbracelet/", "constellation/engine/kube", "constellation/engine/version", "constellation/assets", "constellation/tui", "constellation/operator"}, reason: "package backup reads and writes files, and uses no cluster"},
+		{pkg: "./assets", never: []string{"constellation/engine", "constellation/tui"}, reason: "assets have no logic"},
 	} {
 		t.Run(tt.pkg, func(t *testing.T) {
 			for _, dep := range dependencies(t, tt.pkg) {

@@ -103,16 +103,16 @@ func TestBackupCompletion(t *testing.T) {
 		args, want string
 		e          enginefake.Engine
 	}{
-		{"show ", ids, enginefake.Engine{}},
-		{"verify ", ids, enginefake.Engine{}},
-		{"restore ", ids, enginefake.Engine{}},
-		{"diff ", ids, enginefake.Engine{}},
-		{"show backup-20261120050000-0a1b2c3d ", "", enginefake.Engine{}},
-		{"restore backup-20261120050000-0a1b2c3d --only ", types, enginefake.Engine{Manifest: shownBackup()}},
-		{"diff --only ", types, enginefake.Engine{Manifest: shownBackup()}},
-		{"list --dir ", "", enginefake.Engine{}},
-		{"create --etcd=", "true\nfalse\n", enginefake.Engine{}},
-		{"prune --keep ", "1\n3\n10\n", enginefake.Engine{}},
+		{args: "show ", want: ids, e: enginefake.Engine{}},
+		{args: "verify ", want: ids, e: enginefake.Engine{}},
+		{args: "restore ", want: ids, e: enginefake.Engine{}},
+		{args: "diff ", want: ids, e: enginefake.Engine{}},
+		{args: "show backup-20261120050000-0a1b2c3d ", want: "", e: enginefake.Engine{}},
+		{args: "restore backup-20261120050000-0a1b2c3d --only ", want: types, e: enginefake.Engine{Manifest: shownBackup()}},
+		{args: "diff --only ", want: types, e: enginefake.Engine{Manifest: shownBackup()}},
+		{args: "list --dir ", want: "", e: enginefake.Engine{}},
+		{args: "create --etcd=", want: "true\nfalse\n", e: enginefake.Engine{}},
+		{args: "prune --keep ", want: "1\n3\n10\n", e: enginefake.Engine{}},
 	} {
 		t.Run(tt.args, func(t *testing.T) {
 			e := tt.e

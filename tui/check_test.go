@@ -93,7 +93,7 @@ func TestNextRepeatsFlags(t *testing.T) {
 
 // On a terminal, printed answers use its width.
 func TestAnswersFitTheTerminal(t *testing.T) {
-	for _, tt := range []struct{ columns, least, most int }{{60, 50, 60}, {80, 76, 80}, {118, 110, 118}, {200, 110, 120}, {40, 50, 60}} {
+	for _, tt := range []struct{ columns, least, most int }{{columns: 60, least: 50, most: 60}, {columns: 80, least: 76, most: 80}, {columns: 118, least: 110, most: 118}, {columns: 200, least: 110, most: 120}, {columns: 40, least: 50, most: 60}} {
 		t.Run(strconv.Itoa(tt.columns), func(t *testing.T) {
 			p := startOn(t, uint16(tt.columns), 24, []string{answering(t, "two-hops")}, nil, "upgrade", "check")
 			if code := p.ends(); code != 0 {
@@ -117,12 +117,12 @@ func TestNewer(t *testing.T) {
 		a, b string
 		want bool
 	}{
-		{"v1.36.10", "v1.36.9", true},
-		{"v1.36.3", "v1.36.3", false},
-		{"v1.36.0-rc.1", "v1.36.0", false},
-		{"v1.36.3", "", true},
-		{"", "v1.36.3", false},
-		{"v1.36.3", "v1.35.4-v1.36.3", true},
+		{a: "v1.36.10", b: "v1.36.9", want: true},
+		{a: "v1.36.3", b: "v1.36.3", want: false},
+		{a: "v1.36.0-rc.1", b: "v1.36.0", want: false},
+		{a: "v1.36.3", b: "", want: true},
+		{a: "", b: "v1.36.3", want: false},
+		{a: "v1.36.3", b: "v1.35.4-v1.36.3", want: true},
 	} {
 		if got := view.Newer(tt.a, tt.b); got != tt.want {
 			t.Errorf("%q after %q: %v, want %v", tt.a, tt.b, got, tt.want)
@@ -150,10 +150,10 @@ func TestEstimates(t *testing.T) {
 		least, most time.Duration
 		want        string
 	}{
-		{36 * time.Second, 12 * time.Minute, "36s to 12m"},
-		{90 * time.Second, 90*time.Second + time.Millisecond, "about 90s"},
-		{190 * time.Minute, 230 * time.Minute, "3h10m to 3h50m"},
-		{119 * time.Second, 2 * time.Hour, "119s to 2h00m"},
+		{least: 36 * time.Second, most: 12 * time.Minute, want: "36s to 12m"},
+		{least: 90 * time.Second, most: 90*time.Second + time.Millisecond, want: "about 90s"},
+		{least: 190 * time.Minute, most: 230 * time.Minute, want: "3h10m to 3h50m"},
+		{least: 119 * time.Second, most: 2 * time.Hour, want: "119s to 2h00m"},
 	} {
 		if got := view.DurationRange(tt.least, tt.most); got != tt.want {
 			t.Errorf("%s, %s: %q, want %q", tt.least, tt.most, got, tt.want)

@@ -72,11 +72,11 @@ func TestRevokePromptWantsTheName(t *testing.T) {
 		name, answer string
 		accepted     bool
 	}{
-		{"the name", "worker-1\n", true},
-		{"the name with spaces around it", "  worker-1 \n", true},
-		{"another name", "worker-2\n", false},
-		{"a yes", "y\n", false},
-		{"nothing", "", false},
+		{name: "the name", answer: "worker-1\n", accepted: true},
+		{name: "the name with spaces around it", answer: "  worker-1 \n", accepted: true},
+		{name: "another name", answer: "worker-2\n", accepted: false},
+		{name: "a yes", answer: "y\n", accepted: false},
+		{name: "nothing", answer: "", accepted: false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var errs strings.Builder

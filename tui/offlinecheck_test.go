@@ -83,20 +83,20 @@ func TestCheckCountsNewFindings(t *testing.T) {
 		args []string
 		want int
 	}{
-		{"no threshold", nil, 0},
-		{"a blocking finding", []string{"--fail-on", "blocking"}, 4},
-		{"all in the baseline", []string{"--fail-on", "warning", "--baseline", "baseline.json"}, 0},
-		{"the blocking one is ignored", []string{"--fail-on", "blocking", "--ignore", removed}, 0},
-		{"warnings stay", []string{"--fail-on", "warning", "--ignore", removed}, 4},
-		{"all are ignored", []string{"--fail-on", "warning", "--ignore", removed, "--ignore-file", "ignore.yaml"}, 0},
-		{"the rule has ended", []string{"--fail-on", "blocking", "--ignore", "removed-apis-written,until=2020-01-01,reason=x"}, 4},
-		{"no rule", []string{"--ignore", "x"}, 2},
-		{"no baseline", []string{"--baseline", "none.json"}, 2},
-		{"no rules", []string{"--ignore-file", "deploy/web.yaml"}, 2},
-		{"unknown threshold", []string{"--fail-on", "all"}, 2},
-		{"unknown version", []string{"--kubernetes", "2.0"}, 2},
-		{"two sources", []string{"--from-backup", "x"}, 2},
-		{"files and a cluster", []string{"--context", "prod"}, 2},
+		{name: "no threshold", want: 0},
+		{name: "a blocking finding", args: []string{"--fail-on", "blocking"}, want: 4},
+		{name: "all in the baseline", args: []string{"--fail-on", "warning", "--baseline", "baseline.json"}, want: 0},
+		{name: "the blocking one is ignored", args: []string{"--fail-on", "blocking", "--ignore", removed}, want: 0},
+		{name: "warnings stay", args: []string{"--fail-on", "warning", "--ignore", removed}, want: 4},
+		{name: "all are ignored", args: []string{"--fail-on", "warning", "--ignore", removed, "--ignore-file", "ignore.yaml"}, want: 0},
+		{name: "the rule has ended", args: []string{"--fail-on", "blocking", "--ignore", "removed-apis-written,until=2020-01-01,reason=x"}, want: 4},
+		{name: "no rule", args: []string{"--ignore", "x"}, want: 2},
+		{name: "no baseline", args: []string{"--baseline", "none.json"}, want: 2},
+		{name: "no rules", args: []string{"--ignore-file", "deploy/web.yaml"}, want: 2},
+		{name: "unknown threshold", args: []string{"--fail-on", "all"}, want: 2},
+		{name: "unknown version", args: []string{"--kubernetes", "2.0"}, want: 2},
+		{name: "two sources", args: []string{"--from-backup", "x"}, want: 2},
+		{name: "files and a cluster", args: []string{"--context", "prod"}, want: 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			out, errs, code := checked(t, append([]string{"--manifests", "deploy", "--kubernetes", "v1.37.0", "-o", "json"}, tt.args...)...)

@@ -116,11 +116,11 @@ func TestTruncatedPathsKeepTheFileName(t *testing.T) {
 		w    int
 		want string
 	}{
-		{"/home/ops/demo/constellation-admin.conf", 60, "/home/ops/demo/constellation-admin.conf"},
-		{"/home/ops/demo/constellation-admin.conf", 30, "/hom…/constellation-admin.conf"},
-		{"/home/ops/demo/constellation-admin.conf", 12, "/hom…in.conf"},
-		{"a sentence that has an end that matters", 20, "a sente…that matters"},
-		{"short", 2, "s…"},
+		{s: "/home/ops/demo/constellation-admin.conf", w: 60, want: "/home/ops/demo/constellation-admin.conf"},
+		{s: "/home/ops/demo/constellation-admin.conf", w: 30, want: "/hom…/constellation-admin.conf"},
+		{s: "/home/ops/demo/constellation-admin.conf", w: 12, want: "/hom…in.conf"},
+		{s: "a sentence that has an end that matters", w: 20, want: "a sente…that matters"},
+		{s: "short", w: 2, want: "s…"},
 	} {
 		if got := term.CutMiddle(tt.s, tt.w, "…"); term.Width(got) > tt.w || got != tt.want {
 			t.Errorf("%q in %d columns: %q, want %q", tt.s, tt.w, got, tt.want)

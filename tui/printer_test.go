@@ -116,22 +116,22 @@ func TestJSONLinesAreTheEvents(t *testing.T) {
 
 func TestHiddenCharactersAreEscaped(t *testing.T) {
 	for _, tt := range []struct{ in, plain, json string }{
-		{"all is well", "all is well", `"all is well"`},
-		{"schön ✓ 日本", "schön ✓ 日本", `"schön ✓ 日本"`},
-		{"\x1b[31mred\x1b[0m", `\x1b[31mred\x1b[0m`, `"\u001b[31mred\u001b[0m"`},
-		{"\x1b]0;title\a", `\x1b]0;title\x07`, `"\u001b]0;title\u0007"`},
-		{"a\tb\r\n", "a    b", `"a\tb\r\n"`},
-		{"one\ntwo", `one\ntwo`, `"one\ntwo"`},
-		{"c1 \u009b31m", `c1 \u009b31m`, `"c1 \u009b31m"`},
-		{"\u202eevil\u2066", `\u202eevil\u2066`, `"\u202eevil\u2066"`},
-		{"zero\u200bwidth", `zero\u200bwidth`, `"zero\u200bwidth"`},
-		{"tag \U000e0041", `tag \ue0041`, `"tag \udb40\udc41"`},
-		{"fillers \u3164\u115f\u1160\uffa0\u2800", `fillers \u3164\u115f\u1160\uffa0\u2800`, `"fillers \u3164\u115f\u1160\uffa0\u2800"`},
-		{"variation \u2713\ufe0e \U000e0100", "variation ✓\\ufe0e \\ue0100", `"variation ✓\ufe0e \udb40\udd00"`},
-		{"tower a\u0301\u0302\u0303\u0304\u0305\u0306b", "tower a\u0301\u0302\u0303\u0304\\u0305\\u0306b", "\"tower a\u0301\u0302\u0303\u0304\\u0305\\u0306b\""},
-		{"\u0301 joins what is before", `\u0301 joins what is before`, "\"\u0301 joins what is before\""},
-		{"bad \xff", `bad \xff`, `"bad \ufffd"`},
-		{"del \x7f", `del \x7f`, `"del \u007f"`},
+		{in: "all is well", plain: "all is well", json: `"all is well"`},
+		{in: "schön ✓ 日本", plain: "schön ✓ 日本", json: `"schön ✓ 日本"`},
+		{in: "\x1b[31mred\x1b[0m", plain: `\x1b[31mred\x1b[0m`, json: `"\u001b[31mred\u001b[0m"`},
+		{in: "\x1b]0;title\a", plain: `\x1b]0;title\x07`, json: `"\u001b]0;title\u0007"`},
+		{in: "a\tb\r\n", plain: "a    b", json: `"a\tb\r\n"`},
+		{in: "one\ntwo", plain: `one\ntwo`, json: `"one\ntwo"`},
+		{in: "c1 \u009b31m", plain: `c1 \u009b31m`, json: `"c1 \u009b31m"`},
+		{in: "\u202eevil\u2066", plain: `\u202eevil\u2066`, json: `"\u202eevil\u2066"`},
+		{in: "zero\u200bwidth", plain: `zero\u200bwidth`, json: `"zero\u200bwidth"`},
+		{in: "tag \U000e0041", plain: `tag \ue0041`, json: `"tag \udb40\udc41"`},
+		{in: "fillers \u3164\u115f\u1160\uffa0\u2800", plain: `fillers \u3164\u115f\u1160\uffa0\u2800`, json: `"fillers \u3164\u115f\u1160\uffa0\u2800"`},
+		{in: "variation \u2713\ufe0e \U000e0100", plain: "variation ✓\\ufe0e \\ue0100", json: `"variation ✓\ufe0e \udb40\udd00"`},
+		{in: "tower a\u0301\u0302\u0303\u0304\u0305\u0306b", plain: "tower a\u0301\u0302\u0303\u0304\\u0305\\u0306b", json: "\"tower a\u0301\u0302\u0303\u0304\\u0305\\u0306b\""},
+		{in: "\u0301 joins what is before", plain: `\u0301 joins what is before`, json: "\"\u0301 joins what is before\""},
+		{in: "bad \xff", plain: `bad \xff`, json: `"bad \ufffd"`},
+		{in: "del \x7f", plain: `del \x7f`, json: `"del \u007f"`},
 	} {
 		if got := term.Clean(tt.in); got != tt.plain {
 			t.Errorf("clean(%q) = %q, want %q", tt.in, got, tt.plain)

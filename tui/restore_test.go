@@ -131,10 +131,10 @@ func TestRestorePrintsEachObject(t *testing.T) {
 		dryRun bool
 		want   string
 	}{
-		{"restore", false, `07:05:01Z restore            created   example.com/widgets/shop/web
+		{name: "restore", dryRun: false, want: `07:05:01Z restore            created   example.com/widgets/shop/web
 07:05:01Z restore            left      example.com/widgets/shop/x: differs in spec.\x1b[2J
 `},
-		{"dry run", true, `07:05:01Z restore            would     created example.com/widgets/shop/web
+		{name: "dry run", dryRun: true, want: `07:05:01Z restore            would     created example.com/widgets/shop/web
 07:05:01Z restore            would     left example.com/widgets/shop/x: differs in spec.\x1b[2J
 `},
 	} {

@@ -22,10 +22,10 @@ func TestRooms(t *testing.T) {
 		ours  []string // packages of this module that it may import
 		never []string // other modules that it must not import
 	}{
-		{"term", []string{"constellation/engine/plain", "constellation/tui/term/quiet"}, []string{"github.com/spf13/cobra"}},
-		{"view", append([]string{"constellation/tui/term"}, values...), []string{"github.com/spf13/cobra", "github.com/charmbracelet/bubbletea", "github.com/charmbracelet/bubbles"}},
-		{"console", append([]string{"constellation/tui/term", "constellation/tui/view"}, values...), []string{"github.com/spf13/cobra"}},
-		{".", append([]string{"constellation/tui/term", "constellation/tui/view", "constellation/tui/console"}, values...), []string{"github.com/charmbracelet/bubbletea", "github.com/charmbracelet/bubbles"}},
+		{dir: "term", ours: []string{"constellation/engine/plain", "constellation/tui/term/quiet"}, never: []string{"github.com/spf13/cobra"}},
+		{dir: "view", ours: append([]string{"constellation/tui/term"}, values...), never: []string{"github.com/spf13/cobra", "github.com/charmbracelet/bubbletea", "github.com/charmbracelet/bubbles"}},
+		{dir: "console", ours: append([]string{"constellation/tui/term", "constellation/tui/view"}, values...), never: []string{"github.com/spf13/cobra"}},
+		{dir: ".", ours: append([]string{"constellation/tui/term", "constellation/tui/view", "constellation/tui/console"}, values...), never: []string{"github.com/charmbracelet/bubbletea", "github.com/charmbracelet/bubbles"}},
 	} {
 		t.Run(tt.dir, func(t *testing.T) {
 			files, err := filepath.Glob(filepath.Join(tt.dir, "*.go"))

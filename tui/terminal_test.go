@@ -363,8 +363,8 @@ func TestPanicRestoresTheTerminal(t *testing.T) {
 
 func TestTerminalsWithoutACursorGetPlainText(t *testing.T) {
 	for _, tt := range []struct{ name, env, why string }{
-		{"TERM is dumb", "TERM=dumb", "the terminal cannot move its cursor (TERM=dumb)"},
-		{"CI", "CI=true", "CI is set"},
+		{name: "TERM is dumb", env: "TERM=dumb", why: "the terminal cannot move its cursor (TERM=dumb)"},
+		{name: "CI", env: "CI=true", why: "CI is set"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := startOn(t, 80, 24, []string{stream(t, "init"), tt.env}, nil)

@@ -37,8 +37,8 @@ func TestAccessibleUpgradeAsksInPlainText(t *testing.T) {
 		env  []string
 		args []string
 	}{
-		{"by the environment", []string{"ACCESSIBLE=1"}, []string{"upgrade", "apply"}},
-		{"by a flag", nil, []string{"upgrade", "apply", "--accessible"}},
+		{name: "by the environment", env: []string{"ACCESSIBLE=1"}, args: []string{"upgrade", "apply"}},
+		{name: "by a flag", args: []string{"upgrade", "apply", "--accessible"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := startOn(t, 80, 24, append(tt.env, hopStream(t), "FAKE_STAGE=cluster"), nil, tt.args...)

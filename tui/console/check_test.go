@@ -144,10 +144,10 @@ func TestSmallestChecks(t *testing.T) {
 		keys  []string
 		want  []string
 	}{
-		{"two-hops", nil, []string{"1 hop\n", "in hop 2\n", "  hop 1  now, with this CLI  replaces the control planes\n", "  hop 2  with this CLI       replaces every node\n"}},
-		{"two-hops", []string{"tab"}, []string{"▸ ✗ Kubernetes v1.36.4", "  hop 2  with this CLI "}},
-		{"trouble", nil, []string{"2 hops\n", "in hop 2\n", "hop 1 needs v1.0.0\n", "  hop 1  with v1.0.0 ", "▸ ✗ disruption"}},
-		{"mixed", nil, []string{"v1.35.4-v1.36.3", "  hop 1  "}},
+		{check: "two-hops", want: []string{"1 hop\n", "in hop 2\n", "  hop 1  now, with this CLI  replaces the control planes\n", "  hop 2  with this CLI       replaces every node\n"}},
+		{check: "two-hops", keys: []string{"tab"}, want: []string{"▸ ✗ Kubernetes v1.36.4", "  hop 2  with this CLI "}},
+		{check: "trouble", want: []string{"2 hops\n", "in hop 2\n", "hop 1 needs v1.0.0\n", "  hop 1  with v1.0.0 ", "▸ ✗ disruption"}},
+		{check: "mixed", want: []string{"v1.35.4-v1.36.3", "  hop 1  "}},
 	} {
 		t.Run(strings.Join(append([]string{tt.check}, tt.keys...), " "), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -73,7 +73,7 @@ func BenchmarkEventToFrame(b *testing.B) {
 	for _, size := range []struct {
 		name string
 		w, h int
-	}{{"80x24", 80, 24}, {"120x40", 120, 40}, {"200x60", 200, 60}} {
+	}{{name: "80x24", w: 80, h: 24}, {name: "120x40", w: 120, h: 40}, {name: "200x60", w: 200, h: 60}} {
 		b.Run(size.name, func(b *testing.B) {
 			s := benchStage(b, size.w, size.h)
 			ev := plan.Event{Kind: plan.KindLog, Source: "kubeadm", Node: "control-plane-0", Level: "info", Text: "[certs] Generating \"etcd/healthcheck-client\" certificate and key"}

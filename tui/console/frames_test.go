@@ -372,9 +372,9 @@ func TestTooSmallWindowNamesTheDimension(t *testing.T) {
 			w, h int
 			want string
 		}{
-			{52, 30, "width 52 of 60"},
-			{90, 14, "height 14 of 16"},
-			{30, 10, "width 30 of 60, height 10 of 16"},
+			{w: 52, h: 30, want: "width 52 of 60"},
+			{w: 90, h: 14, want: "height 14 of 16"},
+			{w: 30, h: 10, want: "width 30 of 60, height 10 of 16"},
 		} {
 			s := newStage(t, &enginefake.Engine{HomeData: enginefake.DemoHome(engine.StageReady)}, term.Display{}, tt.w, tt.h).replay(enginefake.Recorded(t, "init"), 12*time.Second)
 			got := strings.Join(strings.Fields(s.c.View()), " ")

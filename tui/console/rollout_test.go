@@ -16,7 +16,7 @@ import (
 // fold and the event after every progress event.
 func TestCountsAgree(t *testing.T) {
 	testneeds.Time(t, "5 s")
-	for _, tt := range []struct{ workers, surge, breaks int }{{5, 1, 0}, {5, 2, 2}, {500, 10, 20}, {5000, 75, 20}} {
+	for _, tt := range []struct{ workers, surge, breaks int }{{workers: 5, surge: 1, breaks: 0}, {workers: 5, surge: 2, breaks: 2}, {workers: 500, surge: 10, breaks: 20}, {workers: 5000, surge: 75, breaks: 20}} {
 		t.Run(fmt.Sprintf("%d workers, %d failures", tt.workers, tt.breaks), func(t *testing.T) {
 			var b rollout.Board
 			var tl view.Timeline

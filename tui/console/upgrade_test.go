@@ -251,9 +251,9 @@ func TestUpgradesThatAreNotAccepted(t *testing.T) {
 		keys []string
 		exit int
 	}{
-		{"left at the plan", []string{"q"}, plan.ExitUnacknowledged},
-		{"Ctrl-C at the name", []string{"enter", "ctrl+c"}, plan.ExitUnacknowledged},
-		{"No", []string{"enter", "local-data", "enter", "oldest-supports-kubernetes", "enter", "wait", "enter"}, plan.ExitUnacknowledged},
+		{name: "left at the plan", keys: []string{"q"}, exit: plan.ExitUnacknowledged},
+		{name: "Ctrl-C at the name", keys: []string{"enter", "ctrl+c"}, exit: plan.ExitUnacknowledged},
+		{name: "No", keys: []string{"enter", "local-data", "enter", "oldest-supports-kubernetes", "enter", "wait", "enter"}, exit: plan.ExitUnacknowledged},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -283,15 +283,15 @@ func TestUpgradesWithoutConfirmation(t *testing.T) {
 		change func(*plan.Plan)
 		yes    bool
 	}{
-		{"only the wait is left", func(p *plan.Plan) {
+		{name: "only the wait is left", change: func(p *plan.Plan) {
 			p.Findings = nil
 			for i := range p.Steps[:len(p.Steps)-1] {
 				p.Steps[i].Finished = true
 			}
-		}, false},
-		{"accepted on the command line", func(p *plan.Plan) {
+		}, yes: false},
+		{name: "accepted on the command line", change: func(p *plan.Plan) {
 			p.Acknowledged = []string{"local-data", "oldest-supports-kubernetes"}
-		}, true},
+		}, yes: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -19,15 +19,15 @@ func TestRepliesAreRemovedFromTheInput(t *testing.T) {
 		in   []string
 		want string
 	}{
-		{"whole", []string{colour + what + "q"}, "q"},
-		{"with keys around", []string{"a" + colour + "b" + what + "c"}, "abc"},
-		{"split in the colour", []string{colour[:9], colour[9:] + what + "q"}, "q"},
-		{"split in the beginning", []string{colour[:3], colour[3:] + what + "q"}, "q"},
-		{"split in the second reply", []string{colour + what[:5], what[5:] + "q"}, "q"},
-		{"only device attributes", []string{what + "q"}, "q"},
-		{"Escape is a key", []string{"\x1b"}, "\x1b"},
-		{"arrows are keys", []string{"\x1b[A\x1b[B"}, "\x1b[A\x1b[B"},
-		{"after the reply all input is keys", []string{what, what}, what},
+		{name: "whole", in: []string{colour + what + "q"}, want: "q"},
+		{name: "with keys around", in: []string{"a" + colour + "b" + what + "c"}, want: "abc"},
+		{name: "split in the colour", in: []string{colour[:9], colour[9:] + what + "q"}, want: "q"},
+		{name: "split in the beginning", in: []string{colour[:3], colour[3:] + what + "q"}, want: "q"},
+		{name: "split in the second reply", in: []string{colour + what[:5], what[5:] + "q"}, want: "q"},
+		{name: "only device attributes", in: []string{what + "q"}, want: "q"},
+		{name: "Escape is a key", in: []string{"\x1b"}, want: "\x1b"},
+		{name: "arrows are keys", in: []string{"\x1b[A\x1b[B"}, want: "\x1b[A\x1b[B"},
+		{name: "after the reply all input is keys", in: []string{what, what}, want: what},
 	} {
 		r := &replies{}
 		r.expect(time.Now())

@@ -70,15 +70,15 @@ func TestCalledAs(t *testing.T) {
 	t.Setenv("PATH", filepath.Dir(onPath))
 	src := filepath.Join(dir, "src")
 	for _, tt := range []struct{ arg0, wd, want string }{
-		{"constellation", src, "constellation"},
-		{"bin/constellation", src, "bin/constellation"},
-		{"./constellation", src, "./constellation"},
-		{onPath, src, "constellation"},
-		{src + "/bin/constellation", src, "bin/constellation"},
-		{src + "/bin/constellation", src + "/bin", "./constellation"},
-		{src + "/bin/constellation", src + "/demo", "../bin/constellation"},
-		{src + "/bin/constellation", "/usr/share/doc", src + "/bin/constellation"},
-		{"", src, "constellation"},
+		{arg0: "constellation", wd: src, want: "constellation"},
+		{arg0: "bin/constellation", wd: src, want: "bin/constellation"},
+		{arg0: "./constellation", wd: src, want: "./constellation"},
+		{arg0: onPath, wd: src, want: "constellation"},
+		{arg0: src + "/bin/constellation", wd: src, want: "bin/constellation"},
+		{arg0: src + "/bin/constellation", wd: src + "/bin", want: "./constellation"},
+		{arg0: src + "/bin/constellation", wd: src + "/demo", want: "../bin/constellation"},
+		{arg0: src + "/bin/constellation", wd: "/usr/share/doc", want: src + "/bin/constellation"},
+		{arg0: "", wd: src, want: "constellation"},
 	} {
 		if got := CalledAs(tt.arg0, tt.wd); got != tt.want {
 			t.Errorf("%s in %s is %s, want %s", tt.arg0, tt.wd, got, tt.want)
@@ -92,10 +92,10 @@ func TestKubectlGetsAKubeconfig(t *testing.T) {
 		cmd, want string
 		needs     bool
 	}{
-		{"kubectl uncordon worker-0", "kubectl --kubeconfig '/home/my ops/admin.conf' uncordon worker-0", true},
-		{"kubectl get csr; kubectl -n kubectl get pods", "kubectl --kubeconfig '/home/my ops/admin.conf' get csr; kubectl --kubeconfig '/home/my ops/admin.conf' -n kubectl get pods", true},
-		{"constellation config validate", "./bin/constellation config validate", false},
-		{"", "", false},
+		{cmd: "kubectl uncordon worker-0", want: "kubectl --kubeconfig '/home/my ops/admin.conf' uncordon worker-0", needs: true},
+		{cmd: "kubectl get csr; kubectl -n kubectl get pods", want: "kubectl --kubeconfig '/home/my ops/admin.conf' get csr; kubectl --kubeconfig '/home/my ops/admin.conf' -n kubectl get pods", needs: true},
+		{cmd: "constellation config validate", want: "./bin/constellation config validate", needs: false},
+		{cmd: "", want: "", needs: false},
 	} {
 		if got, needs := sp.Alone(tt.cmd), sp.needsExport(tt.cmd); got != tt.want || needs != tt.needs {
 			t.Errorf("%q is %q, needs the export: %v; want %q, %v", tt.cmd, got, needs, tt.want, tt.needs)
