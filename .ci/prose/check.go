@@ -61,6 +61,7 @@ func check(fsys fs.FS, files []string) ([]hit, error) {
 	}
 	for _, p := range packages {
 		hits = append(hits, checkShort(p)...)
+		hits = append(hits, checkTables(p)...)
 	}
 	slices.SortStableFunc(hits, func(a, b hit) int {
 		return cmp.Or(cmp.Compare(a.path, b.path), a.line-b.line)
@@ -217,8 +218,11 @@ func mask(s string) string {
 
 // checkMarkdown returns the hits of a page.
 func checkMarkdown(file, page string) []hit {
-	page = htmlComment.ReplaceAllStringFunc(page, func(m string) string { return strings.Repeat("\n", strings.Count(m, "\n")) })
 	var hits []hit
+	if n := len(strings.Fields(page)); maxWords[file] > 0 && n > maxWords[file] {
+		hits = append(hits, hit{file, 1, "page length", fmt.Sprintf("page of %d words", n), fmt.Sprintf("at most %d: move details to docs/design or a package comment", maxWords[file])})
+	}
+	page = htmlComment.ReplaceAllStringFunc(page, func(m string) string { return strings.Repeat("\n", strings.Count(m, "\n")) })
 	var para text
 	flush := func() {
 		s := para.String()

@@ -1,4 +1,5 @@
 // Command prose checks the language of comments, string literals, Markdown pages and short help.
+// It also refuses rows of test tables whose fields have no names.
 //
 // It reads the files that git tracks. Rules are in rules.go, permitted exceptions in allow.txt.
 // Go code is counted by directory and Markdown by file. A unit that is listed in baseline.txt may

@@ -100,4 +100,8 @@ func init() {
 const (
 	maxSentence = 25 // words of a sentence in a Markdown page
 	maxShort    = 60 // characters of a command's short help
+	maxColumns  = 2  // fields of a test table's row without names: an input and what it must give
 )
+
+// maxWords has the limits of pages that are read as a whole, as `wc -w` counts, tables included.
+var maxWords = map[string]int{"ARCHITECTURE.md": 3000}
