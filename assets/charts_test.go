@@ -604,6 +604,17 @@ func deployment(t *testing.T, release, name string) (out appsv1.Deployment) {
 	return out
 }
 
+// TestPlansControllerStartsOnACordonedNode: a Plan may have cordoned the only control plane, and nothing
+// else would uncordon it.
+func TestPlansControllerStartsOnACordonedNode(t *testing.T) {
+	d := deployment(t, "v1.1.0", "constellation-plans")
+	if !slices.ContainsFunc(d.Spec.Template.Spec.Tolerations, func(x corev1.Toleration) bool {
+		return x.Key == corev1.TaintNodeUnschedulable && x.Operator == corev1.TolerationOpExists && x.Effect == corev1.TaintEffectNoSchedule
+	}) {
+		t.Errorf("the Deployment does not tolerate %s: %v", corev1.TaintNodeUnschedulable, d.Spec.Template.Spec.Tolerations)
+	}
+}
+
 // TestChartMatchesPlansManifest: the chart and the manifest for other clusters differ only
 // in names, labels and settings that one of them does not have.
 func TestChartMatchesPlansManifest(t *testing.T) {
