@@ -17,6 +17,7 @@ require (
 	github.com/hashicorp/go-version v1.9.0
 	github.com/moby/sys/mountinfo v0.7.3
 	github.com/opencontainers/runtime-spec v1.3.0
+	github.com/pkg/sftp v1.13.11
 	github.com/rogpeppe/go-internal v1.16.0
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
 	github.com/spf13/cobra v1.10.2
@@ -50,6 +51,7 @@ require (
 	github.com/Masterminds/vcs v1.13.3 // indirect
 	github.com/cpuguy83/go-md2man/v2 v2.0.7 // indirect
 	github.com/gofrs/flock v0.13.0 // indirect
+	github.com/kr/fs v0.1.0 // indirect
 )
 
 require (

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Runs all tests. Tests with real machines need root and Debian packages, tests with system call faults need strace, one
-# terminal test needs tmux, and the test of packages needs rpm. Tests without their requirements are skipped with the reason.
+# terminal test needs tmux, the test of packages rpm, and tests of SSH openssh-server and sudo. Tests without their requirements are skipped with the reason.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-packages=(runc debootstrap swtpm swtpm-tools strace tmux rpm)
+packages=(runc debootstrap swtpm swtpm-tools strace tmux rpm openssh-server sudo)
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   missing=()
   for p in "${packages[@]}"; do dpkg -s "$p" >/dev/null 2>&1 || missing+=("$p"); done

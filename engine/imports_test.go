@@ -16,6 +16,7 @@ var imports = []struct {
 	{"words", nil},
 	{"plan", []string{"plain", "version", "words"}},
 	{"distribution", nil},
+	{"sshhost", []string{"plain", "plan"}},
 	{"adopt", []string{"cloud", "cloud/machines", "distribution", "plan", "version", "words"}},
 	{"preferences", []string{"plan", "words"}},
 	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},

@@ -1,0 +1,4 @@
+package sshhost
+
+// SetPassword makes the host use this password of sudo.
+func (h *Host) SetPassword(p []byte) { h.password = p }
