@@ -737,6 +737,9 @@ func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 	c = s.mustCheck(check.Request{NoPreflight: true, Kubernetes: v("v1.36.3")})
 	want = "no run is recorded in this workspace: services 10s-5m (assumed); kubeadm on one control plane 1m30s-10m (assumed); one machine, 25s-5m (assumed: none was recorded) and 1s-2m for draining (assumed); " +
 		"2 nodes in place one after the other, each 11s-7m with draining (assumed)"
+	if h := c.Path[0]; h.ControlPlanesInPlace != "" || h.WorkersInPlace != compat.AllNodes {
+		t.Errorf("workers in place: hop 1 has %q and %q", h.ControlPlanesInPlace, h.WorkersInPlace)
+	}
 	if c.Changes.Basis != want || c.Changes.Least != 148*time.Second || c.Changes.Most != 36*time.Minute || len(c.Changes.InPlace) != 1 {
 		t.Errorf("%s to %s: %s, in place %v", c.Changes.Least, c.Changes.Most, c.Changes.Basis, c.Changes.InPlace)
 	}
@@ -744,6 +747,9 @@ func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 		r.Nodes[i].InPlace = true
 	}
 	c = s.mustCheck(check.Request{NoPreflight: true, Kubernetes: v("v1.36.3")})
+	if h := c.Path[0]; h.ControlPlanesInPlace != compat.AllNodes || h.WorkersInPlace != compat.AllNodes {
+		t.Errorf("all in place: hop 1 has %q and %q", h.ControlPlanesInPlace, h.WorkersInPlace)
+	}
 	if c.Changes.Least != (10+90+2*11)*time.Second || len(c.Changes.Nodes) != 0 || len(c.Changes.InPlace) != 2 {
 		t.Errorf("all in place: %s: %s, replaced %v, in place %v", c.Changes.Least, c.Changes.Basis, c.Changes.Nodes, c.Changes.InPlace)
 	}

@@ -342,6 +342,7 @@ func (c *Run) Decide(ctx context.Context) error {
 	if c.Prepares {
 		c.choose()
 	}
+	c.markInPlace()
 	c.Out.Path = append(c.Out.Path, c.Path...)
 	c.Out.Goal = c.reached()
 	if len(c.Path) > 0 {

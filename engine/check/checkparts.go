@@ -550,6 +550,37 @@ func (c *Run) kindsOf(ctx context.Context, v version.Version) ([]assets.File, er
 	return slices.DeleteFunc(all, func(f assets.File) bool { return !slices.Contains(r.CRDs, f.Name) }), nil
 }
 
+// markInPlace notes in the hops which nodes keep their machines. The planner does not decide that.
+func (c *Run) markInPlace() {
+	share := func(controlPlanes bool) compat.Share {
+		kept, all := 0, 0
+		for _, n := range c.Now.Nodes {
+			if (n.Role == string(cloud.ControlPlane)) == controlPlanes {
+				all++
+				if n.InPlace {
+					kept++
+				}
+			}
+		}
+		switch kept {
+		case 0:
+			return ""
+		case all:
+			return compat.AllNodes
+		}
+		return compat.SomeNodes
+	}
+	for i := range c.Path {
+		h := &c.Path[i]
+		if h.ReplaceControlPlanes {
+			h.ControlPlanesInPlace = share(true)
+		}
+		if h.ReplaceWorkers {
+			h.WorkersInPlace = share(false)
+		}
+	}
+}
+
 // changes computes the changes of the next hop, as far as possible without further requests.
 func (c *Run) changes(ctx context.Context) *plan.Changes {
 	to := c.Hop.Planned()

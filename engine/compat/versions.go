@@ -122,6 +122,15 @@ func (r *Running) AddImages(versionOf func(reference string) (version.Version, e
 	}
 }
 
+// Share is how many nodes of a role something concerns.
+type Share string
+
+// Shares; the zero value is none.
+const (
+	SomeNodes Share = "some"
+	AllNodes  Share = "all"
+)
+
 // Hop is one upgrade: one run of `upgrade apply`.
 type Hop struct {
 	Number int `json:"hop"` // 1 is the next one
@@ -134,6 +143,9 @@ type Hop struct {
 	// that are kept are replaced by a later hop.
 	ReplaceControlPlanes bool `json:"replaceControlPlanes"`
 	ReplaceWorkers       bool `json:"replaceWorkers"`
+	// ControlPlanesInPlace and WorkersInPlace are which of these nodes keep their machines.
+	ControlPlanesInPlace Share `json:"controlPlanesInPlace,omitempty"`
+	WorkersInPlace       Share `json:"workersInPlace,omitempty"`
 	// Why explains what forces this hop, a sentence each.
 	Why []string `json:"why,omitempty"`
 	// Get says how to get the CLI: empty if it is this program.

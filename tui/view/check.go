@@ -421,7 +421,7 @@ func Markdown(k *check.Check, sp CommandFormatter) string {
 	if len(k.Path) > 0 {
 		b.WriteString("\n### Path\n\n")
 		for _, h := range k.Path {
-			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, CellOf(targetOf(h.From)), CellOf(targetOf(h.To)), CellOf(h.CLI.String()), replacedNodes(h))
+			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, CellOf(targetOf(h.From)), CellOf(targetOf(h.To)), CellOf(h.CLI.String()), hopNodes(h))
 			for _, why := range h.Why {
 				fmt.Fprintf(&b, "   - %s\n", CellOf(why))
 			}

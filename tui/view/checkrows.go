@@ -188,7 +188,7 @@ func PathRemark(k *check.Check) string {
 	return fmt.Sprintf("%d hops: run upgrade apply once for each", len(k.Path))
 }
 
-// HopRows renders for each hop the CLI that it needs and the nodes that it replaces. With
+// HopRows renders for each hop the CLI that it needs and the nodes that it changes. With
 // most > 0 it leaves out the reasons.
 func HopRows(pg Page, w int, k *check.Check, most int) []string {
 	var lines []string
@@ -201,11 +201,11 @@ func HopRows(pg Page, w int, k *check.Check, most int) []string {
 			with = "with this CLI"
 		}
 		r := pg.Row(w).Pad(2).Col(term.Strong, fmt.Sprintf("hop %d", h.Number), 6)
-		if what := replacedNodes(h); w >= 78 {
+		if what := hopNodes(h); w >= 78 {
 			r.Col(term.Plain, with, 27).Add(term.Plain, what)
 		} else {
 			with = strings.Replace(with, "with constellation ", "with ", 1)
-			r.Col(term.Plain, with, 19).Add(term.Plain, strings.Replace(what, "the control planes, workers stay", "the control planes", 1))
+			r.Col(term.Plain, with, 19).Add(term.Plain, strings.TrimSuffix(what, ", workers stay"))
 		}
 		if h.Number == 1 && k.Changes != nil && k.Changes.Most > 0 {
 			if est := "  takes " + DurationRange(k.Changes.Least, k.Changes.Most); r.Used+term.Width(est) <= w {
@@ -226,17 +226,36 @@ func HopRows(pg Page, w int, k *check.Check, most int) []string {
 	return lines
 }
 
-// replacedNodes names the nodes that a hop replaces.
-func replacedNodes(h compat.Hop) string {
-	switch {
-	case h.ReplaceControlPlanes && h.ReplaceWorkers:
-		return "replaces every node"
-	case h.ReplaceControlPlanes:
-		return "replaces the control planes, workers stay"
-	case h.ReplaceWorkers:
-		return "replaces the workers"
+// hopNodes names the nodes that a hop replaces or upgrades in place.
+func hopNodes(h compat.Hop) string {
+	kubernetes := h.From.Kubernetes != h.To.Kubernetes
+	fate := func(touched bool, kept compat.Share, upgraded bool) string {
+		switch {
+		case !touched, kept == compat.AllNodes && !upgraded: // the machine keeps its image, and nothing else changes
+			return "stay"
+		case kept == compat.AllNodes:
+			return "in place"
+		case kept == compat.SomeNodes:
+			return "mixed"
+		}
+		return "replaced"
 	}
-	return "replaces no node"
+	cps := fate(h.ReplaceControlPlanes, h.ControlPlanesInPlace, kubernetes || h.To.Etcd != "")
+	workers := fate(h.ReplaceWorkers, h.WorkersInPlace, kubernetes)
+	if cps == "mixed" || workers == "mixed" {
+		return "replaces some nodes, others in place"
+	}
+	return map[[2]string]string{
+		{"replaced", "replaced"}: "replaces every node",
+		{"replaced", "stay"}:     "replaces the control planes, workers stay",
+		{"replaced", "in place"}: "replaces control planes, workers in place",
+		{"stay", "replaced"}:     "replaces the workers",
+		{"stay", "in place"}:     "upgrades the workers in place",
+		{"in place", "replaced"}: "replaces workers, control planes in place",
+		{"in place", "stay"}:     "control planes in place, workers stay",
+		{"in place", "in place"}: "upgrades every node in place",
+		{"stay", "stay"}:         "replaces no node",
+	}[[2]string{cps, workers}]
 }
 
 // rail is the upgrade path of one component, or of several with the same versions.
