@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"constellation/engine/compat"
@@ -574,9 +575,17 @@ func apiRejections(w *world, _ *probe) (out []plan.Finding) {
 // leaseSlack is how long after its expiry a lease counts as slow rather than lost.
 const leaseSlack = 45 * time.Second
 
+// electedComponents are the components of the control plane that elect a leader by a lease of their name.
+var electedComponents = []string{"kube-controller-manager", "kube-scheduler"}
+
+// lostLeader reports whether a lease has no leader, or one that does not renew it.
+func lostLeader(l *coordinationv1.LeaseSpec, now time.Time) bool {
+	return l.RenewTime == nil || deref(l.HolderIdentity) == "" || now.Sub(l.RenewTime.Time) > time.Duration(deref(l.LeaseDurationSeconds))*time.Second+leaseSlack
+}
+
 // leadersFresh checks the leader election leases of controller manager and scheduler.
 func leadersFresh(w *world, _ *probe) (out []plan.Finding) {
-	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} {
+	for _, name := range electedComponents {
 		l, ok := w.leaders[name]
 		runs := slices.ContainsFunc(w.pods, func(p pod) bool { return p.component == name })
 		f := plan.Finding{
@@ -588,7 +597,7 @@ func leadersFresh(w *world, _ *probe) (out []plan.Finding) {
 			continue // not visible: a managed control plane
 		case !ok || l.RenewTime == nil || deref(l.HolderIdentity) == "":
 			f.Title = name + " has no leader"
-		case w.now.Sub(l.RenewTime.Time) > time.Duration(deref(l.LeaseDurationSeconds))*time.Second+leaseSlack:
+		case lostLeader(&l, w.now):
 			f.Title = name + " has lost its leader"
 			f.Detail = fmt.Sprintf("%s renewed its lease last on %s", printable(deref(l.HolderIdentity)), stamp(l.RenewTime.Time))
 		default:

@@ -18,6 +18,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"constellation/internal/delay"
 )
 
 // Names of ConfigMaps of kube-system that kubeadm keeps.
@@ -43,14 +45,36 @@ func (r *reader) configs(ctx context.Context) error {
 	return nil
 }
 
-// leaders reads the leader election leases of kube-system.
+const (
+	// leaderWait bounds the wait for a leader. The API server of the only control plane is down for a minute or two in an
+	// upgrade. Its controller manager and scheduler exit, are started again with a back-off of up to 40 s, and take over
+	// the lease 15 s later.
+	leaderWait = time.Minute
+	leaderPoll = time.Second
+	// lostLately is how old a lease may be for which a wait is worthwhile.
+	lostLately = 5 * time.Minute
+)
+
+// leaders reads the leader election leases of kube-system. It waits for a leader that was lost a moment ago: otherwise
+// the upgrade after that of an only control plane would be blocked, by something that ends without anybody's help.
 func (r *reader) leaders(ctx context.Context) error {
-	r.w.leaders = map[string]coordinationv1.LeaseSpec{}
-	return pages(ctx, r.core.CoordinationV1().Leases(metav1.NamespaceSystem).List, func(l *coordinationv1.LeaseList) {
-		for i := range l.Items {
-			r.w.leaders[l.Items[i].Name] = l.Items[i].Spec
+	for began := time.Now(); ; {
+		leaders := map[string]coordinationv1.LeaseSpec{}
+		err := pages(ctx, r.core.CoordinationV1().Leases(metav1.NamespaceSystem).List, func(l *coordinationv1.LeaseList) {
+			for i := range l.Items {
+				leaders[l.Items[i].Name] = l.Items[i].Spec
+			}
+		})
+		r.w.leaders = leaders
+		now := time.Now()
+		returns := func(name string) bool {
+			l, ok := leaders[name]
+			return ok && l.RenewTime != nil && lostLeader(&l, now) && now.Sub(l.RenewTime.Time) < lostLately
 		}
-	})
+		if err != nil || now.Sub(began) >= leaderWait || !slices.ContainsFunc(electedComponents, returns) || !delay.For(ctx, leaderPoll) {
+			return err
+		}
+	}
 }
 
 // signings reads the pending certificate signing requests.
