@@ -68,13 +68,25 @@ func (w *world) adoptionFacts() adopt.Facts {
 		told[string(c.Signature)] = true
 		out.Certificates = append(out.Certificates, adopt.Certificate{Of: of, NotBefore: c.NotBefore.UTC(), NotAfter: c.NotAfter.UTC()})
 	}
+	// Behind a load balancer all API servers have one address. kubeadm writes the node into their certificates.
+	server := func(address string, c *x509.Certificate) {
+		of := "API server " + printable(address)
+		for i := range w.nodes {
+			if name := w.nodes[i].Name; c != nil && slices.Contains(c.DNSNames, name) {
+				of = "API server of " + printable(name)
+			}
+		}
+		add(of, c)
+	}
 	for i := range w.servers {
-		s := &w.servers[i]
-		add("API server "+printable(s.address), s.cert)
-		add("CA of the cluster", s.ca)
+		server(w.servers[i].address, w.servers[i].cert)
 	}
 	for _, s := range w.silent {
-		add("API server "+printable(s.address), s.expired)
+		server(s.address, s.expired)
+	}
+	slices.SortStableFunc(out.Certificates, func(a, b adopt.Certificate) int { return cmp.Compare(a.Of, b.Of) })
+	for i := range w.servers {
+		add("CA of the cluster", w.servers[i].ca)
 	}
 	if len(out.Certificates) == 0 && out.Unread[adopt.PartServers] == "" {
 		out.Unread[adopt.PartServers] = "no API server showed a certificate that was verified"
