@@ -115,6 +115,7 @@ func TestAdopt(t *testing.T) {
 	if after := adoptedObjects(ctx, t, core); after != before {
 		t.Errorf("the cluster changed from\n%s\nto\n%s", before, after)
 	}
+	contains(adopt(plan.ExitBlocked, "--operator", "--yes"), "etcd is external", "upgrade this cluster with kubeadm")
 	contains(adopt(plan.ExitDone, "--undo"), "removed", "backups and records")
 	contains(adopt(plan.ExitNothing, "--undo"), "no cluster was adopted")
 	if left, err := os.ReadDir("prod"); err != nil || len(left) != 1 || left[0].Name() != plan.RunsDir {

@@ -13,6 +13,7 @@ import (
 	"constellation/engine/cloud/machines"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
+	"constellation/engine/kubeadm"
 	"constellation/engine/plan"
 	"constellation/engine/registry"
 	"constellation/engine/release"
@@ -92,7 +93,12 @@ func (e *Engine) PlanOperator(ctx context.Context) (*plan.Plan, error) {
 		return nil, fmt.Errorf("read the version of the API server: %w", err)
 	}
 	p.To = plan.Target{Release: run.release.Version.String(), Kubernetes: v.String()}
-	if p.Findings = run.judge(nodes, v); len(p.Blocked()) > 0 {
+	_, err = run.cluster.EtcdTag(ctx)
+	external := errors.Is(err, kubeadm.ErrExternalEtcd)
+	if err != nil && !external {
+		return nil, run.clusterError("read where etcd runs", err)
+	}
+	if p.Findings = run.judge(nodes, v, external); len(p.Blocked()) > 0 {
 		return p, nil
 	}
 	run.target.Kubernetes = v.String()
@@ -188,10 +194,16 @@ func (e *Engine) operatorRun(ctx context.Context) (*operatorRun, Adopter, error)
 	return run, a, nil
 }
 
-// judge returns what stands against installing the operator in a cluster with these nodes.
-func (o *operatorRun) judge(nodes []*cluster.Node, v version.Version) (found []plan.Finding) {
+// judge returns what stands against installing the operator in a cluster with these nodes, whose etcd may be
+// external.
+func (o *operatorRun) judge(nodes []*cluster.Node, v version.Version, external bool) (found []plan.Finding) {
 	block := func(id, title, detail, remedy string) {
 		found = append(found, plan.Finding{ID: id, Severity: plan.Block, Source: "adopt", Title: title, Detail: detail, Remedy: remedy})
+	}
+	if external {
+		block("adopt-external-etcd", "etcd is external, and the operator upgrades control planes with stacked etcd alone",
+			"before each control plane the operator needs the health of every member of etcd, and it reads that with kubeadm's certificates of a stacked member",
+			"upgrade this cluster with kubeadm; check, status, watch and backup create work without the operator")
 	}
 	var older, unlisted, absent, unready []string
 	listed := map[string]bool{}

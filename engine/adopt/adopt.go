@@ -399,7 +399,7 @@ func (r *Report) examineEtcd(f Facts, c *clusterConfiguration) {
 		r.Etcd = Etcd{Mode: External, Members: slices.Clone(x.Endpoints)}
 		r.add(plan.Finding{
 			ID: "adopt-external-etcd", Severity: plan.NotChecked, Title: "not checked whether the external etcd is healthy: its members are not in the API",
-			Detail: strings.Join(x.Endpoints, ", "), Remedy: "check it where it runs, and back it up yourself", Command: "etcdctl endpoint health --cluster",
+			Detail: strings.Join(x.Endpoints, ", ") + "; `constellation adopt --operator` refuses this cluster, so upgrades stay with kubeadm", Remedy: "check it where it runs, and back it up yourself", Command: "etcdctl endpoint health --cluster",
 		})
 		return
 	}
