@@ -42,10 +42,10 @@ func TestApplyRunsASecondOperatorWithSeveralControlPlanes(t *testing.T) {
 		extra []cluster.Node // besides control-plane-0
 		want  any
 	}{
-		{name: "one", want: nil},
-		{name: "one that is being replaced", extra: []cluster.Node{{Name: "control-plane-1", Heir: "control-plane-0"}}, want: nil},
-		{name: "two", extra: []cluster.Node{{Name: "control-plane-1"}}, want: 2},
-		{name: "two that are cordoned", extra: []cluster.Node{{Name: "control-plane-1", Cordoned: true}, {Name: "control-plane-2", State: plan.NodeNotReady}}, want: 2},
+		{name: "one control plane", want: nil},
+		{name: "one control plane that is being replaced", extra: []cluster.Node{{Name: "control-plane-1", Heir: "control-plane-0"}}, want: nil},
+		{name: "two control planes", extra: []cluster.Node{{Name: "control-plane-1"}}, want: 2},
+		{name: "three control planes, two of them cordoned or not ready", extra: []cluster.Node{{Name: "control-plane-1", Cordoned: true}, {Name: "control-plane-2", State: plan.NodeNotReady}}, want: 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newApplyStage(t)

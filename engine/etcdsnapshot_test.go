@@ -62,14 +62,14 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 		says       string // the log, or the hole
 		exit       int
 	}{
-		{name: "it is taken by default", etcd: engine.EtcdAuto, taken: 1, has: true, exit: plan.ExitDone},
-		{name: "it is left out on request", etcd: engine.EtcdSkip, exit: plan.ExitDone},
-		{name: "by default nobody need be there", etcd: engine.EtcdAuto, errs: []error{absent}, taken: 1, says: "without a snapshot of etcd: take a snapshot of etcd: not found: the operator has no pod", exit: plan.ExitDone},
-		{name: "by default the user need not have the right", etcd: engine.EtcdAuto, errs: []error{denied}, taken: 1, says: "too few rights: ask somebody", exit: plan.ExitDone},
+		{name: "a snapshot is taken by default", etcd: engine.EtcdAuto, taken: 1, has: true, exit: plan.ExitDone},
+		{name: "a snapshot is left out on request", etcd: engine.EtcdSkip, exit: plan.ExitDone},
+		{name: "by default the backup succeeds if the operator has no pod", etcd: engine.EtcdAuto, errs: []error{absent}, taken: 1, says: "without a snapshot of etcd: take a snapshot of etcd: not found: the operator has no pod", exit: plan.ExitDone},
+		{name: "by default the backup succeeds if the user lacks the right", etcd: engine.EtcdAuto, errs: []error{denied}, taken: 1, says: "too few rights: ask somebody", exit: plan.ExitDone},
 		{name: "a required snapshot that is unavailable makes the backup incomplete", etcd: engine.EtcdRequired, errs: []error{absent}, taken: 1, says: "missing: etcd: take a snapshot of etcd", exit: plan.ExitFailed},
 		{name: "a required snapshot that is denied makes the backup incomplete", etcd: engine.EtcdRequired, errs: []error{denied}, taken: 1, says: "missing: etcd", exit: plan.ExitFailed},
-		{name: "one that breaks off is taken once more", etcd: engine.EtcdRequired, errs: []error{broke}, taken: 2, has: true, says: "once more: ", exit: plan.ExitDone},
-		{name: "a broken transfer is retried once", etcd: engine.EtcdAuto, errs: []error{broke, broke}, taken: 2, says: "missing: etcd: take a snapshot of etcd", exit: plan.ExitFailed},
+		{name: "a transfer that breaks off is retried", etcd: engine.EtcdRequired, errs: []error{broke}, taken: 2, has: true, says: "once more: ", exit: plan.ExitDone},
+		{name: "a transfer that breaks off twice fails", etcd: engine.EtcdAuto, errs: []error{broke, broke}, taken: 2, says: "missing: etcd: take a snapshot of etcd", exit: plan.ExitFailed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)

@@ -219,13 +219,16 @@ func TestBombsAreRefused(t *testing.T) {
 }
 
 func TestArchivesDoNotReplaceOtherKinds(t *testing.T) {
-	for _, items := range [][]item{{dir("own")}, {file("first", nil), file("own/x", nil)}} {
+	for name, items := range map[string][]item{
+		"a directory where a file exists":         {dir("own")},
+		"a file below a file, after another file": {file("first", nil), file("own/x", nil)},
+	} {
 		root, err := unpack(t, archive(t, items...), limits{})
 		if err == nil || !strings.Contains(err.Error(), "exists as something else") {
-			t.Errorf("got %v", err)
+			t.Errorf("%s: got %v", name, err)
 		}
 		if got := hidden(t, filepath.Join(root, "in", "target"), "own"); got != nil {
-			t.Errorf("left behind: %v", got)
+			t.Errorf("%s: left behind: %v", name, got)
 		}
 	}
 }

@@ -57,12 +57,12 @@ func TestJudge(t *testing.T) {
 	}{
 		{name: "no rules", rules: Rules{}, found: []plan.Finding{single, other}, counts: []int{0, 1}},
 		{name: "the baseline has one", rules: Rules{Baseline: baseline(t, single)}, found: []plan.Finding{single, other}, counts: []int{1}},
-		{name: "it got worse", rules: Rules{Baseline: baseline(t, single)}, found: []plan.Finding{found("single-replica", plan.Block, "deployment/shop/web")}, counts: []int{0}},
-		{name: "it got better", rules: Rules{Baseline: baseline(t, found("a", plan.Block, "x"))}, found: []plan.Finding{found("a", plan.Warn, "x")}},
-		{name: "one more of the same", rules: Rules{Baseline: baseline(t, single)}, found: []plan.Finding{single, single}, counts: []int{1}},
+		{name: "a finding of the baseline got worse", rules: Rules{Baseline: baseline(t, single)}, found: []plan.Finding{found("single-replica", plan.Block, "deployment/shop/web")}, counts: []int{0}},
+		{name: "a finding of the baseline got better", rules: Rules{Baseline: baseline(t, found("a", plan.Block, "x"))}, found: []plan.Finding{found("a", plan.Warn, "x")}},
+		{name: "a finding of the baseline occurs twice", rules: Rules{Baseline: baseline(t, single)}, found: []plan.Finding{single, single}, counts: []int{1}},
 		{name: "pods have new names", rules: Rules{Baseline: baseline(t, pods)}, found: []plan.Finding{otherPods}},
 		{name: "lines moved", rules: Rules{Baseline: baseline(t, file)}, found: []plan.Finding{moved}},
-		{name: "another file", rules: Rules{Baseline: baseline(t, file)}, found: []plan.Finding{single}, counts: []int{0}},
+		{name: "a finding of the baseline is in another file", rules: Rules{Baseline: baseline(t, file)}, found: []plan.Finding{single}, counts: []int{0}},
 		{name: "ignored by object", rules: Rules{Ignore: []Ignore{rule(t, "single-replica/deployment/shop/web,until=2026-11-23,reason=a cache, warm soon")}}, found: []plan.Finding{single, other}, counts: []int{1}},
 		{name: "ignored by ID", rules: Rules{Ignore: []Ignore{rule(t, "single-replica,until=2027-01-01,reason=x")}}, found: []plan.Finding{single, other}},
 		{

@@ -304,7 +304,7 @@ func TestLiesAboutWhatChangedMeanwhile(t *testing.T) {
 			return bytes.ReplaceAll(b, []byte(from), []byte(to))
 		}
 	}
-	for i, tt := range []struct {
+	for _, tt := range []struct {
 		name string
 		// before and during happen before the API server is asked, and when it was asked
 		// before the snapshot; after happens when the snapshot was taken.
@@ -482,10 +482,10 @@ func TestLiesAboutWhatChangedMeanwhile(t *testing.T) {
 			switch {
 			case tt.words == "":
 				if err != nil || len(s.Unchecked) > 0 {
-					t.Errorf("row %d: got %+v, %v", i, s, err)
+					t.Errorf("got %+v, %v", s, err)
 				}
 			case !errors.Is(err, engine.ErrImpostor) || !strings.Contains(err.Error(), tt.words):
-				t.Errorf("row %d: got %v, want %q", i, err, tt.words)
+				t.Errorf("got %v, want %q", err, tt.words)
 			}
 		})
 	}
@@ -511,10 +511,10 @@ func TestSnapshotWhoseRevisionIsCompacted(t *testing.T) {
 		from, to string // forged
 		words    string // of the error; empty if it is taken
 	}{
-		{name: "honest"},
-		{name: "one that changed meanwhile, with another value", from: "value-during", to: "value-forged", words: "/kept differs from the API server's"},
-		{name: "one that changed meanwhile, left out", from: "/registry/configmaps/" + Namespace + "/kept", to: "/registry/configmapz/" + Namespace + "/kept", words: "it lacks /registry/configmaps/" + Namespace + "/kept"},
-		{name: "one of before, with another value", from: "value-before", to: "value-forged", words: "/old differs from the API server's"},
+		{name: "nothing forged"},
+		{name: "an object that changed meanwhile, with another value", from: "value-during", to: "value-forged", words: "/kept differs from the API server's"},
+		{name: "an object that changed meanwhile, left out", from: "/registry/configmaps/" + Namespace + "/kept", to: "/registry/configmapz/" + Namespace + "/kept", words: "it lacks /registry/configmaps/" + Namespace + "/kept"},
+		{name: "an older object, with another value", from: "value-before", to: "value-forged", words: "/old differs from the API server's"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if err := maps.Delete(t.Context(), "kept", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {

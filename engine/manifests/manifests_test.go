@@ -283,14 +283,14 @@ webhooks: [{name: policy.example.com, namespaceSelector: {matchExpressions: [{ke
 		files         map[string]string
 		want          []string
 	}{
-		{name: "inline", kustomization: "patches:\n- patch: " + inline(patch), want: []string{other}},
-		{name: "inline, of an old field", kustomization: "patchesStrategicMerge:\n- " + inline(patch), want: []string{other}},
-		{name: "in a file", kustomization: "patches: [{path: patch.yaml}]\n", files: map[string]string{"webhook/patch.yaml": patch}, want: []string{other}},
-		{name: "of another webhook", kustomization: "patches:\n- patch: " + inline(strings.Replace(patch, "policy.example.com", "x.example.com", 1)), want: []string{found, other}},
-		{name: "that excludes another namespace", kustomization: "patches:\n- patch: " + inline(strings.Replace(patch, "[kube-system]", "[policy]", 1)), want: []string{found, other}},
-		{name: "in another directory", kustomization: "patches: []\n", files: map[string]string{"another/patch.yaml": patch}, want: []string{found, other}},
-		{name: "that is not YAML", kustomization: "patches:\n- patch: \"[WebhookConfiguration\"\n", want: []string{found, other}},
-		{name: "without a patch", kustomization: "patches: [{target: {kind: Pod}}]\n", want: []string{found, other}},
+		{name: "an inline patch", kustomization: "patches:\n- patch: " + inline(patch), want: []string{other}},
+		{name: "an inline patch in a deprecated field", kustomization: "patchesStrategicMerge:\n- " + inline(patch), want: []string{other}},
+		{name: "a patch in a file", kustomization: "patches: [{path: patch.yaml}]\n", files: map[string]string{"webhook/patch.yaml": patch}, want: []string{other}},
+		{name: "a patch of another webhook", kustomization: "patches:\n- patch: " + inline(strings.Replace(patch, "policy.example.com", "x.example.com", 1)), want: []string{found, other}},
+		{name: "a patch that excludes another namespace", kustomization: "patches:\n- patch: " + inline(strings.Replace(patch, "[kube-system]", "[policy]", 1)), want: []string{found, other}},
+		{name: "a patch in another directory", kustomization: "patches: []\n", files: map[string]string{"another/patch.yaml": patch}, want: []string{found, other}},
+		{name: "a patch that is not YAML", kustomization: "patches:\n- patch: \"[WebhookConfiguration\"\n", want: []string{found, other}},
+		{name: "an entry without a patch", kustomization: "patches: [{target: {kind: Pod}}]\n", want: []string{found, other}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			files := map[string]string{"webhook/m.yaml": webhook("  failurePolicy: Fail\n"), "webhook/kustomization.yaml": kustomization(tt.kustomization)}

@@ -128,7 +128,7 @@ func TestMirrorImagesOfKubernetes(t *testing.T) {
 			t.Errorf("to %s: %s, from %s, want %s", step.to, d, report.Images[0].From, step.want)
 		}
 		if len(parts) != 6 || parts[3] != "kubernetes/coredns:v1.14.6" || parts[5] != "files" {
-			t.Errorf("progress %q", parts)
+			t.Errorf("to %s: progress %q", step.to, parts)
 		}
 	}
 	if d := cmp.Diff(files(t, filepath.Join(folder, "images/kubernetes")), files(t, filepath.Join(last, "images/kubernetes"))); d != "" {

@@ -206,10 +206,10 @@ func TestMirrorKeepsEverything(t *testing.T) {
 	first, last := t.TempDir(), t.TempDir()
 	reg, other := newFaulty(t), newFaulty(t)
 	feed := map[string][]byte{"index.json": []byte("i"), "index.json.sig": []byte("s"), "releases/v1.1.0.yaml": []byte("r")}
-	for _, step := range [][2]string{{r.dir, first}, {first, reg.base()}, {reg.base(), other.base()}, {other.base(), last}} {
+	for _, step := range []struct{ from, to string }{{r.dir, first}, {first, reg.base()}, {reg.base(), other.base()}, {other.base(), last}} {
 		var parts []string
 		report, err := Copy(t.Context(), Options{
-			From: step[0], To: step[1], Release: "v1.1.0", Keys: r.keys, Stage: t.TempDir(), Feed: feed,
+			From: step.from, To: step.to, Release: "v1.1.0", Keys: r.keys, Stage: t.TempDir(), Feed: feed,
 			Progress: func(p Progress) {
 				if p.Part != "" {
 					parts = append(parts, fmt.Sprintf("%d/%d %s", p.Parts, p.Total, p.Part))
@@ -217,13 +217,13 @@ func TestMirrorKeepsEverything(t *testing.T) {
 			},
 		})
 		if err != nil {
-			t.Fatalf("%s to %s: %v", step[0], step[1], err)
+			t.Fatalf("%s to %s: %v", step.from, step.to, err)
 		}
 		if report.Artifacts != 3 || report.Files != 1 || report.FeedFiles != 3 || report.Bytes < 2*bigLayer || !strings.HasPrefix(report.Signer, "release") {
-			t.Errorf("report %+v", report)
+			t.Errorf("%s to %s: report %+v", step.from, step.to, report)
 		}
 		if len(parts) != 5 || parts[0] != "1/5 operator:v1.1.0" || parts[4] != "5/5 files" {
-			t.Errorf("progress %q", parts)
+			t.Errorf("%s to %s: progress %q", step.from, step.to, parts)
 		}
 	}
 	for _, dir := range []string{first, last} {

@@ -26,22 +26,22 @@ func TestThirdPartyCharts(t *testing.T) {
 		name, want string
 		change     func(*Chart)
 	}{
-		{name: "whole", want: "", change: func(*Chart) {}},
-		{name: "with the program", want: "", change: func(c *Chart) { *c = Chart{Name: "own", Namespace: "n", Needs: []string{"above"}} }},
-		{name: "everything", want: "", change: func(c *Chart) {
+		{name: "a chart with a source", want: "", change: func(*Chart) {}},
+		{name: "a chart of the program", want: "", change: func(c *Chart) { *c = Chart{Name: "own", Namespace: "n", Needs: []string{"above"}} }},
+		{name: "a chart with all fields", want: "", change: func(c *Chart) {
 			c.Chart, c.CRDs, c.Destructive, c.Needs = "other", SkipCRDs, "the custom resources", []string{"above"}
 		}},
-		{name: "without a digest", want: "digest: is missing", change: func(c *Chart) { c.Digest = "" }},
-		{name: "with a tag for a digest", want: "digest: \"1.17.4\" is not a digest", change: func(c *Chart) { c.Digest = "1.17.4" }},
-		{name: "without a version", want: "version: \"\" is not a version", change: func(c *Chart) { c.Version = "" }},
-		{name: "without a source", want: "source: is missing", change: func(c *Chart) { c.Source = "" }},
-		{name: "with a tag", want: "source: is not a repository", change: func(c *Chart) { c.Source += ":v1" }},
-		{name: "twice", want: "name: above occurs twice", change: func(c *Chart) { c.Name = "above" }},
-		{name: "with an invalid name", want: "name: ", change: func(c *Chart) { c.Name = "A b" }},
-		{name: "with an invalid namespace", want: "namespace: ", change: func(c *Chart) { c.Namespace = "a.b" }},
-		{name: "that needs what comes later", want: "needs: there is no earlier chart later", change: func(c *Chart) { c.Needs = []string{"later"} }},
-		{name: "with two lines", want: "destructive: ", change: func(c *Chart) { c.Destructive = "a\nb" }},
-		{name: "with crds", want: "crds: is \"later\"", change: func(c *Chart) { c.CRDs = "later" }},
+		{name: "a chart without a digest", want: "digest: is missing", change: func(c *Chart) { c.Digest = "" }},
+		{name: "a chart with a tag for a digest", want: "digest: \"1.17.4\" is not a digest", change: func(c *Chart) { c.Digest = "1.17.4" }},
+		{name: "a chart without a version", want: "version: \"\" is not a version", change: func(c *Chart) { c.Version = "" }},
+		{name: "a chart without a source", want: "source: is missing", change: func(c *Chart) { c.Source = "" }},
+		{name: "a source with a tag", want: "source: is not a repository", change: func(c *Chart) { c.Source += ":v1" }},
+		{name: "two charts of one name", want: "name: above occurs twice", change: func(c *Chart) { c.Name = "above" }},
+		{name: "a chart with an invalid name", want: "name: ", change: func(c *Chart) { c.Name = "A b" }},
+		{name: "a chart with an invalid namespace", want: "namespace: ", change: func(c *Chart) { c.Namespace = "a.b" }},
+		{name: "a chart that needs a later one", want: "needs: there is no earlier chart later", change: func(c *Chart) { c.Needs = []string{"later"} }},
+		{name: "a destructive change of two lines", want: "destructive: ", change: func(c *Chart) { c.Destructive = "a\nb" }},
+		{name: "an unknown value of crds", want: "crds: is \"later\"", change: func(c *Chart) { c.CRDs = "later" }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := good

@@ -280,8 +280,8 @@ func TestVerifyReportsEachInvalidFile(t *testing.T) {
 		{name: "a list too few", change: func(t *testing.T, dir string) {
 			forge(t, dir, key, func(i *index) { delete(i.Files, "minors/v1.1.json") })
 		}, problems: []string{`"minors/v1.1.json" exists`, `"minors/v1.1.json.sig" exists`, "does not name minors/v1.1.json"}},
-		{name: "it has expired", now: today.AddDate(1, 0, 0), problems: []string{"it has expired: it ended on 2026-12-21 12:00 UTC, and this computer's clock says 2027-11-21"}},
-		{name: "another key", keys: []Key{stranger.Key}, files: map[string]string{
+		{name: "the feed has expired", now: today.AddDate(1, 0, 0), problems: []string{"it has expired: it ended on 2026-12-21 12:00 UTC, and this computer's clock says 2027-11-21"}},
+		{name: "an untrusted key signed the feed", keys: []Key{stranger.Key}, files: map[string]string{
 			"index.json": "an untrusted key signed it", "summaries.json": "an untrusted key signed it", "releases/v1.0.0.yaml": "an untrusted key signed it", "releases/v1.1.0.yaml": "", "releases/v1.0.0/images.json": "",
 			"releases/v1.1.0/images.json": "", "releases/v1.1.0/measurements/cloudy.json": "", "majors/v1.json": "", "minors/v1.0.json": "", "minors/v1.1.json": "",
 			"releases/v1.0.0/components.json": "an untrusted key signed it", "releases/v1.1.0/components.json": "an untrusted key signed it",

@@ -26,13 +26,13 @@ func TestMachinesThatAreWaitedForSayHowFarTheyAre(t *testing.T) {
 		expected []cluster.ExpectedNode
 		want     string
 	}{
-		{name: "one that has just been switched on", machines: machine(plan.NodeBooting, "", time.Second), want: "worker-1 is still booting"},
-		{name: "one that boots for long", machines: machine(plan.NodeBooting, "", time.Minute), want: "worker-1 is still booting (its console: /var/demo/worker-1.log)"},
-		{name: "one that has failed", machines: machine(plan.NodeFailed, "no space", time.Second), want: "worker-1 has failed (no space; its console: /var/demo/worker-1.log)"},
-		{name: "one that is up", machines: machine("", "", time.Hour), want: "worker-1 has not joined yet"},
-		{name: "one that has its ticket", machines: machine("", "", time.Hour), expected: []cluster.ExpectedNode{{Name: "worker-1"}}, want: "worker-1 is joining"},
-		{name: "a node", machines: machine("", "", time.Hour), nodes: []*cluster.Node{{Name: "worker-1", State: plan.NodeNotReady, Message: "no network"}}, want: "worker-1 is not ready (no network)"},
-		{name: "one that is not there", want: "1 machine of group workers missing yet"},
+		{name: "a machine that was just switched on", machines: machine(plan.NodeBooting, "", time.Second), want: "worker-1 is still booting"},
+		{name: "a machine that boots for long", machines: machine(plan.NodeBooting, "", time.Minute), want: "worker-1 is still booting (its console: /var/demo/worker-1.log)"},
+		{name: "a machine that has failed", machines: machine(plan.NodeFailed, "no space", time.Second), want: "worker-1 has failed (no space; its console: /var/demo/worker-1.log)"},
+		{name: "a machine that is up", machines: machine("", "", time.Hour), want: "worker-1 has not joined yet"},
+		{name: "a machine that has its ticket", machines: machine("", "", time.Hour), expected: []cluster.ExpectedNode{{Name: "worker-1"}}, want: "worker-1 is joining"},
+		{name: "a node that is not ready", machines: machine("", "", time.Hour), nodes: []*cluster.Node{{Name: "worker-1", State: plan.NodeNotReady, Message: "no network"}}, want: "worker-1 is not ready (no network)"},
+		{name: "a machine that does not exist", want: "1 machine of group workers missing yet"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := Join(tt.machines, tt.nodes, tt.expected, map[string]int{"workers": 1})

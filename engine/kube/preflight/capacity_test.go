@@ -142,7 +142,7 @@ func TestPlacesAgreeWithTheScheduler(t *testing.T) {
 		p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80}}
 	}
 	c.pods("settler", "worker-1", both(requests(corev1.ResourceCPU, "3"), port, func(p *corev1.Pod) {
-		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms("rival", corev1.LabelHostname)}}
+		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms("settler-avoids-it", corev1.LabelHostname)}}
 	}))
 	c.pods("lodger", "worker-3", nil)
 
@@ -159,29 +159,29 @@ func TestPlacesAgreeWithTheScheduler(t *testing.T) {
 		fits   bool
 	}{
 		{name: "plain", fits: true},
-		{name: "small", change: requests(corev1.ResourceCPU, "1"), fits: true},
-		{name: "large", change: requests(corev1.ResourceCPU, "1001m"), fits: false},
-		{name: "heavy", change: requests(corev1.ResourceMemory, "9Gi"), fits: false},
-		{name: "gpu", change: both(requests("example.com/gpu", "1"), tolerates), fits: true},
-		{name: "gpus", change: both(requests("example.com/gpu", "3"), tolerates), fits: false},
-		{name: "intolerant", change: requests("example.com/gpu", "1"), fits: false},
-		{name: "tolerant", change: both(requests(corev1.ResourceCPU, "2"), tolerates), fits: true},
-		{name: "port", change: port, fits: false},
-		{name: "pinned", change: func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "worker-0"} }, fits: false},
-		{name: "zone", change: func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelTopologyZone: "a"} }, fits: true},
-		{name: "elsewhere", change: func(p *corev1.Pod) {
+		{name: "small-cpu", change: requests(corev1.ResourceCPU, "1"), fits: true},
+		{name: "large-cpu", change: requests(corev1.ResourceCPU, "1001m"), fits: false},
+		{name: "large-memory", change: requests(corev1.ResourceMemory, "9Gi"), fits: false},
+		{name: "one-gpu-tolerant", change: both(requests("example.com/gpu", "1"), tolerates), fits: true},
+		{name: "three-gpus-tolerant", change: both(requests("example.com/gpu", "3"), tolerates), fits: false},
+		{name: "one-gpu-intolerant", change: requests("example.com/gpu", "1"), fits: false},
+		{name: "two-cpus-tolerant", change: both(requests(corev1.ResourceCPU, "2"), tolerates), fits: true},
+		{name: "taken-host-port", change: port, fits: false},
+		{name: "pinned-to-old-node", change: func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "worker-0"} }, fits: false},
+		{name: "zone-selector", change: func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelTopologyZone: "a"} }, fits: true},
+		{name: "not-on-worker-1", change: func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"worker-1"}}},
 			}}}}}
 		}, fits: false},
-		{name: "rival", fits: false},
-		{name: "shy", change: func(p *corev1.Pod) {
+		{name: "settler-avoids-it", fits: false},
+		{name: "avoids-settler", change: func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms("settler", corev1.LabelHostname)}}
 		}, fits: false},
-		{name: "friend", change: func(p *corev1.Pod) {
+		{name: "needs-settler", change: func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms("settler", corev1.LabelHostname)}}
 		}, fits: true},
-		{name: "lonely", change: func(p *corev1.Pod) {
+		{name: "needs-absent-pod", change: func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms("nobody", corev1.LabelHostname)}}
 		}, fits: false},
 		{name: "data-here", change: mounts("here"), fits: false},

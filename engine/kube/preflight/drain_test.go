@@ -326,21 +326,21 @@ func TestTheRehearsalEndsInTime(t *testing.T) {
 		want []string
 		most int
 	}{
-		{name: "it may take 30 s, and fails what it cannot judge", url: silent.URL + "/fail", failure: admissionv1.Fail, seconds: 30, want: []string{
+		{name: "a silent webhook with a timeout of 30 s and the policy Fail", url: silent.URL + "/fail", failure: admissionv1.Fail, seconds: 30, want: []string{
 			"block: webhook safe.bank.example responds to no eviction within 2s, and its failurePolicy is Fail: " +
 				`kubectl patch validatingwebhookconfiguration safe --type=json -p '[{"op":"test","path":"/webhooks/0/name","value":"safe.bank.example"},{"op":"add","path":"/webhooks/0/failurePolicy","value":"Ignore"},{"op":"add","path":"/webhooks/0/timeoutSeconds","value":1}]'`,
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
 		}, most: evictionWorkers},
-		{name: "it may take 30 s, and lets pass what it cannot judge", url: silent.URL + "/ignore", failure: admissionv1.Ignore, seconds: 30, want: []string{
+		{name: "a silent webhook with a timeout of 30 s and the policy Ignore", url: silent.URL + "/ignore", failure: admissionv1.Ignore, seconds: 30, want: []string{
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
 			"warn: webhook safe.bank.example is slow for evictions: more than 2s each, the drain of 40 pods would take more than 1m20s one after the other: " +
 				`kubectl patch validatingwebhookconfiguration safe --type=json -p '[{"op":"test","path":"/webhooks/0/name","value":"safe.bank.example"},{"op":"add","path":"/webhooks/0/timeoutSeconds","value":1}]'`,
 		}, most: evictionWorkers},
-		{name: "it may take 1 s, and lets pass what it cannot judge", url: silent.URL + "/slow", failure: admissionv1.Ignore, seconds: 1, want: []string{
+		{name: "a silent webhook with a timeout of 1 s and the policy Ignore", url: silent.URL + "/slow", failure: admissionv1.Ignore, seconds: 1, want: []string{
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
 			"warn: webhook safe.bank.example is slow for evictions",
 		}, most: 3 * evictionWorkers},
-		{name: "nothing listens", url: refusing.URL + "/", failure: admissionv1.Fail, seconds: 30, want: []string{
+		{name: "a webhook whose port is closed", url: refusing.URL + "/", failure: admissionv1.Fail, seconds: 30, want: []string{
 			"block: webhook safe.bank.example denies the eviction of",
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
 		}, most: maxStrikes + evictionWorkers},
@@ -457,12 +457,12 @@ func TestComputedDrainsAreThoseThatAreAskedFor(t *testing.T) {
 		plant func(namespace string)
 		want  string // severity and title, without the namespace
 	}{
-		{name: "room", plant: func(ns string) { c.budget(ns, "web", "web", 1, 2, 1) }, want: "ok every node that is replaced can be drained"},
-		{name: "none ever", plant: func(ns string) { c.budget(ns, "web", "web", 0, 2, 0) }, want: "block the drain of worker-0 (1 of 2) would be the first to hang, at pod /web-0"},
-		{name: "none now", plant: func(ns string) {
+		{name: "a budget allows a disruption", plant: func(ns string) { c.budget(ns, "web", "web", 1, 2, 1) }, want: "ok every node that is replaced can be drained"},
+		{name: "a budget never allows a disruption", plant: func(ns string) { c.budget(ns, "web", "web", 0, 2, 0) }, want: "block the drain of worker-0 (1 of 2) would be the first to hang, at pod /web-0"},
+		{name: "a budget allows no disruption now", plant: func(ns string) {
 			c.budget(ns, "web", "web", 1, 2, 0)
 		}, want: "warn the drain of worker-0 (1 of 2) would be the first to wait, for pod /web-0"},
-		{name: "two budgets", plant: func(ns string) {
+		{name: "two budgets select the pod", plant: func(ns string) {
 			c.budget(ns, "a", "web", 1, 2, 1)
 			c.budget(ns, "b", "web", 1, 2, 1)
 		}, want: "block the drain of worker-0 (1 of 2) would be the first to hang, at pod /web-0"},

@@ -671,11 +671,11 @@ func TestCertificatesOfOthersAreNoKubelets(t *testing.T) {
 		cert x509.Certificate
 		want bool
 	}{
-		{name: "it is called as kubelets are", cert: x509.Certificate{Subject: pkix.Name{CommonName: "system:node:worker-0"}}, want: true},
-		{name: "it signed its certificate itself", cert: x509.Certificate{Subject: pkix.Name{CommonName: "worker-0@1700000000"}, DNSNames: []string{"worker-0"}}, want: true},
-		{name: "it has the node's address", cert: x509.Certificate{IPAddresses: []net.IP{net.IPv4(10, 42, 0, 5)}}, want: true},
-		{name: "another node", cert: x509.Certificate{Subject: pkix.Name{CommonName: "system:node:worker-1"}, DNSNames: []string{"worker-1"}, IPAddresses: []net.IP{net.IPv4(10, 42, 0, 6)}}, want: false},
-		{name: "a proxy", cert: x509.Certificate{Subject: pkix.Name{CommonName: "proxy.example.com"}, DNSNames: []string{"proxy.example.com"}}, want: false},
+		{name: "a certificate with the name of the kubelet", cert: x509.Certificate{Subject: pkix.Name{CommonName: "system:node:worker-0"}}, want: true},
+		{name: "a self-signed certificate with the name of the node", cert: x509.Certificate{Subject: pkix.Name{CommonName: "worker-0@1700000000"}, DNSNames: []string{"worker-0"}}, want: true},
+		{name: "a certificate with the address of the node", cert: x509.Certificate{IPAddresses: []net.IP{net.IPv4(10, 42, 0, 5)}}, want: true},
+		{name: "a certificate of another node", cert: x509.Certificate{Subject: pkix.Name{CommonName: "system:node:worker-1"}, DNSNames: []string{"worker-1"}, IPAddresses: []net.IP{net.IPv4(10, 42, 0, 6)}}, want: false},
+		{name: "a certificate of a proxy", cert: x509.Certificate{Subject: pkix.Name{CommonName: "proxy.example.com"}, DNSNames: []string{"proxy.example.com"}}, want: false},
 	} {
 		if got := isOf(&tt.cert, n); got != tt.want {
 			t.Errorf("%s: %t", tt.name, got)

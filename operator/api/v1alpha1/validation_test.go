@@ -56,7 +56,7 @@ func TestRules(t *testing.T) {
 		want       string // part of the message; empty: accepted
 	}{
 		{name: "minimal NodeVersion", kind: "NodeVersion", object: `{}`, want: ""},
-		{name: "another name", kind: "NodeVersion", object: `{metadata: {name: constellation-os}}`, want: "the only NodeVersion of a cluster is called constellation-version"},
+		{name: "another name of NodeVersion", kind: "NodeVersion", object: `{metadata: {name: constellation-os}}`, want: "the only NodeVersion of a cluster is called constellation-version"},
 		{name: "no image", kind: "NodeVersion", object: `{spec: {image: null}}`, want: "spec.image: Required value"},
 		{name: "image version without an image", kind: "NodeVersion", object: `{spec: {image: ""}}`, want: "image and imageVersion belong together"},
 		{name: "Kubernetes version without v", kind: "NodeVersion", object: `{spec: {kubernetesClusterVersion: "1.35.4"}}`, want: "kubernetesClusterVersion is not a full version such as v1.35.4"},
@@ -92,7 +92,7 @@ func TestRules(t *testing.T) {
 		{name: "changed bounds", kind: "ScalingGroup", object: `{}`, change: `{spec: {min: 2, max: 20}}`, want: ""},
 
 		{name: "minimal strategy", kind: "AutoscalingStrategy", object: `{}`, want: ""},
-		{name: "another name", kind: "AutoscalingStrategy", object: `{metadata: {name: mine}}`, want: "the only AutoscalingStrategy of a cluster is called autoscalingstrategy"},
+		{name: "another name of AutoscalingStrategy", kind: "AutoscalingStrategy", object: `{metadata: {name: mine}}`, want: "the only AutoscalingStrategy of a cluster is called autoscalingstrategy"},
 		{name: "no Deployment", kind: "AutoscalingStrategy", object: `{spec: {deploymentName: ""}}`, want: "deploymentName is not the name of a Deployment"},
 		{name: "bad namespace", kind: "AutoscalingStrategy", object: `{spec: {deploymentNamespace: Kube_System}}`, want: "deploymentNamespace is not the name of a namespace"},
 

@@ -87,8 +87,8 @@ func TestFilesOfAuthorities(t *testing.T) {
 		text      string // empty: it is read
 	}{
 		{name: "an authority", cert: cert, key: key},
-		{name: "with white space behind it", cert: append(bytes.Clone(cert), '\n', ' '), key: append(bytes.Clone(key), '\n')},
-		{name: "the key of another", cert: cert, key: key2, text: "does not belong to the certificate"},
+		{name: "an authority with white space behind it", cert: append(bytes.Clone(cert), '\n', ' '), key: append(bytes.Clone(key), '\n')},
+		{name: "the key of another authority", cert: cert, key: key2, text: "does not belong to the certificate"},
 		{name: "two certificates", cert: append(bytes.Clone(cert), cert2...), key: key, text: "exactly one certificate"},
 		{name: "the certificate of a machine", cert: leaf, key: key, text: "certificate of an authority"},
 		{name: "no certificate", key: key, text: "exactly one certificate"},
@@ -111,16 +111,16 @@ func TestFilesOfAuthorities(t *testing.T) {
 		pem  []byte
 		text string
 	}{
-		{name: "one", pem: cert, text: ""},
-		{name: "two", pem: append(bytes.Clone(cert), cert2...), text: ""},
-		{name: "none", text: "there is no certificate"},
+		{name: "one certificate", pem: cert, text: ""},
+		{name: "two certificates", pem: append(bytes.Clone(cert), cert2...), text: ""},
+		{name: "no certificate", text: "there is no certificate"},
 		{name: "the certificate of a machine", pem: append(bytes.Clone(cert), leaf...), text: "is not the certificate of an authority"},
-		{name: "with a key among them", pem: append(bytes.Clone(cert), key...), text: "PEM block PRIVATE KEY"},
-		{name: "with noise behind them", pem: append(bytes.Clone(cert), "noise"...), text: "not PEM"},
-		{name: "with noise before them", pem: append([]byte("noise\n"), cert...), text: "text beside its PEM blocks"},
-		{name: "with noise between them", pem: slices.Concat(cert, []byte("noise\n"), cert2), text: "text beside its PEM blocks"},
-		{name: "with a damaged one between them", pem: slices.Concat(cert, bytes.Replace(cert2, []byte("MII"), []byte("!!!"), 1), cert2), text: "damaged PEM block"},
-		{name: "with white space between them", pem: slices.Concat([]byte("\n"), cert, []byte("\r\n \n"), cert2), text: ""},
+		{name: "certificates with a key among them", pem: append(bytes.Clone(cert), key...), text: "PEM block PRIVATE KEY"},
+		{name: "certificates with noise behind them", pem: append(bytes.Clone(cert), "noise"...), text: "not PEM"},
+		{name: "certificates with noise before them", pem: append([]byte("noise\n"), cert...), text: "text beside its PEM blocks"},
+		{name: "certificates with noise between them", pem: slices.Concat(cert, []byte("noise\n"), cert2), text: "text beside its PEM blocks"},
+		{name: "certificates with a damaged one between them", pem: slices.Concat(cert, bytes.Replace(cert2, []byte("MII"), []byte("!!!"), 1), cert2), text: "damaged PEM block"},
+		{name: "certificates with white space between them", pem: slices.Concat([]byte("\n"), cert, []byte("\r\n \n"), cert2), text: ""},
 	} {
 		t.Run("roots: "+tt.name, func(t *testing.T) {
 			_, err := ParseRoots(tt.pem)
@@ -144,10 +144,10 @@ func TestIdentitiesAreRefused(t *testing.T) {
 	}{
 		{name: "another version", text: "version 2", b: edited(good, 4, 2)},
 		{name: "something behind the last field", text: "cannot be read", b: long},
-		{name: "something behind it", text: "cannot be read", b: append(bytes.Clone(good), 0)},
+		{name: "something behind the identity", text: "cannot be read", b: append(bytes.Clone(good), 0)},
 		{name: "a field of another type", text: "cannot be read", b: edited(good, 5, 0x13)},
 		{name: "an address of five bytes", text: "cannot be read", b: edited(good, len(good)-5, 5)},
-		{name: "nothing", text: "cannot be read"},
+		{name: "an empty identity", text: "cannot be read"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := parseIdentity(tt.b); err == nil || !strings.Contains(err.Error(), tt.text) {

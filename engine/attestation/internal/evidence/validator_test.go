@@ -315,30 +315,30 @@ func TestValidateRefuses(t *testing.T) {
 		text   string
 	}{
 		// The connection.
-		{name: "it was made for another nonce", nonce: bytes.Repeat([]byte{8}, MaxUserData), want: ErrQuote, text: "another connection"},
-		{name: "it was made for a longer value", nonce: nonce[:31], want: ErrQuote, text: "another connection"},
-		{name: "nothing is to be bound", nonce: []byte{}, edit: func(f *forger) { f.quote.extraData = nil }, want: ErrQuote, text: "0 bytes"},
-		{name: "more is to be bound than may be", nonce: make([]byte, 33), want: ErrQuote, text: "33 bytes"},
+		{name: "the evidence was made for another nonce", nonce: bytes.Repeat([]byte{8}, MaxUserData), want: ErrQuote, text: "another connection"},
+		{name: "the evidence was made for a longer nonce", nonce: nonce[:31], want: ErrQuote, text: "another connection"},
+		{name: "the nonce is empty", nonce: []byte{}, edit: func(f *forger) { f.quote.extraData = nil }, want: ErrQuote, text: "0 bytes"},
+		{name: "the nonce is too long", nonce: make([]byte, 33), want: ErrQuote, text: "33 bytes"},
 
 		// The document.
-		{name: "it is empty", edit: func(f *forger) { f.editBytes = func([]byte) []byte { return nil } }, want: ErrDocument},
-		{name: "it is cut off", edit: func(f *forger) { f.editBytes = func(b []byte) []byte { return b[:len(b)-1] } }, want: ErrDocument},
-		{name: "something follows it", edit: func(f *forger) { f.editBytes = func(b []byte) []byte { return append(b, 0) } }, want: ErrDocument},
-		{name: "it is too large", edit: func(f *forger) { f.editBytes = func([]byte) []byte { return make([]byte, MaxDocument+1) } }, want: ErrDocument, text: "at most 131072"},
-		{name: "it has 1 MB", edit: func(f *forger) { f.editBytes = func([]byte) []byte { return make([]byte, 1<<20) } }, want: ErrDocument},
-		{name: "its certificate is too large", edit: func(f *forger) {
+		{name: "the document is empty", edit: func(f *forger) { f.editBytes = func([]byte) []byte { return nil } }, want: ErrDocument},
+		{name: "the document is cut off", edit: func(f *forger) { f.editBytes = func(b []byte) []byte { return b[:len(b)-1] } }, want: ErrDocument},
+		{name: "something follows the document", edit: func(f *forger) { f.editBytes = func(b []byte) []byte { return append(b, 0) } }, want: ErrDocument},
+		{name: "the document is too large", edit: func(f *forger) { f.editBytes = func([]byte) []byte { return make([]byte, MaxDocument+1) } }, want: ErrDocument, text: "at most 131072"},
+		{name: "the document has 1 MB", edit: func(f *forger) { f.editBytes = func([]byte) []byte { return make([]byte, 1<<20) } }, want: ErrDocument},
+		{name: "the document's certificate is too large", edit: func(f *forger) {
 			f.editDocument = func(d *document) { d.certificate = make([]byte, maxCertificate+1) }
 		}, want: ErrDocument, text: "its certificate has 4097 bytes"},
-		{name: "its event log is too large", edit: func(f *forger) { f.log = make([]byte, maxLog+1) }, want: ErrDocument, text: "its event log has"},
-		{name: "its registers are out of order", edit: func(f *forger) { f.pcrs[3], f.pcrs[4] = f.pcrs[4], f.pcrs[3] }, want: ErrDocument, text: "ascending"},
+		{name: "the event log is too large", edit: func(f *forger) { f.log = make([]byte, maxLog+1) }, want: ErrDocument, text: "its event log has"},
+		{name: "the registers are out of order", edit: func(f *forger) { f.pcrs[3], f.pcrs[4] = f.pcrs[4], f.pcrs[3] }, want: ErrDocument, text: "ascending"},
 		{name: "a register comes twice", edit: func(f *forger) { f.pcrs[3] = f.pcrs[4] }, want: ErrDocument, text: "ascending"},
 		{name: "a register has 20 bytes", edit: func(f *forger) { f.setPCR(4, make([]byte, 20)) }, want: ErrDocument, text: "20 bytes"},
 		{name: "a register does not exist", edit: func(f *forger) { f.pcrs = append(f.pcrs, register{24, make([]byte, 32)}) }, want: ErrDocument, text: "PCR 24"},
-		{name: "its public area is noise", edit: func(f *forger) { f.editDocument = func(d *document) { d.public = []byte("noise") } }, want: ErrDocument},
-		{name: "its event log is noise", edit: func(f *forger) { f.log = []byte("noise") }, want: ErrDocument, text: "event log"},
-		{name: "its event log is cut off", edit: func(f *forger) { f.log = f.log[:len(f.log)-1] }, want: ErrDocument, text: "cut off"},
+		{name: "the public area of the key is noise", edit: func(f *forger) { f.editDocument = func(d *document) { d.public = []byte("noise") } }, want: ErrDocument},
+		{name: "the event log is noise", edit: func(f *forger) { f.log = []byte("noise") }, want: ErrDocument, text: "event log"},
+		{name: "the event log is cut off", edit: func(f *forger) { f.log = f.log[:len(f.log)-1] }, want: ErrDocument, text: "cut off"},
 		{
-			name: "its event log is another boot's", edit: func(f *forger) { f.log = appendEvent(f.log, MeasuredEvent{9, digest("more"), "more"}) },
+			name: "the event log is that of another boot", edit: func(f *forger) { f.log = appendEvent(f.log, MeasuredEvent{9, digest("more"), "more"}) },
 			want: ErrDocument, text: "PCR 9 (kernel and initrd) is",
 		},
 
@@ -432,34 +432,34 @@ func TestValidateRefuses(t *testing.T) {
 		{name: "something follows the signature", edit: func(f *forger) { f.editSignature = func(b []byte) []byte { return append(b, 0) } }, want: ErrQuote},
 
 		// The quote.
-		{name: "the TPM did not generate it", edit: func(f *forger) { f.editQuote = func(b []byte) []byte { b[0] = 0; return b } }, want: ErrQuote, text: "not generated by a TPM"},
-		{name: "it certifies a key", edit: func(f *forger) { f.editQuote = func(b []byte) []byte { b[3+2] = 0x17; return b } }, want: ErrQuote, text: "type 0x8017"},
-		{name: "something follows it", edit: func(f *forger) { f.editQuote = func(b []byte) []byte { return append(b, 0) } }, want: ErrQuote},
-		{name: "it is cut off", edit: func(f *forger) { f.editQuote = func(b []byte) []byte { return b[:20] } }, want: ErrQuote, text: "cut off"},
-		{name: "it is over SHA-1 registers", edit: func(f *forger) {
+		{name: "the TPM did not generate the quote", edit: func(f *forger) { f.editQuote = func(b []byte) []byte { b[0] = 0; return b } }, want: ErrQuote, text: "not generated by a TPM"},
+		{name: "the quote certifies a key", edit: func(f *forger) { f.editQuote = func(b []byte) []byte { b[3+2] = 0x17; return b } }, want: ErrQuote, text: "type 0x8017"},
+		{name: "something follows the quote", edit: func(f *forger) { f.editQuote = func(b []byte) []byte { return append(b, 0) } }, want: ErrQuote},
+		{name: "the quote is cut off", edit: func(f *forger) { f.editQuote = func(b []byte) []byte { return b[:20] } }, want: ErrQuote, text: "cut off"},
+		{name: "the quote is over SHA-1 registers", edit: func(f *forger) {
 			f.editQuote = func(b []byte) []byte { b[len(b)-39] = 4; return b }
 		}, want: ErrQuote, text: "algorithm 0x0004"},
-		{name: "it is over two banks", edit: func(f *forger) {
+		{name: "the quote is over two banks", edit: func(f *forger) {
 			f.editQuote = func(b []byte) []byte { b[len(b)-41] = 2; return b }
 		}, want: ErrQuote, text: "2 banks"},
-		{name: "a register beside it was changed", edit: func(f *forger) {
+		{name: "a register beside the quote was changed", edit: func(f *forger) {
 			f.editDocument = func(d *document) { d.pcrs = slices.Clone(d.pcrs); d.pcrs[9].value = digest("x") }
 		}, want: ErrQuote, text: "not the quoted ones"},
-		{name: "a register beside it was left out", edit: func(f *forger) {
+		{name: "a register beside the quote was left out", edit: func(f *forger) {
 			f.editDocument = func(d *document) { d.pcrs = d.pcrs[1:] }
 		}, want: ErrQuote, text: "other registers"},
-		{name: "it covers no register", edit: func(f *forger) { f.pcrs = nil; f.log = nil }, want: ErrMeasurement, text: "not part of the evidence"},
-		{name: "it leaves out a measured register", edit: func(f *forger) { f.pcrs = f.pcrs[5:] }, want: ErrMeasurement, text: "PCR 4 (boot loader) is not part of the evidence"},
-		{name: "it leaves out the cluster ID", edit: func(f *forger) { f.pcrs = f.pcrs[:15] }, want: ErrQuote, text: "does not cover PCR 15"},
+		{name: "the quote covers no register", edit: func(f *forger) { f.pcrs = nil; f.log = nil }, want: ErrMeasurement, text: "not part of the evidence"},
+		{name: "the quote leaves out a measured register", edit: func(f *forger) { f.pcrs = f.pcrs[5:] }, want: ErrMeasurement, text: "PCR 4 (boot loader) is not part of the evidence"},
+		{name: "the quote leaves out the cluster ID", edit: func(f *forger) { f.pcrs = f.pcrs[:15] }, want: ErrQuote, text: "does not cover PCR 15"},
 		{name: "the TPM slept through a change of software", edit: func(f *forger) { f.quote.restarts = 1 }, want: ErrQuote, text: "suspended and resumed"},
 
 		// What the machine is.
 		{
-			name: "it runs another boot loader", edit: func(f *forger) { f.setPCR(4, digest("evil")); f.log = nil }, want: ErrMeasurement,
+			name: "the machine runs another boot loader", edit: func(f *forger) { f.setPCR(4, digest("evil")); f.log = nil }, want: ErrMeasurement,
 			text: "measurements differ: PCR 4 (boot loader) is " + hex.EncodeToString(digest("evil")) + ", expected " + hex.EncodeToString(PredictPCRs(boot())[4]),
 		},
 		{
-			name: "it was booted for debugging", edit: func(f *forger) {
+			name: "the machine was booted for debugging", edit: func(f *forger) {
 				f.measured(append(boot(), MeasuredEvent{12, digest("systemd.debug_shell"), "command line"}))
 			}, images: func(m Measurements) Measurements { m[12] = Measurement{Expected: make([]byte, 32)}; return m },
 			want: ErrMeasurement, text: "PCR 12 (kernel command line)",
@@ -467,26 +467,26 @@ func TestValidateRefuses(t *testing.T) {
 		{name: "no measurements are configured", images: func(Measurements) Measurements { return nil }, want: ErrMeasurement, text: "none are configured"},
 		{name: "a measurement is of a register that no quote covers", images: func(m Measurements) Measurements { m[17] = m[4]; return m }, want: ErrMeasurement, text: "PCR 17 is not part"},
 		{
-			name: "it fits half of each accepted image", edit: func(f *forger) { f.setPCR(4, digest("b4")); f.log = nil },
+			name: "the machine fits half of each accepted image", edit: func(f *forger) { f.setPCR(4, digest("b4")); f.log = nil },
 			opts: Options{Alternatives: []Measurements{{4: {digest("b4"), false}, 9: {digest("b9"), false}, 11: {digest("b11"), false}}}},
 			want: ErrMeasurement, text: "PCR 4",
 		},
 		{
-			name: "it is close to the second accepted image", edit: func(f *forger) { f.setPCR(11, digest("x")); f.log = nil },
+			name: "the machine is close to the second accepted image", edit: func(f *forger) { f.setPCR(11, digest("x")); f.log = nil },
 			images: func(Measurements) Measurements {
 				return Measurements{4: {digest("b4"), false}, 9: {digest("b9"), false}, 11: {digest("b11"), false}}
 			},
 			opts: Options{Alternatives: []Measurements{images()}}, want: ErrMeasurement, text: "measurements differ: PCR 11 (unified kernel image) is",
 		},
-		{name: "it is a member and should be unused", edit: func(f *forger) { f.setPCR(15, ClusterIDPCR([]byte("c"))) }, want: ErrMember, text: "already belongs to a cluster"},
-		{name: "it is unused and should be a member", opts: Options{PCR15: PCR15Member()}, want: ErrMember, text: "belongs to no cluster"},
-		{name: "it is unused and should be a member of this cluster", opts: Options{PCR15: PCR15ClusterID([]byte("c"))}, want: ErrMember, text: "belongs to no cluster"},
+		{name: "the machine is a member and should be unused", edit: func(f *forger) { f.setPCR(15, ClusterIDPCR([]byte("c"))) }, want: ErrMember, text: "already belongs to a cluster"},
+		{name: "the machine is unused and should be a member", opts: Options{PCR15: PCR15Member()}, want: ErrMember, text: "belongs to no cluster"},
+		{name: "the machine is unused and should be a member of this cluster", opts: Options{PCR15: PCR15ClusterID([]byte("c"))}, want: ErrMember, text: "belongs to no cluster"},
 		{
-			name: "it is a member of another cluster", edit: func(f *forger) { f.setPCR(15, ClusterIDPCR([]byte("d"))) },
+			name: "the machine is a member of another cluster", edit: func(f *forger) { f.setPCR(15, ClusterIDPCR([]byte("d"))) },
 			opts: Options{PCR15: PCR15ClusterID([]byte("c"))}, want: ErrMember, text: "another cluster",
 		},
-		{name: "it belongs to another project", opts: Options{UID: "prod"}, want: ErrIdentity, text: `worker-0 belongs to "demo", expected "prod"`},
-		{name: "it has another role", opts: Options{Role: cloud.ControlPlane}, want: ErrIdentity, text: "worker-0 is a worker, expected a control-plane"},
+		{name: "the machine belongs to another project", opts: Options{UID: "prod"}, want: ErrIdentity, text: `worker-0 belongs to "demo", expected "prod"`},
+		{name: "the machine has another role", opts: Options{Role: cloud.ControlPlane}, want: ErrIdentity, text: "worker-0 is a worker, expected a control-plane"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f, m, roots, n := newForger(t, ca), images(), ca.Roots(), nonce

@@ -70,13 +70,13 @@ func TestQuotesAreRefused(t *testing.T) {
 		name, text string
 		b          []byte
 	}{
-		{name: "a clock that is neither", text: "neither safe nor unsafe", b: edited(good, safe, 2)},
+		{name: "a clock that is neither safe nor unsafe", text: "neither safe nor unsafe", b: edited(good, safe, 2)},
 		{name: "a longer selection", text: "selects registers with 4 bytes", b: bytes.Replace(good, []byte{3, 0, 0, 0}, []byte{4, 0, 0, 0, 0}, 1)},
 		{name: "a shorter selection", text: "selects registers with 2 bytes", b: bytes.Replace(good, []byte{3, 0, 0, 0}, []byte{2, 0, 0}, 1)},
-		{name: "something behind it", text: "digest cannot be read", b: append(bytes.Clone(good), 0)},
+		{name: "something behind the digest", text: "digest cannot be read", b: append(bytes.Clone(good), 0)},
 		{name: "a digest that is cut off", text: "digest cannot be read", b: good[:len(good)-1]},
 		{name: "a name longer than the quote", text: "cut off", b: edited(good, 6, 0xff, 0xff)},
-		{name: "nothing", text: "cut off"},
+		{name: "an empty quote", text: "cut off"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := parseQuote(tt.b); err == nil || !strings.Contains(err.Error(), tt.text) {
@@ -153,17 +153,17 @@ func TestPublicAreas(t *testing.T) {
 		name, text string
 		b          []byte
 	}{
-		{name: "named by SHA-1", text: "named by the hash algorithm 0x0004", b: edited(ec, 2, 0, 4)},
+		{name: "a key named by SHA-1", text: "named by the hash algorithm 0x0004", b: edited(ec, 2, 0, 4)},
 		{name: "a storage key", text: "not a signing key", b: edited(ec, 10, 0, 6)},
 		{name: "a scheme with SHA-1", text: "does not hash with SHA-256", b: edited(ec, 14, 0, 4)},
-		{name: "P-384", text: "curve is not P-256", b: edited(ec, 16, 0, 4)},
+		{name: "a key of P-384", text: "curve is not P-256", b: edited(ec, 16, 0, 4)},
 		{name: "a key derivation", text: "curve is not P-256", b: edited(ec, 18, 0, 0x20)},
 		{name: "a coordinate of 33 bytes", text: "curve is not P-256", b: akPublic(make([]byte, 33), make([]byte, 32))},
-		{name: "something behind it", text: "point cannot be read", b: append(bytes.Clone(ec), 0)},
+		{name: "something behind the point", text: "point cannot be read", b: append(bytes.Clone(ec), 0)},
 		{name: "something behind the modulus", text: "modulus cannot be read", b: append(bytes.Clone(rs), 0)},
 		{name: "a modulus shorter than announced", text: "not 2048 bits", b: edited(rs[:len(rs)-1], 22, 0, 255)},
 		{name: "an HMAC key", text: "neither RSA nor ECC", b: edited(ec, 0, 0, 8)},
-		{name: "cut off", text: "cut off", b: ec[:5]},
+		{name: "a public area that is cut off", text: "cut off", b: ec[:5]},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := parsePublic(tt.b); err == nil || !strings.Contains(err.Error(), tt.text) {
@@ -189,12 +189,12 @@ func TestPublicAreas(t *testing.T) {
 		got  bool
 		want bool
 	}{
-		{name: "its own point", got: p.is(key.Public()), want: true},
-		{name: "its point without leading zeros", got: short.is(key.Public()), want: true},
-		{name: "its point with one more", got: padded.is(key.Public()), want: true},
-		{name: "its own modulus", got: r.is(rsaKey), want: true},
-		{name: "its modulus with another exponent", got: r.is(&rsa.PublicKey{N: rsaKey.N, E: 3}), want: false},
-		{name: "another modulus", got: r.is(&rsa.PublicKey{N: new(big.Int).Add(rsaKey.N, big.NewInt(2)), E: rsaKey.E}), want: false},
+		{name: "a point and its key", got: p.is(key.Public()), want: true},
+		{name: "a point without leading zeros and its key", got: short.is(key.Public()), want: true},
+		{name: "a point with one more zero and its key", got: padded.is(key.Public()), want: true},
+		{name: "a modulus and its key", got: r.is(rsaKey), want: true},
+		{name: "a modulus and a key with another exponent", got: r.is(&rsa.PublicKey{N: rsaKey.N, E: 3}), want: false},
+		{name: "a modulus and the key of another", got: r.is(&rsa.PublicKey{N: new(big.Int).Add(rsaKey.N, big.NewInt(2)), E: rsaKey.E}), want: false},
 		{name: "a point against a modulus", got: p.is(rsaKey), want: false},
 		{name: "a modulus against a point", got: r.is(key.Public()), want: false},
 		{name: "no key", got: p.is(nil), want: false},
