@@ -106,6 +106,7 @@ func (e *Engine) suggest(h *Home) {
 		suggest("Show the status", "status", "")
 		if h.Adopted {
 			suggest("Check what stands against an upgrade", "check", "")
+			suggest("Install the operator, which upgrades nodes", "adopt --operator", "without it, upgrades stay with kubeadm")
 		} else {
 			suggest("Check for upgrades", "upgrade check", newerThan(h.Config))
 		}

@@ -2,12 +2,16 @@ package tui
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
+	"constellation/engine"
+	"constellation/engine/adopt"
 	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
@@ -55,12 +59,16 @@ func showClusters(ctx context.Context, s *session, k *cluster.Contexts, prefs pr
 	}
 	defer restore()
 	list := recentFirst(k.List, prefs.Recent)
+	adoption, err := consoleAdoption(s, k)
+	if err != nil {
+		return err
+	}
 	o := console.Options{
 		Commands: view.CommandFormatter{Program: s.Program}, Now: s.Now,
 		FixedBackground: prefs.Theme != preferences.ThemeAuto,
 		Display:         func(d term.Display) term.Display { return themed(d, prefs.Theme) },
 		Clusters: &console.Clusters{
-			List: list, Answer: time.Duration(prefs.Limits.Answer), Parallel: prefs.Limits.Parallel,
+			List: list, Adopt: adoption, Answer: time.Duration(prefs.Limits.Answer), Parallel: prefs.Limits.Parallel,
 			Guarded: prefs.Guarded, PluginText: stderr.take,
 			Opened: func(name string) error { return preferences.Opened(s.Env, name, s.Now()) },
 			Look: func(ctx context.Context, name string) check.Glance {
@@ -87,6 +95,79 @@ func showClusters(ctx context.Context, s *session, k *cluster.Contexts, prefs pr
 		return exitStatus(end.Exit)
 	}
 	return nil
+}
+
+// consoleAdoption is how the console adopts a cluster of the list. New workspaces are folders below the
+// current one, with the name of the cluster.
+func consoleAdoption(s *session, k *cluster.Contexts) (*console.Adoption, error) {
+	base := s.dir
+	open := func(dir string) (console.Adopted, error) {
+		s.dir = dir
+		eng, ws, abs, err := s.engineOf()
+		if err != nil {
+			return console.Adopted{}, err
+		}
+		g, err := guardOf(s, cluster.Access{})
+		if err != nil {
+			return console.Adopted{}, err
+		}
+		return console.Adopted{Dir: abs, Options: workspaceOptions(s, eng, ws, abs, g)}, nil
+	}
+	folder := func(r *adopt.Report) string { return filepath.Join(base, engine.FolderOf(r.Name)) }
+	a := &console.Adoption{
+		Folder: func(r *adopt.Report) string {
+			if dir, err := filepath.Abs(folder(r)); err == nil {
+				return dir
+			}
+			return folder(r)
+		},
+		Own: map[string]console.Adopted{},
+		Examine: func(ctx context.Context, name string, emit func(plan.Event)) (adopt.Report, error) {
+			sel, err := k.Select(name)
+			if err != nil {
+				return adopt.Report{}, err
+			}
+			return s.Clusters.Examine(ctx, sel, adopt.Request{CLI: s.Release, Flags: contextFlags(sel.Access, &sel)}, emit)
+		},
+	}
+	a.Write = func(name string, r *adopt.Report) (console.Adopted, error) {
+		sel, err := k.Select(name)
+		if err != nil {
+			return console.Adopted{}, err
+		}
+		s.dir = folder(r)
+		ws, _, err := s.newWorkspace()
+		if err != nil {
+			return console.Adopted{}, err
+		}
+		if err := ws.CanAdopt(r.UID); err != nil {
+			return console.Adopted{}, err
+		}
+		if err := writeAdoption(s, ws, &sel, r); err != nil {
+			return console.Adopted{}, err
+		}
+		done, err := open(s.dir)
+		for _, file := range r.Written {
+			f := plan.File{Path: ws.Path(file)}
+			if info, err := os.Stat(f.Path); err == nil {
+				f.Mode = fmt.Sprintf("%04o", info.Mode().Perm())
+			}
+			done.Written = append(done.Written, f)
+		}
+		return done, err
+	}
+	ws, _, err := s.workspace()
+	if err != nil || !ws.Unmanaged() {
+		return a, nil //nolint:nilerr // there is no workspace yet
+	}
+	own, err := open(base)
+	if err != nil {
+		return nil, err
+	}
+	for _, x := range k.List {
+		a.Own[x.Name] = own
+	}
+	return a, nil
 }
 
 // themed returns the capabilities of a terminal with a theme.

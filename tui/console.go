@@ -24,6 +24,17 @@ type consoleOptions struct {
 	replay *console.Record
 }
 
+// workspaceOptions are the options of a console of a workspace.
+func workspaceOptions(s *session, eng Engine, ws *workspace.Workspace, dir string, g *guard) console.Options {
+	return console.Options{
+		Engine: eng, Workspace: ws, Commands: s.formatter(), Versions: s.Kubernetes, Now: s.Now, Newer: s.update.newer,
+		Cluster: g.name, Guarded: g.guards,
+		FixedBackground: g.prefs.Theme != preferences.ThemeAuto,
+		Display:         func(d term.Display) term.Display { return themed(d, g.prefs.Theme) },
+		Sandbox:         func(ctx context.Context) *workspace.SandboxInfo { return s.findSandbox(ctx, dir) },
+	}
+}
+
 // showConsole shows the console on the terminal and returns when the user leaves.
 func showConsole(ctx context.Context, s *session, o consoleOptions) error {
 	eng, ws, dir, err := s.engineOf()
@@ -53,13 +64,8 @@ func showConsole(ctx context.Context, s *session, o consoleOptions) error {
 		}
 		defer s.debugFile.Close()
 	}
-	with := console.Options{
-		Engine: eng, Workspace: ws, Commands: s.formatter(), Versions: s.Kubernetes, Wizard: o.wizard, Yes: o.yes, Upgrade: o.upgrade, Now: s.Now, Newer: s.update.newer,
-		Cluster: g.name, Guarded: g.guards,
-		FixedBackground: g.prefs.Theme != preferences.ThemeAuto,
-		Display:         func(d term.Display) term.Display { return themed(d, g.prefs.Theme) },
-		Sandbox:         func(ctx context.Context) *workspace.SandboxInfo { return s.findSandbox(ctx, dir) },
-	}
+	with := workspaceOptions(s, eng, ws, dir, g)
+	with.Wizard, with.Yes, with.Upgrade = o.wizard, o.yes, o.upgrade
 	if o.watch != nil {
 		with.Watch, with.OnlyWatch, with.Filter, with.Replay = o.watch.WatchRequest, true, o.watch.filter, o.replay
 	}

@@ -32,6 +32,7 @@ var offers = map[engine.Stage][]offer{
 var adoptedOffers = []offer{
 	{"Show the cluster", "status"},
 	{"Check what stands against an upgrade", "check"},
+	{"Install the operator (prompts before any change)", "adopt --operator"},
 	{"Create a backup", "backup create"},
 	{"List backups", "backup list"},
 	{"Show the state of each node", "watch --once"},

@@ -27,6 +27,8 @@ type Clusters struct {
 	Guarded func(name, server string) bool
 	// Opened records that a context was opened.
 	Opened func(name string) error
+	// Adopt makes workspaces of clusters; nil: that is not offered.
+	Adopt *Adoption
 	// PluginText returns what credential plugins have printed since the last call.
 	PluginText func() string
 	// Answer is how long a cluster of the list may take to answer, Parallel how many are observed

@@ -265,5 +265,8 @@ func (c *console) runCommand() string {
 	if c.upg.active() {
 		return c.upg.command()
 	}
+	if c.adopt.active {
+		return c.adopt.command()
+	}
 	return c.deps.Commands.Command("init --non-interactive --yes")
 }

@@ -17,6 +17,8 @@ type Engine interface {
 	Preflight(context.Context, func(plan.Event)) ([]plan.Finding, error)
 	// PlanInit returns the plan of init, with its findings. It changes nothing.
 	PlanInit(context.Context) (*plan.Plan, error)
+	// PlanOperator returns the plan to install the operator in an adopted cluster. It changes nothing.
+	PlanOperator(context.Context) (*plan.Plan, error)
 	// Run carries out a plan. The first event that it emits is hello and the last is
 	// result; emit is never called concurrently.
 	Run(context.Context, *plan.Plan, func(plan.Event)) error

@@ -22,7 +22,7 @@ func (c *console) exitSummary() []string {
 	}
 	frame := c.lastFrame()
 	switch {
-	case c.deps.Clusters != nil:
+	case c.deps.Clusters != nil && !c.ran:
 		return nil
 	case c.deps.OnlyWatch:
 		return c.watch.exitSummary()

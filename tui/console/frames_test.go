@@ -199,6 +199,13 @@ var scenes = []scene{
 	{"help", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		return s(&enginefake.Engine{HomeData: enginefake.DemoHome(engine.StageReady)}).replay(enginefake.Recorded(t, "init"), 12*time.Second).press("?")
 	}},
+	{"adopt-report", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage { return adoptScene(s).press("a") }},
+	{"adopt-written", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		return adoptScene(s).press("a", "right").later().press("enter")
+	}},
+	{"adopt-operator", func(t *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		return adoptScene(s).press("a", "right").later().press("enter", "right").later().press("enter", "right")
+	}},
 }
 
 // longFailure is a run with a failure cause of many lines that can be retried.
@@ -383,4 +390,17 @@ func TestTooSmallWindowNamesTheDimension(t *testing.T) {
 			}
 		}
 	})
+}
+
+// adoptScene is a console with one cluster that can be adopted.
+func adoptScene(s func(*enginefake.Engine) *stage) *stage {
+	st := s(&enginefake.Engine{})
+	st.c.deps.Clusters = (&kubeconfigFake{}).clusters(contextsFake("dev")...)
+	st.c.deps.Clusters.Adopt = newAdoptFake().adoption(st)
+	*st.c.clusters = *newClustersScreen(st.c)
+	st.c.screen, st.c.task.busy = st.c.clusters, ""
+	st.do(st.c.Init())
+	st.c.View()
+	st.settle()
+	return st.view([]string{"enter"})
 }

@@ -225,6 +225,15 @@ func (scr *clusterScreen) keys() []binding {
 		on("pgup ctrl+u", "PgUp", "previous page", "move", func() tea.Cmd { return scr.scroll(-max(1, scr.c.h-8))() }),
 		on("home g", "g", "first line", "move", act(func() { scr.first = 0 })),
 		on("end G", "G", "last line", "move", act(func() { scr.first = scr.most })),
+	}
+	if a := scr.c.deps.Clusters.Adopt; a != nil {
+		help, foot := "adopt the cluster: report first, then a workspace", "adopt"
+		if _, own := a.Own[scr.x().Name]; own {
+			help, foot = "install the operator: shows its plan first", "operator"
+		}
+		keys = append(keys, on("a", "a", help, "adopt", func() tea.Cmd { return scr.c.adopt.open(scr.x().Name) }).footed(foot).unless(busy))
+	}
+	keys = append(keys,
 		on("r", "r", "check again", "check", func() tea.Cmd { return scr.check(false) }).footed("check again").unless(busy),
 		on("d", "d", "check with dry-run requests, which others can notice", "check", func() tea.Cmd { return scr.check(true) }).footed("dry-run requests").unless(func() string {
 			if scr.locked() {
@@ -232,7 +241,7 @@ func (scr *clusterScreen) keys() []binding {
 			}
 			return busy()
 		}),
-	}
+	)
 	if scr.locked() {
 		keys = append(keys, on("U", "U", "unlock the guarded cluster by typing its name", "check", act(func() { scr.types, scr.name = true, "" })).footed("unlock"))
 	}

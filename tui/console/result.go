@@ -58,6 +58,9 @@ func (scr *resultScreen) retry() tea.Cmd {
 	if scr.c.upg.active() {
 		return scr.c.upgradePlan.open(scr.c.upg.start)
 	}
+	if scr.c.adopt.active {
+		return scr.c.adopt.makePlan()
+	}
 	scr.c.wizard.resumed = scr.c.ran
 	scr.c.err = nil
 	if scr.c.ran {
@@ -97,6 +100,9 @@ func (scr *resultScreen) successTitle() (title, remark string) {
 		name = "the cluster"
 	}
 	title = name + " is up"
+	if scr.c.adopt.active {
+		title = name + " has the operator"
+	}
 	if scr.c.upg.active() {
 		title = name + " is upgraded"
 	}

@@ -368,7 +368,9 @@ func (scr *runScreen) modeOf(s screen) string {
 		return scr.c.upg.runMode()
 	case scr.c.ran:
 		word := "init"
-		if scr.c.wizard.resumed {
+		if scr.c.adopt.active {
+			word = "adopt"
+		} else if scr.c.wizard.resumed {
 			word = "init, resumed"
 		}
 		return word + "   elapsed " + term.Clock(scr.c.t.Elapsed(scr.c.now))
@@ -380,6 +382,9 @@ func (scr *runScreen) modeOf(s screen) string {
 func (scr *runScreen) railOf(s screen) string {
 	if scr.c.upg.active() {
 		return scr.c.upg.runRail()
+	}
+	if scr.c.adopt.active {
+		return ""
 	}
 	return scr.c.wizard.rail(scr.c.wizard.at(s))
 }

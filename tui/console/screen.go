@@ -63,6 +63,7 @@ type screens struct {
 	upgradeConfirm *upgradeConfirmScreen
 	clusters       *clustersScreen
 	oneCluster     *clusterScreen
+	adopt          *adoptScreen
 }
 
 // newScreens makes the screens in their initial states. The fields have no names here, so that
@@ -84,6 +85,7 @@ func newScreens(c *console) screens {
 		&upgradeConfirmScreen{c: c},
 		newClustersScreen(c),
 		&clusterScreen{c: c},
+		&adoptScreen{c: c},
 	}
 }
 
@@ -91,7 +93,7 @@ func newScreens(c *console) screens {
 func (s *screens) list() []screen {
 	return []screen{
 		s.start, s.overview, s.config, s.preflight, s.initConfirm, s.run, s.result, s.log, s.check, s.backup, s.watch, s.upgradePlan, s.upgradeConfirm,
-		s.clusters, s.oneCluster,
+		s.clusters, s.oneCluster, s.adopt,
 	}
 }
 
