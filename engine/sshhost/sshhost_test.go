@@ -75,13 +75,13 @@ func run(t *testing.T, h *sshhost.Host, c sshhost.Command) sshhost.Result {
 
 func TestParseTarget(t *testing.T) {
 	for _, tt := range []struct{ in, user, address, text string }{
-		{"admin@10.0.0.11", "admin", "10.0.0.11:22", "admin@10.0.0.11"},
-		{"admin@10.0.0.11:2222", "admin", "10.0.0.11:2222", "admin@10.0.0.11:2222"},
-		{"root@node-1.example.com", "root", "node-1.example.com:22", "root@node-1.example.com"},
-		{"root@fd00::1", "root", "[fd00::1]:22", "root@fd00::1"},
-		{"root@[fd00::1]", "root", "[fd00::1]:22", "root@fd00::1"},
-		{"root@[fd00::1]:2222", "root", "[fd00::1]:2222", "root@[fd00::1]:2222"},
-		{"first.last@corp.com@10.0.0.1", "first.last@corp.com", "10.0.0.1:22", "first.last@corp.com@10.0.0.1"},
+		{in: "admin@10.0.0.11", user: "admin", address: "10.0.0.11:22", text: "admin@10.0.0.11"},
+		{in: "admin@10.0.0.11:2222", user: "admin", address: "10.0.0.11:2222", text: "admin@10.0.0.11:2222"},
+		{in: "root@node-1.example.com", user: "root", address: "node-1.example.com:22", text: "root@node-1.example.com"},
+		{in: "root@fd00::1", user: "root", address: "[fd00::1]:22", text: "root@fd00::1"},
+		{in: "root@[fd00::1]", user: "root", address: "[fd00::1]:22", text: "root@fd00::1"},
+		{in: "root@[fd00::1]:2222", user: "root", address: "[fd00::1]:2222", text: "root@[fd00::1]:2222"},
+		{in: "first.last@corp.com@10.0.0.1", user: "first.last@corp.com", address: "10.0.0.1:22", text: "first.last@corp.com@10.0.0.1"},
 	} {
 		got, err := sshhost.ParseTarget(tt.in)
 		if err != nil || got.User != tt.user || got.Address() != tt.address || got.String() != tt.text {
