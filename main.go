@@ -49,6 +49,7 @@ import (
 	"constellation/engine/cloud/sandboxapi/sandboxexec"
 	"constellation/engine/kube"
 	"constellation/engine/lifecycle"
+	"constellation/engine/machinecheck"
 	"constellation/engine/offline"
 	"constellation/engine/version"
 	"constellation/engine/workspace"
@@ -60,16 +61,17 @@ func main() {
 		os.Exit(kube.RunCredentialPlugin(os.Args[2:], os.Getenv(kube.CredentialTimeout), os.Stdin, os.Stdout, os.Stderr))
 	}
 	os.Exit(tui.App{
-		Release:      version.Release,
-		Kubernetes:   sandboxexec.KubernetesVersions(),
-		Minors:       minors(),
-		Releases:     []string{version.Release, "v1.0.0"},
-		Engine:       newEngine,
-		Clusters:     kube.NewClusters(),
-		CheckOffline: offline.Check,
-		ServeMCP:     serveMCP,
-		FindSandbox:  sandboxexec.Find,
-		RunSandbox:   sandboxexec.Run,
+		Release:       version.Release,
+		Kubernetes:    sandboxexec.KubernetesVersions(),
+		Minors:        minors(),
+		Releases:      []string{version.Release, "v1.0.0"},
+		Engine:        newEngine,
+		Clusters:      kube.NewClusters(),
+		CheckOffline:  offline.Check,
+		CheckMachines: machinecheck.Check,
+		ServeMCP:      serveMCP,
+		FindSandbox:   sandboxexec.Find,
+		RunSandbox:    sandboxexec.Run,
 	}.Main())
 }
 

@@ -17,6 +17,7 @@ var imports = []struct {
 	{"plan", []string{"plain", "version", "words"}},
 	{"distribution", nil},
 	{"sshhost", []string{"plain", "plan"}},
+	{"machinecheck", []string{"cloud", "plan", "sshhost", "words"}},
 	{"adopt", []string{"cloud", "cloud/machines", "distribution", "plan", "version", "words"}},
 	{"preferences", []string{"plan", "words"}},
 	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},

@@ -12,10 +12,10 @@ import (
 )
 
 func machineCommand(s *session) *cobra.Command {
-	cmd := group("machine", "Revoke a compromised machine",
-		"Manage single machines of the cluster. Rollouts replace machines by themselves; use these\ncommands in an incident, such as a compromised machine.",
-		"  constellation machine revoke worker-1 --replace")
-	cmd.AddCommand(machineRevoke(s))
+	cmd := group("machine", "Check Linux machines, revoke a compromised one",
+		"Check whether Linux machines can become nodes, and remove a machine of the cluster in an\nincident. Rollouts replace machines by themselves.",
+		"  constellation machine check --ssh root@10.0.0.11\n  constellation machine revoke worker-1 --replace")
+	cmd.AddCommand(machineCheck(s), machineRevoke(s))
 	return cmd
 }
 

@@ -43,6 +43,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/findings"
+	"constellation/engine/machinecheck"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
 	"constellation/engine/workspace"
@@ -129,6 +130,8 @@ type App struct {
 	FindSandbox func(ctx context.Context, dir string) (engine.SandboxStatus, error)
 	// CheckOffline checks manifests or a backup without a cluster.
 	CheckOffline func(context.Context, findings.OfflineRequest) (*findings.Offline, error)
+	// CheckMachines checks machines by SSH. done is called after each, never concurrently.
+	CheckMachines func(ctx context.Context, r machinecheck.Request, done func(machinecheck.Result)) []machinecheck.Result
 	// ServeMCP serves read-only tools to an assistant until its input ends.
 	ServeMCP func(context.Context, MCPRequest) error
 	// RunSandbox executes the verb sandbox, its help and its completions in another program.

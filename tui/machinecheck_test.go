@@ -1,0 +1,142 @@
+package tui
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine/machinecheck"
+	"constellation/engine/plan"
+	"constellation/engine/sshhost"
+	"constellation/engine/sshhost/sshdtest"
+	"constellation/internal/golden"
+	"constellation/tui/internal/enginefake"
+)
+
+// checkedMachines returns results as of a check: one machine that is ready, one that is not, and one that
+// could not be reached.
+func checkedMachines() []machinecheck.Result {
+	facts := machinecheck.Facts{
+		Root: true, OS: machinecheck.OS{ID: "debian", Version: "12", Name: "Debian GNU/Linux 12 (bookworm)"}, Arch: "x86_64", Kernel: "6.1.0-39-amd64", HostName: "node-11", Systemd: true,
+		Memory: 4020116, Cores: 2, Cgroup: machinecheck.Cgroup{Version: "v2", Controllers: []string{"cpu", "cpuset", "memory", "pids"}},
+		Modules: []machinecheck.Module{{Name: "overlay", State: "loaded", AtBoot: true}}, Sysctls: []machinecheck.Sysctl{}, Disks: []machinecheck.Disk{},
+		AppArmor: "enabled", SELinux: "disabled", TPM: "2", Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.11/24")}, DefaultRoute: machinecheck.Yes,
+		Clock: machinecheck.Clock{Offset: time.Millisecond, Uncertainty: 20 * time.Millisecond, Synchronized: machinecheck.Yes},
+	}
+	bad := facts
+	bad.HostName, bad.TPM, bad.Swaps, bad.SwapAtBoot = "node-12", "", []machinecheck.Swap{{Name: "/dev/sda2", Type: "partition", KiB: 2097148}}, true
+	bad.Listens, bad.OS = []machinecheck.Listen{{Port: 10250, Program: "evil\x1b[2J"}}, machinecheck.OS{ID: "fedora", Version: "42", Name: "Fedora Linux 42"}
+	role, _ := machinecheck.ParseRole("worker")
+	needs := machinecheck.Needs{Role: role}
+	lost := &plan.Error{Op: "connect to 10.0.0.13:22", Err: fmt.Errorf("%w: connection refused", sshhost.ErrUnreachable), Remedy: "start the SSH server of the machine (`systemctl start ssh`)"}
+	return []machinecheck.Result{
+		{Machine: "root@10.0.0.11", HostKey: "SHA256:x", Ready: true, Facts: &facts, Findings: machinecheck.Judge(facts, needs), Took: time.Second},
+		{Machine: "root@10.0.0.12:2222", HostKey: "SHA256:y", Facts: &bad, Findings: machinecheck.Judge(bad, needs), Took: time.Second},
+		{Machine: "root@10.0.0.13", Error: lost.Error(), Remedy: lost.Remedy, Err: lost},
+	}
+}
+
+// machineVerb runs `machine check`, with these results or, without any, with real machines.
+func machineVerb(t *testing.T, results []machinecheck.Result, args ...string) (stdout, stderr string, code int, got machinecheck.Request) {
+	t.Helper()
+	check := func(_ context.Context, r machinecheck.Request, done func(machinecheck.Result)) []machinecheck.Result {
+		got = r
+		for _, x := range results {
+			done(x)
+		}
+		return results
+	}
+	if results == nil {
+		check = machinecheck.Check
+	}
+	var out, errs bytes.Buffer
+	home := t.TempDir()
+	code = App{
+		Release: "v1.1.0", Program: "constellation", CheckMachines: check, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
+		Env: func(name string) string { return map[string]string{"HOME": home, "LANG": "C.UTF-8"}[name] }, Now: func() time.Time { return enginefake.Start },
+	}.Run(append([]string{"machine", "check"}, args...))
+	return out.String(), errs.String(), code, got
+}
+
+func TestMachineCheck(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "id")
+	if err := os.WriteFile(key, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all := checkedMachines()
+	three := []string{"--ssh", "root@10.0.0.11", "--ssh", "root@10.0.0.12:2222", "--ssh", "root@10.0.0.13"}
+	for _, tt := range []struct {
+		name    string
+		results []machinecheck.Result
+		args    []string
+		code    int
+		want    string // on stdout or stderr
+	}{
+		{name: "one that is ready", results: all[:1], args: []string{"--ssh", "root@10.0.0.11"}, code: plan.ExitDone, want: "can become a worker"},
+		{name: "one in the way", results: all[:2], args: three[:4], code: plan.ExitBlocked, want: "2 findings in the way on 1 of them, such as root@10.0.0.12:2222: swap is on: /dev/sda2"},
+		{name: "one that is not reached", results: all, args: three, code: plan.ExitFailed, want: "1 of them could not be checked, such as root@10.0.0.13"},
+		{name: "none", results: all, code: plan.ExitUsage, want: "no machine is named"},
+		{name: "no user", results: all, args: []string{"--ssh", "10.0.0.11"}, code: plan.ExitUsage, want: "USER@HOST"},
+		{name: "one twice", results: all, args: []string{"--ssh", "root@10.0.0.11", "--ssh", "admin@10.0.0.11:22"}, code: plan.ExitUsage, want: "names 10.0.0.11:22 twice"},
+		{name: "bad role", results: all, args: []string{"--ssh", "root@10.0.0.11", "--role", "master"}, code: plan.ExitUsage, want: "want control-plane or worker"},
+		{name: "bad jump host", results: all, args: []string{"--ssh", "root@10.0.0.11", "--jump", "bastion"}, code: plan.ExitUsage, want: "it names no user"},
+		{name: "no such key", results: all, args: []string{"--ssh", "root@10.0.0.11", "--key", key + "x"}, code: plan.ExitUsage, want: "the file does not exist"},
+		{name: "bad timeout", results: all, args: []string{"--ssh", "root@10.0.0.11", "--timeout", "-1s"}, code: plan.ExitUsage, want: "more than 0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out, errs, code, _ := machineVerb(t, tt.results, tt.args...)
+			if code != tt.code || !strings.Contains(out+errs, tt.want) {
+				t.Errorf("exit code %d, want %d, and %q in\n%s%s", code, tt.code, tt.want, out, errs)
+			}
+			if strings.ContainsRune(out+errs, 0x1b) {
+				t.Errorf("the output has escape sequences: %q", out+errs)
+			}
+		})
+	}
+	out, _, _, _ := machineVerb(t, all, three...)
+	golden.Equal(t, "testdata/machinecheck.txt", out)
+	_, _, _, got := machineVerb(t, all[:1], "--ssh", "admin@10.0.0.11", "--key", key, "--sudo", "--jump", "a@b,c@d:2222", "--host-key", "SHA256:z", "--role", "control-plane", "--timeout", "3s")
+	x := got.Targets[0]
+	if len(got.Targets) != 1 || x.String() != "admin@10.0.0.11" || x.KeyFile != key || !x.Sudo || len(x.Jump) != 2 || x.Jump[1].String() != "c@d:2222" ||
+		!slices.Equal(got.SSH.Fingerprints, []string{"SHA256:z"}) || got.SSH.Timeout != 3*time.Second || got.Needs.Role != "control-plane" || got.SSH.SudoPassword != nil || got.SSH.Passphrase != nil {
+		t.Errorf("request %+v", got)
+	}
+	out, _, code, _ := machineVerb(t, all, append(three, "-o", "json")...)
+	var r machinecheck.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != plan.ExitFailed || len(r.Machines) != 3 || r.Machines[2].Error == "" || r.Machines[2].Remedy == "" || r.Machines[1].Findings[0].Command == "" || r.Machines[0].Facts.HostName != "node-11" {
+		t.Errorf("document %v %+v", err, r)
+	}
+}
+
+// TestMachineCheckBySSH checks this computer through a real sshd.
+func TestMachineCheckBySSH(t *testing.T) {
+	t.Parallel()
+	s := sshdtest.Start(t, sshdtest.Options{})
+	target := s.Options().Target.String()
+	_, errs, code, _ := machineVerb(t, nil, "--ssh", target, "--key", s.Key)
+	if code != plan.ExitFailed || !strings.Contains(errs, sshhost.ErrUnknownHost.Error()) || !strings.Contains(errs, "--host-key SHA256:") {
+		t.Fatalf("an unknown machine: exit code %d\n%s", code, errs)
+	}
+	_, fingerprint, _ := strings.Cut(errs, "--host-key ")
+	fingerprint = strings.Fields(fingerprint)[0]
+	out, errs, code, _ := machineVerb(t, nil, "--ssh", target, "--key", s.Key, "--host-key", fingerprint, "-o", "json")
+	var r machinecheck.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Machines) != 1 || r.Machines[0].Facts == nil || r.Machines[0].HostKey != fingerprint {
+		t.Fatalf("%v %s\n%s", err, out, errs)
+	}
+	name, err := os.Hostname()
+	if err != nil || r.Machines[0].Facts.HostName != name {
+		t.Errorf("host name %s, want %s", r.Machines[0].Facts.HostName, name)
+	}
+	if want := map[bool]int{true: plan.ExitDone, false: plan.ExitBlocked}[r.Machines[0].Ready]; code != want {
+		t.Errorf("exit code %d, want %d\n%s", code, want, errs)
+	}
+}
