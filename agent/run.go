@@ -124,6 +124,10 @@ func openUpgrader(life context.Context, h Host, log *slog.Logger) (*upgrader, er
 		_ = u.journal.stageIs(u.journal.current(), interrupted, why)
 	}
 	log.Warn("interrupted upgrade found", "token", req.GetToken(), "stage", u.journal.current())
+	// At once: without them the host may have no API server, and then nobody can reach this agent to resume the run.
+	if pods, files, err := u.restore(); len(pods)+len(files) > 0 || err != nil {
+		log.Warn("files of an interrupted upgrade restored", "static_pods", pods, "files", files, "err", err)
+	}
 	return u, nil
 }
 
@@ -293,18 +297,39 @@ func (u *upgrader) verify(ctx context.Context, o *order) error {
 	return u.host.admit(ctx, o)
 }
 
-// mend restores static pods that an interrupted kubeadm lost.
+// mend restores static pods, certificates and configuration that an interrupted kubeadm lost.
 func (u *upgrader) mend() error {
-	root, err := os.OpenRoot(u.host.path())
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	restored, err := kubeadm.RestoreManifests(root)
-	for _, pod := range restored {
+	pods, files, err := u.restore()
+	for _, pod := range pods {
 		u.say("warn", "static pod "+pod+" was restored from its backup")
 	}
+	for _, file := range files {
+		u.say("warn", file+" was incomplete, and restored from its copy")
+	}
 	return err
+}
+
+// restore is mend without a line in the journal.
+func (u *upgrader) restore() (pods, files []string, err error) {
+	root, err := os.OpenRoot(u.host.path())
+	if err != nil {
+		return nil, nil, err
+	}
+	defer root.Close()
+	pods, err = kubeadm.RestoreManifests(root)
+	files, other := kubeadm.RestoreRenewed(root, u.dir)
+	return pods, files, errors.Join(err, other)
+}
+
+// keepRenewed copies what kubeadm is about to renew. Without the copies an upgrade is possible all the same.
+func (u *upgrader) keepRenewed() {
+	root, err := os.OpenRoot(u.host.path())
+	if err == nil {
+		err = errors.Join(kubeadm.KeepRenewed(root, u.dir), root.Close())
+	}
+	if err != nil {
+		u.say("warn", clip(err.Error()))
+	}
 }
 
 func (u *upgrader) install(ctx context.Context, l component.List) error {
@@ -359,7 +384,7 @@ func (u *upgrader) kubeadmStage(verb string) func(context.Context, *order) error
 			return err
 		}
 		defer root.Close()
-		if err := kubeadm.RemoveOldBackups(root); err != nil {
+		if err := errors.Join(kubeadm.RemoveOldBackups(root), kubeadm.ForgetRenewed(root, u.dir)); err != nil {
 			u.say("warn", clip(err.Error()))
 		}
 		return nil
@@ -377,6 +402,9 @@ func (u *upgrader) repeat(ctx context.Context, o *order, verb string) error {
 		config, err := u.host.customized(o.config)
 		if err != nil {
 			return err
+		}
+		if verb == kubeadm.UpgradeApply || verb == kubeadm.UpgradeNode {
+			u.keepRenewed()
 		}
 		p, err := u.detached().Start(verb, config, u.journal.started)
 		if err == nil {

@@ -1072,6 +1072,58 @@ func TestLostManifestIsRestored(t *testing.T) {
 	}
 }
 
+// A machine that loses power while kubeadm renews a certificate has no etcd and no API server then, so nobody can reach its
+// agent. The agent restores the files when it starts, without a request.
+func TestIncompleteCertificateIsRestoredAtTheStart(t *testing.T) {
+	r := newRig(t, true)
+	const crt = "etc/kubernetes/pki/etcd/server.crt"
+	r.write(crt, "", 0o644)
+	certificates(t, filepath.Join(r.settings.Root, filepath.Dir(crt)))
+	cert, err := os.ReadFile(filepath.Join(r.settings.Root, crt))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.script("hang-apply", "")
+	r.up()
+	if _, err := r.client().Upgrade(t.Context(), r.request("t1")); err != nil {
+		t.Fatal(err)
+	}
+	r.hangs("apply")
+	r.kill()
+	r.release()
+	until(t, "kubeadm is done", func() bool {
+		b, _ := os.ReadFile(filepath.Join(r.settings.Root, "etc/kubernetes/manifests/kube-scheduler.yaml"))
+		return strings.Contains(string(b), to)
+	})
+	r.write(crt, "", 0o644)
+	lost := filepath.Join(r.settings.Root, "etc/kubernetes/manifests/etcd.yaml")
+	b, err := os.ReadFile(lost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.write("etc/kubernetes/tmp/kubeadm-backup-manifests-2026-11-21-10-00-00/etcd.yaml", string(b), 0o600)
+	if err := os.Remove(lost); err != nil {
+		t.Fatal(err)
+	}
+
+	r.up()
+	if _, err := r.client().Status(t.Context(), &upgradeproto.StatusRequest{}); err != nil {
+		t.Fatalf("%v\n%s", err, r.out)
+	}
+	if b, err := os.ReadFile(filepath.Join(r.settings.Root, crt)); err != nil || !bytes.Equal(b, cert) {
+		t.Errorf("the certificate is %q, %v\n%s", b, err, r.out)
+	}
+	if _, err := os.Stat(lost); err != nil {
+		t.Errorf("the static pod: %v\n%s", err, r.out)
+	}
+	if all, err := collect(r.client().Upgrade(t.Context(), r.request("t1"))); err != nil || !strings.HasSuffix(outline(all), straight) {
+		t.Fatalf("%v\n%s\n%s", err, outline(all), r.out)
+	}
+	if _, err := os.Stat(filepath.Join(r.settings.Root, "var/lib/constellation/agent/renewed")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("copies of keys are left: %v", err)
+	}
+}
+
 func TestStoppedAgentDoesNotStopKubeadm(t *testing.T) {
 	r := newRig(t, true)
 	r.script("hang-apply", "")
