@@ -95,9 +95,10 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if f == asJSON {
+	switch {
+	case f == asJSON:
 		err = document(s.out, r)
-	} else {
+	case len(r.Machines) != 1 || r.Machines[0].Err == nil: // else the error has everything
 		s.print(machineText(s.page(), s.answerWidth(), &r))
 	}
 	if err != nil {
@@ -127,11 +128,15 @@ func machineVerdict(results []machinecheck.Result) error {
 	if len(blocked) == 0 {
 		return nil
 	}
-	list := blocked[0].Blocked()
-	return &plan.Error{
-		Op: op, Err: fmt.Errorf("%s in the way on %d of them, such as %s: %s", words.Count(len(list), "finding"), len(blocked), blocked[0].Machine, list[0].Title),
-		Remedy: cmp.Or(list[0].Remedy, "see above"), Exit: plan.ExitBlocked,
+	list, total := blocked[0].Blocked(), 0
+	for i := range blocked {
+		total += len(blocked[i].Blocked())
 	}
+	where := ""
+	if len(results) > 1 {
+		where = fmt.Sprintf(" on %d of them, such as %s", len(blocked), blocked[0].Machine)
+	}
+	return &plan.Error{Op: op, Err: fmt.Errorf("%s in the way%s: %s", words.Count(total, "finding"), where, list[0].Title), Remedy: list[0].Remedy, Exit: plan.ExitBlocked}
 }
 
 // machineText renders the results: one line for each machine, then the findings of each.

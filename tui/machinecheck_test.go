@@ -82,6 +82,8 @@ func TestMachineCheck(t *testing.T) {
 	}{
 		{name: "one that is ready", results: all[:1], args: []string{"--ssh", "root@10.0.0.11"}, code: plan.ExitDone, want: "can become a worker"},
 		{name: "one in the way", results: all[:2], args: three[:4], code: plan.ExitBlocked, want: "2 findings in the way on 1 of them, such as root@10.0.0.12:2222: swap is on: /dev/sda2"},
+		{name: "the only one in the way", results: all[1:2], args: three[2:4], code: plan.ExitBlocked, want: "2 findings in the way: swap is on: /dev/sda2"},
+		{name: "the only one that is not reached", results: all[2:], args: three[4:], code: plan.ExitFailed, want: "connection refused"},
 		{name: "one that is not reached", results: all, args: three, code: plan.ExitFailed, want: "1 of them could not be checked, such as root@10.0.0.13"},
 		{name: "none", results: all, code: plan.ExitUsage, want: "no machine is named"},
 		{name: "no user", results: all, args: []string{"--ssh", "10.0.0.11"}, code: plan.ExitUsage, want: "USER@HOST"},

@@ -465,6 +465,12 @@ func (j *judge) ports() {
 			continue
 		}
 		by := j.f.Listens[i].Program
+		if by == "bootstrapper" && !blocked {
+			j.add(plan.Warn, "machine-enrolled", plan.Finding{
+				Title: "the bootstrapper runs here already: the machine waits for a cluster", Objects: []string{fmt.Sprint(p.port)}, Remedy: "run `constellation init` with this machine, or remove the machine first",
+			})
+			continue
+		}
 		if blocked && (by == "" || slices.ContainsFunc(kubernetes, func(k string) bool { return strings.HasPrefix(by, k) })) {
 			continue // another finding has the reason
 		}

@@ -153,6 +153,7 @@ func TestFindings(t *testing.T) {
 		{name: "kubelet that is installed", edits: []string{"+program kubelet /usr/bin/kubelet inactive kubelet Kubernetes v1.36.4"}, severity: plan.Warn, id: "machine-runtime", command: "apt-get remove -y kubelet"},
 		{name: "port of a worker", edits: []string{"+listen 10250 nginx"}, severity: plan.Block, id: "machine-ports", text: "port 10250 of the kubelet is in use by nginx", command: "ss -ltnp 'sport = :10250'"},
 		{name: "port of a control plane", edits: []string{"+listen 6443 ?"}, role: cloud.ControlPlane, severity: plan.Block, id: "machine-ports", text: "in use by a program"},
+		{name: "waits for a cluster", edits: []string{"+listen 9000 bootstrapper"}, severity: plan.Warn, id: "machine-enrolled"},
 		{name: "ufw", edits: []string{"+firewall ufw active"}, severity: plan.Warn, id: "machine-firewall", text: "9000 and 10250", command: "ufw allow proto tcp from NETWORK to any port 9000,10250 && ufw default allow routed"},
 		{name: "nftables drops", edits: []string{"+firewall nftables input-drop"}, severity: plan.Warn, id: "machine-firewall", text: "drops packets"},
 		{name: "iptables drops forwarded packets", edits: []string{"+firewall iptables forward-drop"}, severity: plan.Warn, id: "machine-firewall", text: "forwarded", command: "iptables-legacy -S"},

@@ -477,6 +477,10 @@ func TestUpload(t *testing.T) {
 		}
 	}
 	noRemains(t, h, filepath.Dir(file), filepath.Base(file))
+
+	bare := dial(t, sshdtest.Start(t, sshdtest.Options{Config: "Subsystem other /bin/false"}).Options())
+	checkError(t, bare.Upload(t.Context(), file, 0o600, 0, bytes.NewReader(nil)), nil, "serves no SFTP", "openssh-sftp-server")
+	noRemains(t, bare, filepath.Dir(file), filepath.Base(file))
 }
 
 // noRemains checks that the folder has these files alone, and that temporary folders are gone.

@@ -29,7 +29,7 @@ import (
 type Options struct {
 	// User logs in; empty is the user of the test.
 	User string
-	// Config are more lines of sshd_config.
+	// Config are more lines of sshd_config. SFTP is served unless they name a subsystem.
 	Config string
 	// Bind maps files of this computer to what the server sees instead. It needs root, and so does Setup,
 	// shell commands that run in the server's namespace before it starts.
@@ -80,9 +80,12 @@ func Start(t testing.TB, o Options) *Server {
 	if os.Geteuid() == 0 {
 		keys = "/run/sshdtest" // which other users can read
 	}
+	if !strings.Contains(o.Config, "Subsystem ") {
+		o.Config += "\nSubsystem sftp internal-sftp"
+	}
 	config := s.Write(t, "sshd_config", strings.Join([]string{
 		o.Config, "ListenAddress 127.0.0.1", fmt.Sprint("Port ", s.Port), "HostKey " + filepath.Join(s.Dir, "host_key"), "AuthorizedKeysFile " + keys + "/authorized_keys",
-		"PidFile none", "StrictModes no", "UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "Subsystem sftp internal-sftp", "LogLevel INFO", "",
+		"PidFile none", "StrictModes no", "UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "LogLevel INFO", "",
 	}, "\n"))
 	argv := []string{sshd, "-D", "-e", "-f", config}
 	if os.Geteuid() == 0 {
