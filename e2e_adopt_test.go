@@ -9,9 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,44 +22,54 @@ import (
 )
 
 // A cluster of plain kubeadm on real machines without anything of ours, with the units of Kubernetes' packages, is adopted,
-// gets the operator and the agents, is upgraded in place to the next minor, and is given back.
+// gets the operator and the agents, is upgraded in place to the next minor, and is given back. The variable has the size:
+// 1 is one control plane and one worker. With two workers or more, clients of a service must not notice the upgrade. With
+// three control planes, one loses power while its agent upgrades it.
 //
-// It takes eight minutes, so it is opt-in:
+// It takes 8 minutes with 1+1 and 20 with 3+2, so it is opt-in:
 //
-//	CONSTELLATION_E2E_ADOPT=1 go test -run TestAdoptedClusterIsUpgradedAndGivenBack .
+//	CONSTELLATION_E2E_ADOPT=1   go test -run TestAdoptedClusterIsUpgradedAndGivenBack .
+//	CONSTELLATION_E2E_ADOPT=3+2 go test -timeout 40m -run TestAdoptedClusterIsUpgradedAndGivenBack .
 func TestAdoptedClusterIsUpgradedAndGivenBack(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_E2E_ADOPT", "eight minutes")
 	const to = "v1.37.2"
 	testneeds.Kubernetes(t, to)
-	c := newReal(t)
-	c.up(1, 1)
-	kubeconfig := c.plainKubeadm(build.DefaultVersion)
-	a := &cloud{t: t, bin: c.bin, dir: t.TempDir()}
-	kubectl := func(args ...string) string {
-		t.Helper()
-		out, err := exec.Command(filepath.Join(c.bin, "kubectl"), append([]string{"--kubeconfig", kubeconfig}, args...)...).CombinedOutput()
-		if err != nil {
-			t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	controlPlanes, workers := 1, 1
+	if size := os.Getenv("CONSTELLATION_E2E_ADOPT"); strings.Contains(size, "+") {
+		if n, err := fmt.Sscanf(size, "%d+%d", &controlPlanes, &workers); n != 2 || err != nil || controlPlanes < 1 || workers < 1 {
+			t.Fatalf("CONSTELLATION_E2E_ADOPT is %q, want 1 or a size such as 3+2", size)
 		}
-		return string(out)
 	}
+	all := machineNames(controlPlanes, workers)
+	c := newReal(t)
+	c.up(controlPlanes, workers)
+	kubeconfig := c.plainKubeadm(build.DefaultVersion, controlPlanes, workers)
+	a := &cloud{t: t, bin: c.bin, dir: t.TempDir()}
+	if b, err := os.ReadFile(kubeconfig); err != nil || os.WriteFile(filepath.Join(c.dir, "constellation-admin.conf"), b, 0o600) != nil {
+		t.Fatalf("copy the kubeconfig: %v", err)
+	}
+	kubectl := c.kubectl
 	ready := func() {
 		t.Helper()
-		kubectl("-n", "kube-system", "wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
+		kubectl("-n", "kube-system", "wait", "--for=condition=Ready", "pod", "--all", "--timeout=110s")
 	}
 	ready()
 	const files = `find /usr /etc /var/lib/constellation /run/constellation-agent -not -path '/etc/kubernetes/*' 2>/dev/null | sort`
-	before := map[string]string{}
-	for _, m := range []string{"control-plane-0", "worker-0"} {
-		before[m], _ = c.asRoot(m, files)
-	}
+	before, kubelets := map[string]string{}, map[string]string{}
 	started := func(m string) string {
 		out, _ := c.asRoot(m, "systemctl show --property=ActiveEnterTimestampMonotonic --value kubelet")
 		return out
 	}
-	kubelets := map[string]string{"control-plane-0": started("control-plane-0"), "worker-0": started("worker-0")}
+	for _, m := range all {
+		before[m], _ = c.asRoot(m, files)
+		kubelets[m] = started(m)
+	}
+	adopts := func() {
+		t.Helper()
+		a.run(time.Minute, "adopt", "--kubeconfig", kubeconfig, "--name", "old", "--yes").want(plan.ExitDone)
+	}
 
-	a.run(time.Minute, "adopt", "--kubeconfig", kubeconfig, "--name", "old", "--yes").want(plan.ExitDone)
+	adopts()
 	a.run(time.Minute, "upgrade", "apply", "--yes").want(plan.ExitUsage) // no operator
 	a.addComponents(build.DefaultVersion, to)
 	a.run(3*time.Minute, "adopt", "--operator", "--non-interactive").want(plan.ExitUnacknowledged)
@@ -66,18 +77,7 @@ func TestAdoptedClusterIsUpgradedAndGivenBack(t *testing.T) {
 		t.Errorf("a plan that was not accepted made a key: %v", err)
 	}
 	// Interrupted while agents are being installed, and given back.
-	cmd := a.command(t.Context(), "adopt", "--operator", "--yes", "-o", "json")
-	events, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for lines := bufio.NewScanner(events); lines.Scan() && !strings.Contains(lines.Text(), `"object":"agents"`); {
-	}
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
+	a.killedAt(`"object":"agents"`, "adopt", "--operator")
 	a.run(3*time.Minute, "adopt", "--undo", "--yes").want(plan.ExitDone)
 	if out := kubectl("get", "namespace", "-o", "name"); strings.Contains(out, "constellation") {
 		t.Errorf("the undo of an interrupted installation left %s", out)
@@ -85,9 +85,11 @@ func TestAdoptedClusterIsUpgradedAndGivenBack(t *testing.T) {
 	if err := os.Remove(filepath.Join(a.dir, "constellation-conf.yaml")); err != nil { // it had been changed, so it was kept
 		t.Fatal(err)
 	}
-	a.run(time.Minute, "adopt", "--kubeconfig", kubeconfig, "--name", "old", "--yes").want(plan.ExitDone)
+	begin := time.Now()
+	adopts()
 	a.addComponents(build.DefaultVersion, to)
 	a.run(3*time.Minute, "adopt", "--operator", "--yes").want(plan.ExitDone)
+	t.Logf("adoption of %d+%d, operator included: %s", controlPlanes, workers, time.Since(begin).Round(time.Second))
 	a.run(time.Minute, "adopt", "--operator", "--yes").want(plan.ExitNothing)
 	for m, was := range kubelets {
 		if is := started(m); is != was {
@@ -95,22 +97,38 @@ func TestAdoptedClusterIsUpgradedAndGivenBack(t *testing.T) {
 		}
 	}
 	a.run(time.Minute, "init", "--yes").want(plan.ExitUsage)
+	if out := a.run(time.Minute, "upgrade", "check", "--kubernetes", to).want(plan.ExitDone).stdout; !strings.Contains(out, "in place") || strings.Contains(out, "replaces") {
+		t.Errorf("upgrade check:\n%s", out)
+	}
 
-	for _, kubernetes := range []string{build.DefaultVersion, to} { // a hop of etcd comes first
+	var users *load
+	cut := "" // the machine that loses power; it has no pods then, and its own clients do not count
+	if workers > 1 {
+		users = c.startLoad()
+	}
+	for hop, kubernetes := range []string{build.DefaultVersion, to} { // a hop of etcd comes first
 		ready()
-		// The leaders of the only control plane are elected again after its hop.
-		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
-			r := a.run(10*time.Minute, "upgrade", "apply", "--kubernetes", to, "--yes")
-			if r.code != plan.ExitBlocked || time.Now().After(deadline) {
-				r.want(plan.ExitDone)
-				break
-			}
+		begin := time.Now()
+		if hop == 0 { // the console is killed, and the cluster goes on
+			a.killedAt(`"step":"`+plan.StepRollout+`"`, "upgrade", "apply", "--kubernetes", to)
+		} else if controlPlanes > 2 {
+			cut = "control-plane-1"
+			c.losesPowerInUpgrade(cut)
 		}
-		if is := kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.nodeInfo.kubeletVersion}"); is != kubernetes+" "+kubernetes {
+		a.run(20*time.Minute, "upgrade", "apply", "--kubernetes", to, "--yes").want(plan.ExitDone)
+		t.Logf("hop %d: %s", hop+1, time.Since(begin).Round(time.Second))
+		if is, want := kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.nodeInfo.kubeletVersion}"), strings.TrimSpace(strings.Repeat(kubernetes+" ", len(all))); is != want {
 			t.Fatalf("kubelets run %q, want %s", is, kubernetes)
 		}
 	}
-	a.wantNodes("control-plane-0", "worker-0")
+	if users != nil {
+		failed := slices.DeleteFunc(users.end(), func(r request) bool { return r.err == nil || r.machine == cut })
+		for _, r := range failed {
+			t.Errorf("a request failed: %s", r)
+		}
+		t.Logf("%d requests, %d failed", len(users.asked), len(failed))
+	}
+	a.wantNodes(all...)
 
 	a.run(3*time.Minute, "adopt", "--undo", "--yes").want(plan.ExitDone)
 	for _, what := range []string{"crd", "namespace", "clusterrole", "clusterrolebinding", "validatingadmissionpolicy"} {
@@ -136,8 +154,51 @@ func TestAdoptedClusterIsUpgradedAndGivenBack(t *testing.T) {
 			}
 		}
 	}
-	if out, code := c.asRoot("control-plane-0", "KUBECONFIG=/etc/kubernetes/admin.conf kubeadm upgrade plan --ignore-preflight-errors=all 2>&1"); code != 0 || !strings.Contains(out, "Cluster version: "+strings.TrimPrefix(to, "v")) {
-		t.Errorf("kubeadm upgrade plan: exit %d\n%s", code, out)
+	for _, m := range machineNames(controlPlanes, 0) {
+		if out, code := c.asRoot(m, "KUBECONFIG=/etc/kubernetes/admin.conf kubeadm upgrade plan --ignore-preflight-errors=all 2>&1"); code != 0 || !strings.Contains(out, "Cluster version: "+strings.TrimPrefix(to, "v")) {
+			t.Errorf("kubeadm upgrade plan on %s: exit %d\n%s", m, code, out)
+		}
+	}
+}
+
+// losesPowerInUpgrade cuts the power of a control plane when its kubeadm has replaced the API server, and leaves what a power
+// cut can leave of files without a sync: an empty certificate, and one without its key.
+func (c *cloud) losesPowerInUpgrade(machine string) {
+	var wg sync.WaitGroup
+	c.t.Cleanup(wg.Wait)
+	run := func(args ...string) bool {
+		out, err := c.command(c.t.Context(), args...).CombinedOutput()
+		if err != nil && c.t.Context().Err() == nil {
+			c.t.Errorf("constellation %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+		return err == nil
+	}
+	wg.Go(func() {
+		const script = `until ls /etc/kubernetes/tmp/kubeadm-backup-manifests-*/kube-apiserver.yaml; do read -t 0.1 <> <(:) || :; done
+: >/etc/kubernetes/pki/etcd/peer.crt; cp /etc/kubernetes/pki/front-proxy-client.key /etc/kubernetes/pki/apiserver.key`
+		_ = run("sandbox", "shell", machine, "--", "bash", "-c", script) && run("sandbox", "machine", "power-cut", machine)
+	})
+}
+
+// killedAt runs a command and kills it when an event contains a text.
+func (c *cloud) killedAt(text string, args ...string) {
+	c.t.Helper()
+	cmd := c.command(c.t.Context(), append(args, "--yes", "-o", "json")...)
+	events, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	seen := false
+	for lines := bufio.NewScanner(events); !seen && lines.Scan(); {
+		seen = strings.Contains(lines.Text(), text)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	if !seen {
+		c.t.Fatalf("constellation %s: no event has %s", strings.Join(args, " "), text)
 	}
 }
 
@@ -166,10 +227,10 @@ func (c *cloud) addComponents(versions ...string) {
 	}
 }
 
-// plainKubeadm takes everything of ours off one control plane and one worker, installs kubeadm, kubelet and kubectl where
-// Kubernetes' packages install them, with their units, and creates a cluster. It returns the path of the administrator's
-// kubeconfig.
-func (c *cloud) plainKubeadm(version string) (kubeconfig string) {
+// plainKubeadm takes everything of ours off the machines, installs kubeadm, kubelet and kubectl where Kubernetes' packages
+// install them, with their units, and creates a cluster of these control planes and workers behind the cloud's load balancer.
+// It returns the path of the administrator's kubeconfig.
+func (c *cloud) plainKubeadm(version string, controlPlanes, workers int) (kubeconfig string) {
 	t := c.t
 	t.Helper()
 	do := func(machine, script string, stdin []byte) string {
@@ -182,7 +243,7 @@ func (c *cloud) plainKubeadm(version string) (kubeconfig string) {
 		}
 		return string(out)
 	}
-	for _, m := range []string{"control-plane-0", "worker-0"} {
+	for _, m := range machineNames(controlPlanes, workers) {
 		do(m, `systemctl disable --now constellation-bootstrapper constellation-agent
 rm -rf /usr/lib/constellation/{agent,bootstrapper,release-keys.pem,peers.json} /etc/constellation /run/constellation-agent /var/lib/constellation
 rm -rf /lib/systemd/system/constellation-* /lib/systemd/system/kubelet.service*`, nil)
@@ -197,8 +258,16 @@ rm -rf /lib/systemd/system/constellation-* /lib/systemd/system/kubelet.service*`
 		do(m, "mkdir -p /lib/systemd/system/kubelet.service.d && cat >/lib/systemd/system/kubelet.service.d/10-kubeadm.conf && systemctl daemon-reload && systemctl enable kubelet", []byte(packagesDropIn))
 	}
 	do("control-plane-0", "cat >/root/init.yaml && kubeadm init --config /root/init.yaml", fmt.Appendf(nil, strangerInit, version))
-	join := strings.TrimSpace(do("control-plane-0", "kubeadm token create --print-join-command", nil))
-	do("worker-0", join+" --ignore-preflight-errors=SystemVerification,Swap,Mem,NumCPU", nil)
+	join := strings.TrimSpace(do("control-plane-0", "kubeadm token create --print-join-command", nil)) + " --ignore-preflight-errors=SystemVerification,Swap,Mem,NumCPU"
+	if controlPlanes > 1 {
+		key := strings.Fields(do("control-plane-0", "kubeadm init phase upload-certs --upload-certs --config /root/init.yaml", nil))
+		for i := 1; i < controlPlanes; i++ {
+			do(fmt.Sprintf("control-plane-%d", i), join+" --control-plane --certificate-key "+key[len(key)-1], nil)
+		}
+	}
+	for i := range workers {
+		do(fmt.Sprintf("worker-%d", i), join, nil)
+	}
 
 	var sandbox struct{ ClusterEndpoint string }
 	if err := json.Unmarshal([]byte(c.run(time.Minute, "sandbox", "status", "-o", "json").want(plan.ExitDone).stdout), &sandbox); err != nil || sandbox.ClusterEndpoint == "" {
@@ -210,6 +279,17 @@ rm -rf /lib/systemd/system/constellation-* /lib/systemd/system/kubelet.service*`
 		t.Fatal(err)
 	}
 	return kubeconfig
+}
+
+// machineNames are the names of the first machines of a sandbox.
+func machineNames(controlPlanes, workers int) (out []string) {
+	for i := range controlPlanes {
+		out = append(out, fmt.Sprintf("control-plane-%d", i))
+	}
+	for i := range workers {
+		out = append(out, fmt.Sprintf("worker-%d", i))
+	}
+	return out
 }
 
 // The units of the kubelet as Kubernetes' packages have them, but for --config-dir: a file of the sandbox in it has what

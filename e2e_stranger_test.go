@@ -76,7 +76,7 @@ func TestStranger(t *testing.T) {
 	const version = "v1.35.4"
 	c := newCloud(t, 1, 1, "--kubernetes", version)
 	// What the user has: a kubeconfig, the program, and an empty folder.
-	kubeconfig, home := c.plainKubeadm(version), t.TempDir()
+	kubeconfig, home := c.plainKubeadm(version, 1, 1), t.TempDir()
 	env := append(os.Environ(), "NO_COLOR=1", "KUBECONFIG="+kubeconfig, "PATH="+c.bin+":"+os.Getenv("PATH"))
 	user := func(args ...string) string {
 		t.Helper()

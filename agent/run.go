@@ -124,7 +124,7 @@ func openUpgrader(life context.Context, h Host, log *slog.Logger) (*upgrader, er
 		_ = u.journal.stageIs(u.journal.current(), interrupted, why)
 	}
 	log.Warn("interrupted upgrade found", "token", req.GetToken(), "stage", u.journal.current())
-	// At once: without them the host may have no API server, and then nobody can reach this agent to resume the run.
+	// At once: without them the host may have no API server, and then no request reaches this agent to resume the run.
 	if pods, files, err := u.restore(); len(pods)+len(files) > 0 || err != nil {
 		log.Warn("files of an interrupted upgrade restored", "static_pods", pods, "files", files, "err", err)
 	}

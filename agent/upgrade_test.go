@@ -1072,7 +1072,7 @@ func TestLostManifestIsRestored(t *testing.T) {
 	}
 }
 
-// A machine that loses power while kubeadm renews a certificate has no etcd and no API server then, so nobody can reach its
+// A machine that loses power while kubeadm renews a certificate has no etcd and no API server then, so no request reaches its
 // agent. The agent restores the files when it starts, without a request.
 func TestIncompleteCertificateIsRestoredAtTheStart(t *testing.T) {
 	r := newRig(t, true)
