@@ -149,13 +149,19 @@ func (e enrolment) install() error {
 	return nil
 }
 
+// unfinished is the name under which putWhole writes a file. It is always the same, so that a file of an interrupted
+// installation is written again, or found by the removal.
+func unfinished(path string) string {
+	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".enrol")
+}
+
 // putWhole writes a file atomically and durably.
 func putWhole(path string, b []byte, mode fs.FileMode) error {
 	fail := func(err error) error { return fmt.Errorf("install %s: %w", filepath.Base(path), err) }
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fail(err)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".enrol-*")
+	f, err := os.OpenFile(unfinished(path), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return fail(err)
 	}

@@ -249,6 +249,9 @@ func (s *Setup) Remove(ctx context.Context) (Removed, error) {
 		return strings.HasPrefix(f.Path, toolsDir+"/") && s.changed(f)
 	})
 	for _, f := range slices.Backward(j.Files) {
+		if err := os.Remove(unfinished(s.path(f.Path))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return out, fmt.Errorf("remove what an interrupted installation left of /%s: %w", f.Path, err)
+		}
 		switch {
 		case upgraded && (f.Path == dropInPath || strings.HasPrefix(f.Path, toolsDir+"/")):
 			out.Kept["/"+f.Path] = "Kubernetes was upgraded since; the machine runs from " + "/" + toolsDir
@@ -272,8 +275,10 @@ func (s *Setup) Remove(ctx context.Context) (Removed, error) {
 			return out, fmt.Errorf("remove /%s: %w", d, err)
 		}
 	}
-	if err := os.Remove(s.path(setupJournal)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return out, fmt.Errorf("remove /%s: %w", setupJournal, err)
+	for _, name := range []string{unfinished(s.path(setupJournal)), s.path(setupJournal)} {
+		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return out, fmt.Errorf("remove /%s: %w", setupJournal, err)
+		}
 	}
 	for _, d := range slices.Backward(j.Dirs) {
 		_ = os.Remove(s.path(d)) // if nothing else is in it

@@ -144,6 +144,24 @@ func TestSetupIsTakenBackWithoutAnAgent(t *testing.T) {
 	}
 }
 
+// A pod that is killed while it writes a program leaves a part of it.
+func TestUnfinishedFilesAreRemoved(t *testing.T) {
+	h := newForeignHost(t)
+	before := h.tree()
+	if err := h.Install(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"usr/local/bin/.kubelet.enrol", "var/lib/constellation/.setup.json.enrol"} {
+		h.file(h.path(name), "half")
+	}
+	if _, err := h.Remove(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if after := h.tree(); !slices.Equal(after, before) {
+		t.Errorf("the host is\n%s\nwant\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
+	}
+}
+
 func TestSetupKeepsWhatIsInUse(t *testing.T) {
 	h := newForeignHost(t)
 	if err := h.Install(t.Context()); err != nil {
