@@ -91,6 +91,17 @@ func TestAdoptedClusterIsUpgradedAndGivenBack(t *testing.T) {
 	a.run(3*time.Minute, "adopt", "--operator", "--yes").want(plan.ExitDone)
 	t.Logf("adoption of %d+%d, operator included: %s", controlPlanes, workers, time.Since(begin).Round(time.Second))
 	a.run(time.Minute, "adopt", "--operator", "--yes").want(plan.ExitNothing)
+	// Hardening is added by name, and taken out again.
+	for _, list := range []string{"[kubelet-pods, control-plane-label, machine-configuration]", "[]"} {
+		a.setHardening(list)
+		a.run(3*time.Minute, "adopt", "--operator", "--yes").want(plan.ExitDone)
+		policies := kubectl("get", "validatingadmissionpolicies", "-o", "name")
+		for _, name := range []string{"constellation-pods-kubelets", "constellation-nodes-control-plane", "constellation-machine-configuration"} {
+			if strings.Contains(policies, name) != (list != "[]") {
+				t.Errorf("with hardening %s there are the policies\n%s", list, policies)
+			}
+		}
+	}
 	for m, was := range kubelets {
 		if is := started(m); is != was {
 			t.Errorf("the kubelet of %s was restarted", m)
@@ -223,6 +234,29 @@ func (c *cloud) addComponents(versions ...string) {
 		err = os.WriteFile(path, []byte(strings.Replace(string(b), "nodeGroups:", rows.String()+"nodeGroups:", 1)), 0o644)
 	}
 	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// setHardening writes the list of policies of an adopted cluster into the configuration.
+func (c *cloud) setHardening(list string) {
+	c.t.Helper()
+	path := filepath.Join(c.dir, "constellation-conf.yaml")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	const key = "    hardening: "
+	var lines []string
+	for line := range strings.Lines(string(b)) {
+		if strings.HasPrefix(line, key) {
+			continue
+		}
+		if lines = append(lines, line); line == "  machines:\n" {
+			lines = append(lines, key+list+"\n")
+		}
+	}
+	if err := os.WriteFile(path, []byte(strings.Join(lines, "")), 0o644); err != nil {
 		c.t.Fatal(err)
 	}
 }

@@ -547,6 +547,11 @@ func (a *applyRun) backUp(ctx context.Context, r *plan.Reporter) error {
 	return nil
 }
 
+// executeFields are the fields of the configuration that PlanExecute needs.
+func executeFields() []string {
+	return []string{"releases", "charts", "plans", "registry", "provider"}
+}
+
 // PlanExecute returns the plan to bring the services of the cluster to the release of this
 // program, after a backup, and nothing else: no target is set. It needs no configuration.
 // Of the request only Acknowledge, Skip and Rehearse count. It changes nothing.
@@ -594,7 +599,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 		c.Find(check.WithoutBackup)
 	}
 	run := &clusterRun{e: e, facts: &facts{state: s, controlPlanes: c.ControlPlanes()}}
-	cfg, err := workspace.PartOfConfig(e.ws, "releases", "charts", "plans", "registry") // the rest is not needed
+	cfg, err := workspace.PartOfConfig(e.ws, executeFields()...) // the rest is not needed
 	if err != nil {
 		return nil, err
 	}

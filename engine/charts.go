@@ -38,7 +38,7 @@ func (i *clusterRun) kinds() ([]assets.File, error) {
 // want reads from the configuration which charts to install besides those of the release, and
 // their settings.
 func (f *facts) want(c *workspace.Config) {
-	f.extra, f.noPlans, f.pulls = c.Charts, c.Plans != nil && !*c.Plans, c.Registry
+	f.extra, f.noPlans, f.pulls, f.section = c.Charts, c.Plans != nil && !*c.Plans, c.Registry, c.Provider.Section
 }
 
 // operatorReplicas is the number of the operator's replicas where there are several control
@@ -65,7 +65,7 @@ func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
 	if err != nil {
 		return nil, err
 	}
-	cloudValues := from.ChartValues()
+	cloudValues := from.ChartValues(i.section)
 	var out []cluster.Chart
 	for _, c := range i.release.Charts {
 		if from.NoJoin && i.serves(c.Name, release.JoinService) {

@@ -245,6 +245,15 @@ func (o *operatorRun) judge(nodes []*cluster.Node, v version.Version, external b
 	return found
 }
 
+// hardeningEffect lists the policies beyond those for our own accounts.
+func (o *operatorRun) hardeningEffect() string {
+	list := o.config.Provider.Section.List(machines.HardeningList)
+	if len(list) == 0 {
+		return ""
+	}
+	return ", and the policies " + words.And(list)
+}
+
 // sign reads what machines install for the running version: what the configuration has, otherwise what the
 // release has. The key of the workspace signs it, if there is one.
 func (o *operatorRun) sign(ctx context.Context) error {
@@ -442,7 +451,7 @@ func (o *operatorRun) steps(k Adopter) []plan.Step {
 				}))
 			},
 		},
-		{ID: plan.StepCharts, Title: "Install the operator", Effect: o.chartsEffect(), Done: o.chartsDone, Run: o.installCharts},
+		{ID: plan.StepCharts, Title: "Install the operator", Effect: o.chartsEffect() + o.hardeningEffect(), Done: o.chartsDone, Run: o.installCharts},
 		{
 			ID: check.StepTarget, Title: "Set the target of all nodes",
 			Effect: "NodeVersion " + nodeVersionName + " is set to Kubernetes " + o.target.Kubernetes + ", which runs; all groups are upgraded in place",

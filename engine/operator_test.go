@@ -3,12 +3,15 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"constellation/assets"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/section"
@@ -119,6 +122,52 @@ func TestJudgeOperator(t *testing.T) {
 				t.Errorf("found %q, want %q", is, tt.want)
 			}
 		})
+	}
+}
+
+// TestHardeningReachesThePolicies: the chart of policies gets the names of the configuration, also where a verb
+// reads a part of that alone.
+func TestHardeningReachesThePolicies(t *testing.T) {
+	t.Parallel()
+	w := adopted(t)
+	b, err := w.ReadConfig()
+	if err == nil {
+		err = os.WriteFile(w.Path(workspace.ConfigFile), []byte(strings.Replace(string(b), "\n  machines:\n", "\n  machines:\n    hardening: [kubelet-pods]\n", 1)), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := w.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	part, err := workspace.PartOfConfig(w, executeFields()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := w.State()
+	if err != nil {
+		t.Fatal(err)
+	}
+	feed, err := release.Embedded(assets.Releases())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := feed.Release(t.Context(), version.MustParse("v1.1.0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]*workspace.Config{"the whole configuration": whole, "the part of upgrade execute": part} {
+		run := &clusterRun{facts: &facts{state: s, release: r}}
+		run.want(c)
+		charts, err := run.charts("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(charts, func(c cluster.Chart) bool { return c.Name == "constellation-policies" })
+		if i < 0 || fmt.Sprint(charts[i].Values["hardening"]) != "[kubelet-pods]" || charts[i].Values["ownAccountsOnly"] != true {
+			t.Errorf("with %s: chart %d of %d", name, i, len(charts))
+		}
 	}
 }
 

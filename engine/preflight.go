@@ -18,6 +18,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/providers"
+	"constellation/engine/cloud/section"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
@@ -45,7 +46,8 @@ type facts struct {
 	// extra are the charts of the configuration, fetched those that do not come with the
 	// program, by name.
 	extra   []release.Chart
-	noPlans bool // the cluster is not to carry out Plans
+	noPlans bool           // the cluster is not to carry out Plans
+	section section.Values // of the provider
 	// pulls is where images are pulled from; nil: from their publishers. login is the same with what
 	// its file holds, once the preflight has read it.
 	pulls   *workspace.RegistryConfig

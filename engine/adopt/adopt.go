@@ -134,6 +134,8 @@ type Report struct {
 	Would  []string `json:"would"`
 	Never  []string `json:"never"`
 	Offers []string `json:"offers,omitempty"`
+	// Hardening are the policies that the operator's installation adds if the configuration names them.
+	Hardening []machines.Hardening `json:"hardening,omitempty"`
 	// Findings are the worst first. Block means that the cluster is not adopted.
 	Findings []plan.Finding `json:"findings"`
 	Notes    []string       `json:"notes,omitempty"`
@@ -251,7 +253,7 @@ func Examine(f Facts, r Request, now time.Time) Report {
 	out.examineNodes(f)
 	out.examineVersions(f)
 	out.examineTokens(f, now)
-	out.Would = would(out.Name, f)
+	out.Would, out.Hardening = would(out.Name, f), machines.Hardenings()
 	order := []plan.Severity{plan.Block, plan.Warn, plan.NotChecked, plan.Info}
 	slices.SortStableFunc(out.Findings, func(a, b plan.Finding) int {
 		return cmp.Or(cmp.Compare(slices.Index(order, a.Severity), slices.Index(order, b.Severity)), cmp.Compare(a.ID, b.ID))

@@ -772,7 +772,7 @@ func migrateV1(b []byte, doc *yaml.Node) ([]byte, error) {
 	return s.result()
 }
 
-// PartOfConfig reads the fields name, releases, charts, plans or registry and nothing else: the rest of a configuration may still be unfinished.
+// PartOfConfig reads the fields name, provider, releases, charts, plans or registry and nothing else: the rest of a configuration may still be unfinished.
 func PartOfConfig(w *Workspace, fields ...string) (*Config, error) {
 	c := &Config{lines: map[string]int{}}
 	b, err := w.ReadConfig()
@@ -784,7 +784,7 @@ func PartOfConfig(w *Workspace, fields ...string) (*Config, error) {
 	}
 	r := &reader{}
 	if doc := r.document(b); doc != nil {
-		read := map[string]field{"name": c.readName(r), "releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r), "registry": c.readRegistry(r)}
+		read := map[string]field{"name": c.readName(r), "releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r), "registry": c.readRegistry(r), "provider": c.readProvider(r)}
 		for _, name := range fields {
 			if n := find(doc, name); n != nil {
 				read[name](n, name)

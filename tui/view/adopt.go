@@ -66,6 +66,11 @@ func AdoptReport(pg Page, w int, r *adopt.Report) []string {
 	if len(r.Offers) == 0 {
 		list("What adopting does", r.Would)
 		list("What it never touches", r.Never)
+		var offered []string
+		for _, h := range r.Hardening {
+			offered = append(offered, h.Name+": "+h.Effect)
+		}
+		list("Hardening that you can add: list the names in provider.machines.hardening", offered)
 	}
 	for _, n := range append(r.Notes[:len(r.Notes):len(r.Notes)], adoptNote(r)) {
 		if n != "" {

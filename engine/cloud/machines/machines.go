@@ -31,6 +31,26 @@ type Machine struct {
 	ProviderID string
 }
 
+// HardeningList is the name of the list of policies in the section; see [Hardening].
+const HardeningList = "hardening"
+
+// Hardening is a policy that clusters of `init` have and that adopted clusters get if their owner asks for it.
+type Hardening struct {
+	// Name is its name in the configuration and in the values of the chart of policies.
+	Name string `json:"name"`
+	// Effect is what it forbids, and to whom.
+	Effect string `json:"effect"`
+}
+
+// Hardenings are all such policies.
+func Hardenings() []Hardening {
+	return []Hardening{
+		{Name: "kubelet-pods", Effect: "a kubelet cannot keep pods from being deleted, and its mirror pods of kube-system cannot look like other pods"},
+		{Name: "control-plane-label", Effect: "only kubeadm's administrators can set or remove the label node-role.kubernetes.io/control-plane"},
+		{Name: "machine-configuration", Effect: "only administrators can write kubeadm-config, kubelet-config, kube-proxy and the lists of components"},
+	}
+}
+
 // ComponentsTable is the name of the table of components.
 const ComponentsTable = "components"
 
@@ -45,7 +65,13 @@ func Config() section.Schema {
 		{Name: "address", Unique: true, Valid: func(s string) bool { _, err := netip.ParseAddr(s); return err == nil }, Problem: "is no IP address", Remedy: "write the address at which the machine is reached, without a port"},
 		{Name: "group", Required: true, Valid: func(s string) bool { return cloud.Role(s).Valid() }, Problem: "is no group", Remedy: "write control-plane or worker"},
 		{Name: "providerID", Unique: true},
-	}}, {Name: ComponentsTable, Kind: section.Table, Columns: section.Schema{
+	}}, {
+		Name: HardeningList, Kind: section.List,
+		Valid: func(s string) bool {
+			return slices.ContainsFunc(Hardenings(), func(h Hardening) bool { return h.Name == s })
+		},
+		Problem: "is no hardening", Remedy: "write kubelet-pods, control-plane-label or machine-configuration",
+	}, {Name: ComponentsTable, Kind: section.Table, Columns: section.Schema{
 		{Name: "kubernetes", Required: true, Valid: func(s string) bool { _, err := version.Parse(s); return err == nil }, Problem: "is no version of Kubernetes", Remedy: "write a version such as v1.37.2"},
 		{Name: "name", Required: true, Valid: func(s string) bool { return slices.Contains(programs, s) }, Problem: "is no component", Remedy: "write kubeadm, kubelet or kubectl"},
 		{Name: "url", Required: true, Valid: func(s string) bool {

@@ -278,10 +278,15 @@ func (p Provider) inventory() string {
 	return machines.InventoryConfigMap
 }
 
-// ChartValues returns the values of our charts that depend on the provider, by path.
-// A chart that lacks one of them is of an older release and has it built in.
-func (p Provider) ChartValues() map[string]any {
+// ChartValues returns the values of our charts that depend on the provider and on its section of the
+// configuration, by path. A chart that lacks one of them is of an older release and has it built in.
+func (p Provider) ChartValues(config section.Values) map[string]any {
+	hardening := []any{} // as a file of values has it
+	for _, name := range config.List(machines.HardeningList) {
+		hardening = append(hardening, name)
+	}
 	return map[string]any{
+		"hardening":                   hardening,
 		"provider":                    p.Name,
 		"metadataURL":                 p.MetadataAddress,
 		"cloudURL":                    p.ControlAddress,
@@ -296,7 +301,7 @@ func (p Provider) ChartValues() map[string]any {
 
 // LocalValues returns the values of our charts for the provider [Local]. Hollow
 // clusters, which have no state file, are rendered with them.
-func LocalValues() map[string]any { return sandbox().ChartValues() }
+func LocalValues() map[string]any { return sandbox().ChartValues(nil) }
 
 var registry = struct {
 	sync.Mutex

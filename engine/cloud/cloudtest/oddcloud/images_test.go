@@ -85,7 +85,7 @@ func TestImageVersionsComeFromTheCatalogue(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	services, err := render.Chart("constellation-services", lifeRelease, lifeNamespace, c.Provider().ChartValues(), map[string]any{"release": lifeRelease})
+	services, err := render.Chart("constellation-services", lifeRelease, lifeNamespace, c.Provider().ChartValues(nil), map[string]any{"release": lifeRelease})
 	if err != nil {
 		t.Fatal(err)
 	}

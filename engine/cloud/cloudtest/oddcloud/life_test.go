@@ -247,7 +247,7 @@ func TestLifeInTheOddCloud(t *testing.T) {
 	l.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: lifeNamespace}})
 	var charts []byte
 	for _, name := range []string{"constellation-operator", "constellation-services"} {
-		b, err := render.Chart(name, lifeRelease, lifeNamespace, c.Provider().ChartValues(), map[string]any{"release": lifeRelease})
+		b, err := render.Chart(name, lifeRelease, lifeNamespace, c.Provider().ChartValues(nil), map[string]any{"release": lifeRelease})
 		if err != nil {
 			t.Fatal(err)
 		}
