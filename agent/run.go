@@ -107,7 +107,9 @@ func openUpgrader(life context.Context, h Host, log *slog.Logger) (*upgrader, er
 	if err == nil {
 		unvouched = h.vouched(o) // the previous agent may not have verified anything
 	}
-	if p, _ := u.journal.kubeadm(); unvouched == nil && p != nil && p.Running() {
+	p, _ := u.journal.kubeadm()
+	running := p != nil && p.Running()
+	if unvouched == nil && running {
 		log.Info("running kubeadm found", "pid", p.PID, "token", req.GetToken())
 		u.start(o, p)
 		return u, nil
@@ -124,6 +126,9 @@ func openUpgrader(life context.Context, h Host, log *slog.Logger) (*upgrader, er
 		_ = u.journal.stageIs(u.journal.current(), interrupted, why)
 	}
 	log.Warn("interrupted upgrade found", "token", req.GetToken(), "stage", u.journal.current())
+	if running { // it still writes the files
+		return u, nil
+	}
 	// At once: without them the host may have no API server, and then no request reaches this agent to resume the run.
 	if pods, files, err := u.restore(); len(pods)+len(files) > 0 || err != nil {
 		log.Warn("files of an interrupted upgrade restored", "static_pods", pods, "files", files, "err", err)
