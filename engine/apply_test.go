@@ -20,6 +20,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/rollout"
 	"constellation/engine/workspace"
 )
 
@@ -555,6 +556,53 @@ func TestChangeRollout(t *testing.T) {
 	_, err := s.engine().ChangeRollout(t.Context(), cluster.RolloutChange{Paused: &yes})
 	if told := (*plan.Error)(nil); plan.ExitCode(err) != plan.ExitUsage || !errors.As(err, &told) || told.Remedy == "" {
 		t.Errorf("without a kubeconfig: %v, want a remedy", err)
+	}
+}
+
+// TestRetryWaitsForTheOperator: a watch that begins after `upgrade retry` must not read that all other nodes are at
+// the target, which the operator wrote before.
+func TestRetryWaitsForTheOperator(t *testing.T) {
+	s := newApplyStage(t)
+	s.cluster.PutNode(cluster.Node{Name: "worker-9", Group: "edge", Role: "worker", State: plan.NodeReady})
+	held := func(n int) {
+		s.cluster.SetRollout(func(ro *cluster.Rollout) {
+			ro.Observed, ro.Reached, ro.Reason, ro.Message = true, true, rollout.SomeSkipped, fmt.Sprintf("on hold: %d", n)
+		})
+	}
+	for _, tt := range []struct {
+		name   string
+		notice func() // what the operator writes
+	}{
+		{name: "the rollout continues", notice: func() {
+			s.cluster.SetRollout(func(ro *cluster.Rollout) { ro.Reached, ro.Reason = false, "Progressing" })
+		}},
+		{name: "another node is still on hold", notice: func() { held(1) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			held(2)
+			if _, err := s.engine().Skip(t.Context(), "worker-9", true); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error, 1)
+			go func() {
+				_, err := s.engine().Skip(t.Context(), "worker-9", false)
+				done <- err
+			}()
+			select {
+			case err := <-done:
+				t.Fatalf("it ended before the operator noticed: %v", err)
+			case <-time.After(300 * time.Millisecond):
+			}
+			tt.notice()
+			select {
+			case err := <-done:
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(5 * time.Second):
+				t.Error("it did not end")
+			}
+		})
 	}
 }
 

@@ -278,9 +278,31 @@ func (e *Engine) Skip(ctx context.Context, name string, skip bool) (was cluster.
 			}
 			return rollout.NothingToDo(was.Kind + " " + name + what)
 		}
-		return k.SetSkipState(ctx, was, skip)
+		before, unknown := k.Rollout(ctx)
+		if err := k.SetSkipState(ctx, was, skip); err != nil {
+			return err
+		}
+		if !skip && unknown == nil && before.Reached && before.Reason == rollout.SomeSkipped {
+			noticed(ctx, k, before)
+		}
+		return nil
 	})
 	return was, err
+}
+
+// noticeLimit bounds the wait for the operator to notice that a node is resumed.
+const noticeLimit = 10 * time.Second
+
+// noticed waits until the operator has noticed that a node or group is resumed. Until then NodeVersion says that
+// all other nodes are at the target, and a watch that begins now would end at once. It ends without an error
+// after noticeLimit: an operator that is away notices later.
+func noticed(ctx context.Context, k Cluster, before cluster.Rollout) {
+	for end := time.Now().Add(noticeLimit); time.Now().Before(end); {
+		ro, err := k.Rollout(ctx)
+		if err == nil && (!ro.Reached || ro.Reason != before.Reason || ro.Message != before.Message) || !delay.For(ctx, 100*time.Millisecond) {
+			return
+		}
+	}
 }
 
 // onCluster does something short with the cluster of the workspace.
