@@ -68,10 +68,10 @@ func main() {
 		Engine:        newEngine,
 		Clusters:      kube.NewClusters(),
 		CheckOffline:  offline.Check,
-		CheckMachines: machinecheck.Check,
-		ServeMCP:      serveMCP,
-		FindSandbox:   sandboxexec.Find,
-		RunSandbox:    sandboxexec.Run,
+		CheckMachines: machinecheck.Check, FixMachines: machinecheck.Fix,
+		ServeMCP:    serveMCP,
+		FindSandbox: sandboxexec.Find,
+		RunSandbox:  sandboxexec.Run,
 	}.Main())
 }
 

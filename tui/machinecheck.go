@@ -3,6 +3,7 @@ package tui
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -18,9 +19,10 @@ import (
 
 func machineCheck(s *session) *cobra.Command {
 	var (
-		o    sshOptions
-		role string
-		out  format
+		o        sshOptions
+		role     string
+		fix, yes bool
+		out      format
 	)
 	cmd := &cobra.Command{
 		Use:   "check",
@@ -31,7 +33,9 @@ memory, host name, firewall, container runtimes, and what other clusters left th
 finding has the command that mends it. Several machines are checked side by side, and must
 differ in host name and machine ID.
 
-Check runs one script on each machine, which changes nothing and needs no workspace. Without
+Check runs one script on each machine, which changes nothing and needs no workspace. With --fix
+it then lists the commands of findings about kernel modules, kernel parameters and swap, runs
+them as root after a prompt, or with --yes, and checks again. Other findings stay with you. Without
 root, with neither a login of root nor --sudo, some findings are not checked.
 
 Host keys are strict: a machine must be in ~/.ssh/known_hosts, or have the fingerprint of
@@ -39,27 +43,33 @@ Host keys are strict: a machine must be in ~/.ssh/known_hosts, or have the finge
 ~/.ssh/config is not read. On a terminal, check prompts for passphrases of keys and for the
 password of sudo.
 
-Exit code: 0 nothing stands in the way; 1 a machine could not be checked; 2 bad flag; 4 a
-finding stands in the way.`,
+Exit code: 0 nothing stands in the way; 1 a machine could not be checked or mended; 2 bad flag;
+4 a finding stands in the way; 5 --fix was not accepted, and nothing was changed.`,
 		Example: `  constellation machine check --ssh root@10.0.0.11
   constellation machine check --ssh admin@10.0.0.11 --ssh admin@10.0.0.12 --sudo --role control-plane
   constellation machine check --ssh admin@10.0.0.11 --jump admin@bastion.example.com --key id_ed25519
+  constellation machine check --ssh root@10.0.0.11 --ssh root@10.0.0.12 --fix
   constellation machine check --ssh root@10.0.0.11 --host-key SHA256:IGDmYJXWOPZ3gDA5tKDHBS4b2rPKPKZd4J9aX2n6FGo
   constellation machine check --ssh root@10.0.0.11 -o json | jq '.machines[].findings[] | {severity, id, command}'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runMachineCheck(cmd.Context(), s, &o, role, out)
+			return runMachineCheck(cmd.Context(), s, &o, role, fixing{fix, yes}, out)
 		},
 	}
 	sshFlags(cmd, &o, "; may be repeated")
 	cmd.Flags().StringVar(&role, "role", "worker", "`role` of the machines: control-plane or worker")
+	cmd.Flags().BoolVar(&fix, "fix", false, "mend kernel modules, kernel parameters and swap")
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "run the commands of --fix without a prompt")
 	_ = cmd.RegisterFlagCompletionFunc("role", fixed("control-plane", "worker"))
 	outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
+// fixing says whether findings are mended, and whether without a prompt.
+type fixing struct{ wanted, yes bool }
+
 // runMachineCheck runs `machine check`.
-func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string, f format) error {
+func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string, fix fixing, f format) error {
 	r := machinecheck.Report{Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release}
 	var err error
 	if r.Role, err = machinecheck.ParseRole(role); err != nil {
@@ -71,11 +81,20 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
+	if fix.yes && !fix.wanted {
+		return &plan.Error{Op: "read flags", Err: errors.New("--yes needs --fix"), Remedy: "add --fix, or leave out --yes", Exit: plan.ExitUsage}
+	}
 	live := s.liveLine()
 	var shown sync.Mutex // of the terminal
-	done := 0
+	done, doing := 0, "checking"
 	progress := func() {
-		live.Set(fmt.Sprintf("checking %s%s, %d done", words.Count(len(targets), "machine"), term.Clean(o.jumpText()), done))
+		live.Set(fmt.Sprintf("%s %s%s, %d done", doing, words.Count(len(targets), "machine"), term.Clean(o.jumpText()), done))
+	}
+	next := func() {
+		shown.Lock()
+		defer shown.Unlock()
+		done++
+		progress()
 	}
 	progress()
 	ssh := o.options(s, func(prompt func()) {
@@ -85,13 +104,21 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 		prompt()
 		progress()
 	})
-	r.Machines = s.CheckMachines(ctx, machinecheck.Request{Targets: targets, SSH: ssh, Needs: machinecheck.Needs{Role: r.Role}}, func(machinecheck.Result) {
-		shown.Lock()
-		defer shown.Unlock()
-		done++
-		progress()
-	})
-	live.Clear()
+	of := machinecheck.Request{Targets: targets, SSH: ssh, Needs: machinecheck.Needs{Role: r.Role}}
+	check := func() {
+		done, doing = 0, "checking"
+		r.Machines = s.CheckMachines(ctx, of, func(machinecheck.Result) { next() })
+		live.Clear()
+	}
+	check()
+	if fix.wanted && ctx.Err() == nil && machineFixes(r.Machines) > 0 {
+		if err := confirmFixes(s, r.Machines, fix, o.nonInteractive, f); err != nil {
+			return err
+		}
+		done, doing = 0, "mending"
+		r.Fixed = s.FixMachines(ctx, of, r.Machines, func(machinecheck.Fixed) { next() })
+		check()
+	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -104,7 +131,49 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 	if err != nil {
 		return err
 	}
+	for _, x := range r.Fixed {
+		if x.Err != nil {
+			return x.Err
+		}
+	}
 	return machineVerdict(r.Machines)
+}
+
+// machineFixes counts the commands that mend findings.
+func machineFixes(results []machinecheck.Result) (n int) {
+	for i := range results {
+		n += len(machinecheck.Fixes(&results[i]))
+	}
+	return n
+}
+
+// confirmFixes lists the commands and returns an error unless the user wants them.
+func confirmFixes(s *session, results []machinecheck.Result, fix fixing, nonInteractive bool, f format) error {
+	n, on := 0, 0
+	for i := range results {
+		list := machinecheck.Fixes(&results[i])
+		if len(list) == 0 {
+			continue
+		}
+		n, on = n+len(list), on+1
+		if f == asJSON {
+			continue
+		}
+		fmt.Fprintf(s.out, "on %s, as root:\n", term.Clean(results[i].Machine))
+		for _, c := range list {
+			fmt.Fprintf(s.out, "  %s\n", term.Clean(c))
+		}
+	}
+	op := "mend " + words.Count(on, "machine")
+	switch {
+	case fix.yes:
+		return nil
+	case nonInteractive || f == asJSON || !s.asks():
+		return &plan.Error{Op: op, Err: errors.New("the commands were not accepted; nothing was changed"), Remedy: "read them above, then run the same command with --yes", Exit: plan.ExitUnacknowledged}
+	case !s.prompt().confirmed(fmt.Sprintf("Run %s on %s?", words.Count(n, "command"), words.Count(on, "machine"))):
+		return &plan.Error{Op: op, Err: errors.New("the commands were not accepted; nothing was changed"), Exit: plan.ExitUnacknowledged}
+	}
+	return nil
 }
 
 // machineVerdict is the result of a check as an error; nil if nothing stands in the way.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -140,5 +141,76 @@ func TestMachineCheckBySSH(t *testing.T) {
 	}
 	if want := map[bool]int{true: plan.ExitDone, false: plan.ExitBlocked}[r.Machines[0].Ready]; code != want {
 		t.Errorf("exit code %d, want %d\n%s", code, want, errs)
+	}
+}
+
+// fixVerb runs `machine check --fix` against a machine with swap, which is off after the commands, unless they fail.
+func fixVerb(t *testing.T, answer string, failure error, args ...string) (stdout, stderr string, code, fixes int) {
+	t.Helper()
+	all := checkedMachines()
+	mended := all[0]
+	mended.Machine = all[1].Machine
+	var out, errs bytes.Buffer
+	home, checks := t.TempDir(), 0
+	code = App{
+		Release: "v1.1.0", Program: "constellation", Stdin: strings.NewReader(answer), Stdout: &out, Stderr: &errs,
+		Env: func(name string) string { return map[string]string{"HOME": home, "LANG": "C.UTF-8"}[name] }, Now: func() time.Time { return enginefake.Start },
+		CheckMachines: func(context.Context, machinecheck.Request, func(machinecheck.Result)) []machinecheck.Result {
+			if checks++; checks > 1 && failure == nil {
+				return []machinecheck.Result{mended}
+			}
+			return all[1:2]
+		},
+		FixMachines: func(_ context.Context, r machinecheck.Request, results []machinecheck.Result, done func(machinecheck.Fixed)) []machinecheck.Fixed {
+			fixes++
+			x := machinecheck.Fixed{Machine: results[0].Machine, Done: machinecheck.Fixes(&results[0])}
+			if failure != nil {
+				x = machinecheck.Fixed{Machine: results[0].Machine, Done: []string{}, Failed: "swapoff -a", Err: failure, Error: failure.Error(), Remedy: plan.Remedy(failure)}
+			}
+			done(x)
+			return []machinecheck.Fixed{x}
+		},
+	}.Run(append([]string{"machine", "check", "--ssh", "root@10.0.0.12:2222", "--fix"}, args...))
+	return out.String(), errs.String(), code, fixes
+}
+
+func TestMachineCheckFix(t *testing.T) {
+	failed := &plan.Error{Op: "run `swapoff -a` on root@10.0.0.12", Err: errors.New("exit code 255"), Remedy: "mend it by hand"}
+	for _, tt := range []struct {
+		name    string
+		args    []string
+		failure error
+		code    int
+		fixes   int
+		want    string // on stdout or stderr
+	}{
+		{name: "not accepted", code: plan.ExitUnacknowledged, want: "with --yes"},
+		{name: "not accepted as JSON", args: []string{"-o", "json"}, code: plan.ExitUnacknowledged, want: "with --yes"},
+		{name: "accepted", args: []string{"--yes"}, code: plan.ExitDone, fixes: 1, want: "swapoff -a"},
+		{name: "accepted, and a command fails", args: []string{"--yes"}, failure: failed, code: plan.ExitFailed, fixes: 1, want: "mend it by hand"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out, errs, code, fixes := fixVerb(t, "", tt.failure, tt.args...)
+			if code != tt.code || fixes != tt.fixes || !strings.Contains(out+errs, tt.want) {
+				t.Errorf("exit code %d, want %d; %d fixes, want %d; want %q in\n%s%s", code, tt.code, fixes, tt.fixes, tt.want, out, errs)
+			}
+		})
+	}
+	out, _, _, _ := fixVerb(t, "", nil, "--yes")
+	if !strings.Contains(out, "on root@10.0.0.12:2222, as root:\n  swapoff -a") || !strings.Contains(out, "can become a worker") {
+		t.Errorf("the report after the commands:\n%s", out)
+	}
+	out, _, code, _ := fixVerb(t, "", nil, "--yes", "-o", "json")
+	var r machinecheck.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != plan.ExitDone || len(r.Fixed) != 1 || len(r.Fixed[0].Done) == 0 || !r.Machines[0].Ready {
+		t.Errorf("document %v, exit code %d: %s", err, code, out)
+	}
+	_, errs, code, _ := machineVerb(t, checkedMachines()[:1], "--ssh", "root@10.0.0.11", "--yes")
+	if code != plan.ExitUsage || !strings.Contains(errs, "--yes needs --fix") {
+		t.Errorf("--yes alone: exit code %d\n%s", code, errs)
+	}
+	out, _, code, _ = machineVerb(t, checkedMachines()[:1], "--ssh", "root@10.0.0.11", "--fix")
+	if code != plan.ExitDone || strings.Contains(out, "as root") {
+		t.Errorf("nothing to mend: exit code %d\n%s", code, out)
 	}
 }

@@ -130,6 +130,9 @@ type App struct {
 	FindSandbox func(ctx context.Context, dir string) (engine.SandboxStatus, error)
 	// CheckOffline checks manifests or a backup without a cluster.
 	CheckOffline func(context.Context, findings.OfflineRequest) (*findings.Offline, error)
+	// FixMachines runs the commands that mend findings of such a check. done is called after each machine, never
+	// concurrently.
+	FixMachines func(ctx context.Context, r machinecheck.Request, results []machinecheck.Result, done func(machinecheck.Fixed)) []machinecheck.Fixed
 	// CheckMachines checks machines by SSH. done is called after each, never concurrently.
 	CheckMachines func(ctx context.Context, r machinecheck.Request, done func(machinecheck.Result)) []machinecheck.Result
 	// ServeMCP serves read-only tools to an assistant until its input ends.

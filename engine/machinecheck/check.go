@@ -26,11 +26,13 @@ type Request struct {
 
 // Report is the document of `machine check -o json`.
 type Report struct {
-	Schema   string     `json:"schema"`
-	Time     time.Time  `json:"time"`
-	CLI      string     `json:"cli"`
-	Role     cloud.Role `json:"role"`
-	Machines []Result   `json:"machines"`
+	Schema string     `json:"schema"`
+	Time   time.Time  `json:"time"`
+	CLI    string     `json:"cli"`
+	Role   cloud.Role `json:"role"`
+	// Fixed is what `--fix` did before this check.
+	Fixed    []Fixed  `json:"fixed,omitempty"`
+	Machines []Result `json:"machines"`
 }
 
 // ParseRole reads the role of a machine.

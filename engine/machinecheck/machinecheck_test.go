@@ -2,6 +2,7 @@ package machinecheck
 
 import (
 	"bytes"
+	"context"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -404,5 +405,77 @@ func TestCheckBySSH(t *testing.T) {
 	}
 	if r := got[1]; !errors.Is(r.Err, sshhost.ErrUnreachable) || r.Remedy == "" || r.Facts != nil || r.Ready {
 		t.Errorf("an unreachable machine: %+v", r)
+	}
+}
+
+// found are findings of a machine: two that --fix mends, with these commands, and one that it does not.
+func found(first, second, other string) Result {
+	return Result{Findings: []plan.Finding{
+		{ID: "machine-swap", Severity: plan.Block, Command: first},
+		{ID: "machine-member", Severity: plan.Block, Command: other},
+		{ID: "machine-sysctls", Severity: plan.Warn, Command: first},
+		{ID: "machine-kernel-modules", Severity: plan.Warn},
+		{ID: "machine-sysctls", Severity: plan.Warn, Command: second},
+	}}
+}
+
+func TestFixesAreSettingsOfTheKernel(t *testing.T) {
+	t.Parallel()
+	r := found("swapoff -a", "sysctl", "kubeadm reset")
+	if got := Fixes(&r); !slices.Equal(got, []string{"swapoff -a", "sysctl"}) {
+		t.Errorf("commands %q", got)
+	}
+	// No other kind of finding is mended, whatever a machine answers.
+	for _, f := range Judge(Facts{Swaps: []Swap{{Name: "/dev/sda2"}}, Remains: []string{"/etc/cni/net.d/x.conf"}, Disks: []Disk{{Path: "/var/lib", Free: 1, Size: 100 << 20}}}, Needs{Role: cloud.Worker}) {
+		one := Result{Findings: []plan.Finding{f}}
+		if mends := len(Fixes(&one)) > 0; mends != (f.ID == "machine-swap") {
+			t.Errorf("%s: %q is run: %t", f.ID, f.Command, mends)
+		}
+	}
+}
+
+// The commands run in their order, as root, until one fails. Another machine goes on.
+func TestFixBySSH(t *testing.T) {
+	t.Parallel()
+	s := sshdtest.Start(t, sshdtest.Options{})
+	o, dir := s.Options(), t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	exists := func(name string) bool { _, err := os.Stat(at(name)); return err == nil }
+	gone := o.Target
+	gone.Host = "no-such-host.invalid"
+	r := Request{Targets: []sshhost.Target{o.Target, gone, o.Target, o.Target}, SSH: o}
+	results := []Result{
+		found("touch "+at("one")+" && echo 'a b' > "+at("two"), "touch "+at("three"), "touch "+at("other")),
+		found("touch "+at("gone"), "", ""),
+		{Findings: []plan.Finding{{ID: "machine-memory", Severity: plan.Block}}},
+		found("echo no such file >&2; exit 3", "touch "+at("after"), ""),
+	}
+	calls := 0
+	got := Fix(t.Context(), r, results, func(Fixed) { calls++ })
+	if len(got) != 3 || calls != 3 {
+		t.Fatalf("%d machines, %d calls: %+v", len(got), calls, got)
+	}
+	if !errors.Is(got[1].Err, sshhost.ErrUnreachable) || got[1].Failed == "" || len(got[1].Done) > 0 {
+		t.Errorf("an unreachable machine: %+v", got[1])
+	}
+	if exists("other") || exists("gone") || exists("after") {
+		t.Error("a command ran that should not")
+	}
+	if os.Geteuid() != 0 {
+		if !errors.Is(got[0].Err, sshhost.ErrNotRoot) || plan.Remedy(got[0].Err) == "" || exists("one") {
+			t.Errorf("without root: %+v", got[0])
+		}
+		return
+	}
+	if got[0].Err != nil || len(got[0].Done) != 2 || !exists("one") || !exists("two") || !exists("three") {
+		t.Errorf("the first machine: %+v", got[0])
+	}
+	if x := got[2]; x.Err == nil || !strings.Contains(x.Error, "no such file") || x.Remedy == "" || x.Failed != "echo no such file >&2; exit 3" || len(x.Done) > 0 {
+		t.Errorf("a command that fails: %+v", x)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got := Fix(ctx, r, results[:1], func(Fixed) {}); len(got) != 1 || got[0].Err == nil || len(got[0].Done) > 0 {
+		t.Errorf("after Ctrl-C: %+v", got)
 	}
 }
