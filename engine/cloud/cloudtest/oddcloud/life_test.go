@@ -395,6 +395,10 @@ func TestLifeInTheOddCloud(t *testing.T) {
 
 	// A new machine joins. A certificate of a machine that is gone does not let
 	// another one join, although the cloud gives its name and ID again.
+	// It does not boot. The join service refuses every request in the name of a Node.
+	if err := c.Machines.SetFaults([]string{"never-boot=" + gone.Name}); err != nil {
+		t.Fatal(err)
+	}
 	again, err := c.Machines.Create(ctx, sandboxapi.WorkerGroup, []string{"reuse"})
 	if err != nil {
 		t.Fatal(err)
