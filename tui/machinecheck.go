@@ -13,6 +13,7 @@ import (
 	"constellation/engine/machinecheck"
 	"constellation/engine/plan"
 	"constellation/engine/words"
+	"constellation/engine/workspace"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -104,7 +105,7 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 		prompt()
 		progress()
 	})
-	of := machinecheck.Request{Targets: targets, SSH: ssh, Needs: machinecheck.Needs{Role: r.Role}}
+	of := machinecheck.Request{Targets: targets, SSH: ssh, Needs: machinecheck.Needs{Role: r.Role, CA: ownCA(s)}}
 	check := func() {
 		done, doing = 0, "checking"
 		r.Machines = s.CheckMachines(ctx, of, func(machinecheck.Result) { next() })
@@ -139,6 +140,20 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 	return machineVerdict(r.Machines)
 }
 
+// ownCA is the digest of the certificate authority of the workspace's cluster, whose nodes are recognised by it.
+// It is empty without a cluster.
+func ownCA(s *session) string {
+	ws, _, err := s.workspace()
+	if err != nil {
+		return ""
+	}
+	b, err := ws.Kubeconfig()
+	if err != nil {
+		return ""
+	}
+	return machinecheck.CADigest(workspace.KubeconfigCA(b))
+}
+
 // machineFixes counts the commands that mend findings.
 func machineFixes(results []machinecheck.Result) (n int) {
 	for i := range results {
@@ -168,7 +183,9 @@ func confirmFixes(s *session, results []machinecheck.Result, fix fixing, nonInte
 	switch {
 	case fix.yes:
 		return nil
-	case nonInteractive || f == asJSON || !s.asks():
+	case f == asJSON:
+		return &plan.Error{Op: op, Err: errors.New("the commands were not accepted; nothing was changed"), Remedy: "read them in the findings of the check without --fix, then run the same command with --yes", Exit: plan.ExitUnacknowledged}
+	case nonInteractive || !s.asks():
 		return &plan.Error{Op: op, Err: errors.New("the commands were not accepted; nothing was changed"), Remedy: "read them above, then run the same command with --yes", Exit: plan.ExitUnacknowledged}
 	case !s.prompt().confirmed(fmt.Sprintf("Run %s on %s?", words.Count(n, "command"), words.Count(on, "machine"))):
 		return &plan.Error{Op: op, Err: errors.New("the commands were not accepted; nothing was changed"), Exit: plan.ExitUnacknowledged}

@@ -3,7 +3,9 @@ package tui
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -18,6 +20,7 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/sshhost"
 	"constellation/engine/sshhost/sshdtest"
+	"constellation/engine/workspace"
 	"constellation/internal/golden"
 	"constellation/tui/internal/enginefake"
 )
@@ -212,5 +215,22 @@ func TestMachineCheckFix(t *testing.T) {
 	out, _, code, _ = machineVerb(t, checkedMachines()[:1], "--ssh", "root@10.0.0.11", "--fix")
 	if code != plan.ExitDone || strings.Contains(out, "as root") {
 		t.Errorf("nothing to mend: exit code %d\n%s", code, out)
+	}
+}
+
+// In the workspace of a cluster, the check knows the cluster's own nodes, and does not recommend to reset them.
+func TestMachineCheckKnowsItsCluster(t *testing.T) {
+	dir := t.TempDir()
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("authority")})
+	kubeconfig := "clusters: [{name: k, cluster: {server: 'https://10.0.0.1:6443', certificate-authority-data: " + base64.StdEncoding.EncodeToString(ca) + "}}]\nusers: [{name: u, user: {token: x}}]\n"
+	if err := os.WriteFile(filepath.Join(dir, workspace.KubeconfigFile), []byte(kubeconfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, _, _, got := machineVerb(t, checkedMachines()[:1], "-C", dir, "--ssh", "root@10.0.0.11")
+	if got.Needs.CA != machinecheck.CADigest(ca) || got.Needs.CA == "" {
+		t.Errorf("the check looks for nodes of %q, want %q", got.Needs.CA, machinecheck.CADigest(ca))
+	}
+	if _, _, _, got := machineVerb(t, checkedMachines()[:1], "-C", t.TempDir(), "--ssh", "root@10.0.0.11"); got.Needs.CA != "" {
+		t.Errorf("without a cluster: %q", got.Needs.CA)
 	}
 }

@@ -91,7 +91,9 @@ func fixOne(ctx context.Context, o sshhost.Options, t sshhost.Target, commands [
 	}
 	defer h.Close()
 	for _, c := range commands {
-		one, cancel := context.WithTimeoutCause(ctx, Limit, errors.New("it did not end within "+Limit.String()))
+		one, cancel := context.WithTimeoutCause(ctx, Limit, &plan.Error{
+			Op: fmt.Sprintf("run `%s` on %s", c, t), Err: errors.New("it did not end within " + Limit.String()), Remedy: "check the load of the machine, then run the same command again",
+		})
 		r, err := h.Run(one, sshhost.Command{Argv: []string{"sh", "-c", c}, Root: true})
 		cancel()
 		if err == nil {

@@ -263,3 +263,24 @@ func TestComponentsInTheConfiguration(t *testing.T) {
 		})
 	}
 }
+
+func TestKubeconfigCA(t *testing.T) {
+	t.Parallel()
+	with := func(data string) []byte {
+		return []byte("clusters: [{name: k, cluster: {server: 'https://10.0.0.1:6443'" + data + "}}]\nusers: [{name: u, user: {token: x}}]\n")
+	}
+	for _, tt := range []struct {
+		name       string
+		kubeconfig []byte
+		want       string
+	}{
+		{name: "an authority", kubeconfig: with(", certificate-authority-data: UEVN"), want: "PEM"},
+		{name: "no authority", kubeconfig: with("")},
+		{name: "no base64", kubeconfig: with(", certificate-authority-data: '*'")},
+		{name: "no kubeconfig", kubeconfig: []byte("x")},
+	} {
+		if got := string(KubeconfigCA(tt.kubeconfig)); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"bytes"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/url"
@@ -62,4 +63,22 @@ func KubeconfigServer(kubeconfig []byte) (doc, server *yaml.Node, err error) {
 		return fail("its server has no https address")
 	}
 	return doc, server, nil
+}
+
+// KubeconfigCA returns the certificate authorities of a kubeconfig with exactly one cluster, as PEM; nil if it
+// contains none.
+func KubeconfigCA(kubeconfig []byte) []byte {
+	doc, _, err := KubeconfigServer(kubeconfig)
+	if err != nil {
+		return nil
+	}
+	data := find(find(resolve(find(doc.Content[0], "clusters").Content[0]), "cluster"), "certificate-authority-data")
+	if data == nil {
+		return nil
+	}
+	ca, err := base64.StdEncoding.DecodeString(data.Value)
+	if err != nil {
+		return nil
+	}
+	return ca
 }
