@@ -311,7 +311,7 @@ func (h *Host) sudo(ctx context.Context, c Command) (Result, error) {
 }
 
 // sudoOnce runs a command with sudo. The password is sent when sudo prompts, and the command's stdin
-// when the command runs: so neither gets what is meant for the other, whatever sudoers permits.
+// when the command runs. If sudo needs no password, the command does not read one.
 func (h *Host) sudoOnce(ctx context.Context, c Command, password []byte) (Result, error) {
 	if _, err := commandLine(c.Argv); err != nil {
 		return Result{}, err

@@ -579,16 +579,7 @@ func serveAgent(t *testing.T, keyring agent.Agent) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() { _ = agent.ServeAgent(keyring, c) }()
-		}
-	}()
+	serveOn(t, l, func(c net.Conn) { _ = agent.ServeAgent(keyring, c) })
 	return filepath.Join(dir, "s")
 }
 
@@ -609,6 +600,12 @@ func listen(t *testing.T, serve func(net.Conn)) (port int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	serveOn(t, l, serve)
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func serveOn(t *testing.T, l net.Listener, serve func(net.Conn)) {
+	t.Helper()
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -622,7 +619,6 @@ func listen(t *testing.T, serve func(net.Conn)) (port int) {
 			}()
 		}
 	}()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 // proxy forwards connections, until it cuts or freezes them.
