@@ -141,15 +141,21 @@ func (i *clusterRun) chartsEffect() string {
 		return ""
 	}
 	var parts []string
+	charts := len(i.release.Charts) + len(i.extra)
+	from, _ := providers.Known(i.state.Infrastructure.Provider) // charts reports an unknown one
 	for _, s := range i.release.Services {
-		if s.Chart != "" {
+		switch {
+		case s.Chart == "":
+		case from.NoJoin && s.Name == release.JoinService:
+			charts--
+		default:
 			parts = append(parts, s.Name+" "+s.Version.String())
 		}
 	}
 	for _, c := range i.foreignCharts() {
 		parts = append(parts, c.Name+" "+c.Version)
 	}
-	return fmt.Sprintf("%d kinds and %d charts with %s", len(i.release.CRDs), len(i.release.Charts)+len(i.extra), strings.Join(parts, ", "))
+	return fmt.Sprintf("%d kinds and %d charts with %s", len(i.release.CRDs), charts, strings.Join(parts, ", "))
 }
 
 func (i *clusterRun) chartsDone(ctx context.Context) (bool, error) {

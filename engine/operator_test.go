@@ -168,6 +168,10 @@ func TestHardeningReachesThePolicies(t *testing.T) {
 		if i < 0 || fmt.Sprint(charts[i].Values["hardening"]) != "[kubelet-pods]" || charts[i].Values["ownAccountsOnly"] != true {
 			t.Errorf("with %s: chart %d of %d", name, i, len(charts))
 		}
+		// Nodes of an adopted cluster join by kubeadm's tokens.
+		if effect := run.chartsEffect(); strings.Contains(effect, release.JoinService) || !strings.Contains(effect, fmt.Sprintf("%d charts", len(charts))) {
+			t.Errorf("the plan says %q, and installs %d charts", effect, len(charts))
+		}
 	}
 }
 

@@ -384,7 +384,9 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 			res.Files = append(res.Files, f)
 		}
 	}
-	if e.ws.Has(workspace.KubeconfigFile) && r.plan.Verb != plan.VerbWatch && r.plan.Verb != plan.VerbBackup {
+	// `adopt --undo` removes the kubeconfig afterwards.
+	givenBack := r.plan.Verb == plan.VerbAdopt && !e.ws.Managed()
+	if e.ws.Has(workspace.KubeconfigFile) && r.plan.Verb != plan.VerbWatch && r.plan.Verb != plan.VerbBackup && !givenBack {
 		res.Next = []string{"export KUBECONFIG=" + check.ShellQuote(e.ws.Path(workspace.KubeconfigFile)), "kubectl get nodes"}
 	}
 	if end := r.plan.End; err == nil || plan.ExitCode(err) == plan.ExitNothing {

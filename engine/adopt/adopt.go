@@ -238,6 +238,9 @@ func Examine(f Facts, r Request, now time.Time) Report {
 	}
 	for _, x := range r.Found {
 		if x.Severity != plan.Info && slices.Contains(relevant, x.ID) {
+			if x.Severity == plan.NotChecked && strings.Contains(x.Remedy, "--dry-run-requests") { // a flag of check alone
+				x.Remedy = "run `constellation check --dry-run-requests" + r.Flags + "`"
+			}
 			out.Findings = append(out.Findings, x)
 		}
 	}

@@ -254,3 +254,13 @@ func rendered(t *testing.T, kubeadm, cluster string, etcd bool) (out []adopt.Sta
 	}
 	return out
 }
+
+// Requests that kubelets notice are a flag of check; adopt has none.
+func TestRemedyOfWhatCheckMayAsk(t *testing.T) {
+	t.Parallel()
+	r := examine(facts(), distribution.Kubeadm, plan.Finding{ID: "kubelet-certificates", Severity: plan.NotChecked, Title: "not checked", Remedy: "allow such requests with --dry-run-requests"})
+	i := slices.IndexFunc(r.Findings, func(f plan.Finding) bool { return f.ID == "kubelet-certificates" })
+	if i < 0 || r.Findings[i].Remedy != "run `constellation check --dry-run-requests --context admin@prod`" {
+		t.Errorf("findings %+v", r.Findings)
+	}
+}

@@ -86,7 +86,7 @@ func adoptNote(r *adopt.Report) string {
 	if len(r.Offers) > 0 || r.Upgrade != adopt.Upgrade {
 		return ""
 	}
-	return "Upgrades stay with kubeadm: adopt installs no operator and no agent."
+	return "Upgrades stay with kubeadm until the operator is installed, which is a step of its own: `constellation adopt --operator`."
 }
 
 // adoptFacts writes what was found.
