@@ -88,6 +88,9 @@ func showClusters(ctx context.Context, s *session, k *cluster.Contexts, prefs pr
 		},
 	}
 	end, err := console.Run(ctx, s.Stdin.(*os.File), s.Stdout.(*os.File), s.Env, o) // term.NotInteractive has checked the files
+	for _, l := range end.Summary {
+		fmt.Fprintln(s.out, l)
+	}
 	if err != nil {
 		return err
 	}

@@ -235,7 +235,12 @@ func (scr *adoptScreen) command() string {
 	return scr.done.Options.Commands.Command("adopt --operator")
 }
 
-func (scr *adoptScreen) safety() string { return "scripted  " + scr.command() }
+func (scr *adoptScreen) safety() string {
+	if scr.most > 0 {
+		return "line " + itoa(scr.first+1) + " of " + itoa(scr.most+1) + "   scripted  " + scr.command()
+	}
+	return "scripted  " + scr.command()
+}
 
 func (scr *adoptScreen) header() []string {
 	t := scr.c.th
@@ -311,6 +316,8 @@ func (scr *adoptScreen) keys() []binding {
 		on("up k", "↑ k", "scroll up", "move", scr.scroll(-1)),
 		on("pgdown ctrl+d space", "PgDn", "next page", "move", func() tea.Cmd { return scr.scroll(max(1, scr.c.h-8))() }),
 		on("pgup ctrl+u", "PgUp", "previous page", "move", func() tea.Cmd { return scr.scroll(-max(1, scr.c.h-8))() }),
+		on("home g", "g", "first line", "move", act(func() { scr.first = 0 })),
+		on("end G", "G", "last line", "move", act(func() { scr.first = scr.most })),
 		on("r", "r", "repeat what failed", "adopt", scr.retry).footed("retry").unless(func() string {
 			if scr.err == nil {
 				return "nothing has failed"

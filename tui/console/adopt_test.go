@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -102,6 +103,13 @@ func TestAdoptInTheConsole(t *testing.T) {
 				t.Errorf("the report lacks %q:\n%s", want, text(s))
 			}
 		}
+		s.c.h = 16
+		s.view([]string{"G"})
+		if last := s.c.adopt.most; last == 0 || s.c.adopt.first != last || !strings.Contains(text(s), fmt.Sprintf("line %d of %d", last+1, last+1)) {
+			t.Errorf("the end of the report, line %d of %d:\n%s", s.c.adopt.first, last, text(s))
+		}
+		s.press("g")
+		s.c.h = 40
 		s.press("right", "enter")
 		if len(f.written) > 0 || !strings.Contains(s.c.note, "read it first") {
 			t.Fatalf("an Enter that was typed ahead wrote %q, note %q", f.written, s.c.note)

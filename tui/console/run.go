@@ -276,6 +276,8 @@ func (scr *runScreen) logTail(w, h int) []string {
 		what := "log lines of kubeadm and the bootstrapper appear here"
 		if scr.c.upg.active() {
 			what = "log lines of services, operator and kubeadm appear here"
+		} else if scr.c.adopt.active {
+			what = "warnings of services and machines appear here"
 		}
 		return append(lines, scr.c.th.Row(w).Add(term.Faint, "   "+what).String())
 	}
