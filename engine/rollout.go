@@ -278,11 +278,14 @@ func (e *Engine) Skip(ctx context.Context, name string, skip bool) (was cluster.
 			}
 			return rollout.NothingToDo(was.Kind + " " + name + what)
 		}
+		if skip {
+			return k.SetSkipState(ctx, was, true)
+		}
 		before, unknown := k.Rollout(ctx)
-		if err := k.SetSkipState(ctx, was, skip); err != nil {
+		if err := k.SetSkipState(ctx, was, false); err != nil {
 			return err
 		}
-		if !skip && unknown == nil && before.Reached && before.Reason == rollout.SomeSkipped {
+		if unknown == nil && before.Reached && before.Reason == rollout.SomeSkipped {
 			noticed(ctx, k, before)
 		}
 		return nil
