@@ -52,6 +52,9 @@ func TestProductionLinksNoSandbox(t *testing.T) {
 	for _, pkg := range []string{".", "./bootstrapper/cmd", "./agent/cmd", "./joinservice/cmd", "./operator/cmd"} {
 		t.Run(pkg, func(t *testing.T) {
 			for _, dep := range dependencies(t, pkg) {
+				if dep == "constellation/engine/attestation/authority" && pkg != "." {
+					t.Errorf("%s links %s: only the console certifies machines", pkg, dep)
+				}
 				for _, n := range never {
 					if dep == n || strings.HasPrefix(dep, n+"/") {
 						t.Errorf("%s links %s", pkg, dep)

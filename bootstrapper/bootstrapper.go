@@ -29,6 +29,9 @@
 //     cluster starts over.
 //   - In any state, [Reset] followed by a reboot makes the machine unused again.
 //
+// An enrolled machine without a TPM has a file in the place of register 15, which survives
+// reboots. There, [Reset] alone makes the machine unused, and a reboot permits no new request.
+//
 // A member that boots extends register 15 before anything else, starts its kubelet, and exits.
 //
 // The package does not decide which version is installed, and does not use the Kubernetes API.
@@ -75,7 +78,8 @@ type Machine struct {
 	// Listen is the address of the InitServer.
 	Listen   string
 	Metadata Metadata
-	// TPM is the address of the machine's TPM; see attestation.OpenTPM.
+	// TPM is the address of the machine's TPM, see attestation.OpenTPM, or of its enrolled
+	// identity.
 	TPM    string
 	Issuer attestation.Issuer
 	// Validator verifies the evidence of this machine and of join services.
@@ -335,14 +339,14 @@ func (b *bootstrapper) resumeJoin(ctx context.Context, h holder) error {
 	}
 	log := b.m.Log.With("claimed_at", h.Time, "rebooted", zero)
 	if h.Failure != "" && !zero {
-		return fmt.Errorf("%w: its join failed: %s; restart the machine to retry, or replace it", ErrStuck, h.Failure)
+		return fmt.Errorf("%w: its join failed: %s; %s to retry, or replace it", ErrStuck, h.Failure, b.m.registers.renewal())
 	}
 	ticket, _, err := keptTicket(b.state, time.Now())
 	if err != nil {
 		return err
 	}
 	if ticket == nil && !zero {
-		return fmt.Errorf("%w: it was claimed for a join, its ticket has expired, and join services issue tickets to unused machines only; restart the machine, or replace it", ErrStuck)
+		return fmt.Errorf("%w: it was claimed for a join, its ticket has expired, and join services issue tickets to unused machines only; %s, or replace it", ErrStuck, b.m.registers.renewal())
 	}
 	b.m.Ready()
 	log.Info("join resumed", "ticket", ticket != nil)
@@ -369,7 +373,7 @@ func (b *bootstrapper) join(ctx context.Context, cluster []byte) error {
 		if e := b.lock.fail(err.Error(), false); e != nil {
 			return errors.Join(err, e)
 		}
-		return fmt.Errorf("%w: %w; restart the machine to retry, or replace it", ErrStuck, err)
+		return fmt.Errorf("%w: %w; %s to retry, or replace it", ErrStuck, err, b.m.registers.renewal())
 	}
 	return err
 }

@@ -50,9 +50,13 @@ type registers interface {
 	// extend marks the machine as a member of the cluster. Repeating it changes nothing; for
 	// another cluster it fails.
 	extend(ctx context.Context, clusterID []byte) error
+	// clear makes the machine unused, if software can.
+	clear() error
+	// renewal is the step that makes a machine unused whose register 15 is set.
+	renewal() string
 }
 
-// tpm is the address of a TPM.
+// tpm is the address of a TPM, or of the enrolled identity of a machine.
 type tpm string
 
 func (t tpm) read(ctx context.Context, indices ...uint32) (map[uint32][]byte, error) {
@@ -61,6 +65,15 @@ func (t tpm) read(ctx context.Context, indices ...uint32) (map[uint32][]byte, er
 
 func (t tpm) extend(ctx context.Context, clusterID []byte) error {
 	return attestation.ExtendClusterID(ctx, string(t), clusterID)
+}
+
+func (t tpm) clear() error { return attestation.ClearClusterID(string(t)) }
+
+func (t tpm) renewal() string {
+	if attestation.SoftwareMembership(string(t)) {
+		return "run `bootstrapper reset` on it"
+	}
+	return "restart the machine"
 }
 
 // clusterRegister is the register that carries the cluster ID.
@@ -109,9 +122,9 @@ func openLock(ctx context.Context, state *os.Root, t registers) (*lock, error) {
 	switch zero := len(bytes.Trim(pcr, "\x00")) == 0; {
 	case zero:
 	case h == nil:
-		return nil, fmt.Errorf("%w: register 15 of its TPM contains a cluster's ID, but the disk has no claim; restart the machine to use it again, or replace it", ErrStuck)
+		return nil, fmt.Errorf("%w: register 15 contains a cluster's ID, but the disk has no claim; %s to use it again, or replace it", ErrStuck, t.renewal())
 	case !bytes.Equal(pcr, attestation.ClusterIDPCR(h.clusterID())):
-		return nil, fmt.Errorf("%w: register 15 of its TPM and its disk name different clusters; replace the machine", ErrStuck)
+		return nil, fmt.Errorf("%w: register 15 and the claim on its disk name different clusters; replace the machine", ErrStuck)
 	}
 	return l, nil
 }

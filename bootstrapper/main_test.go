@@ -279,6 +279,9 @@ func (s *softTPM) read(_ context.Context, indices ...uint32) (map[uint32][]byte,
 	return out, nil
 }
 
+func (*softTPM) clear() error    { return nil }
+func (*softTPM) renewal() string { return "restart the machine" }
+
 func (s *softTPM) extend(_ context.Context, id []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -412,6 +415,7 @@ type rig struct {
 	tpm   *softTPM
 	cloud *fakeCloud
 	m     Machine
+	judge func(attestation.PCR15) attestation.Validator // of the console
 
 	mu       sync.Mutex
 	kubelets []string // value of register 15 at each start of the kubelet
@@ -440,6 +444,9 @@ func newRig(t *testing.T, role cloud.Role) *rig {
 			return nil
 		},
 		Log: slog.New(slog.NewTextHandler(syncWriter{&r.mu, &r.log}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	r.judge = func(rule attestation.PCR15) attestation.Validator {
+		return attestation.NewTPMValidator(r.ca.Roots(), measured("v1.1.0"), attestation.Options{PCR15: rule})
 	}
 	releasetest.Furnish(t, r.m.Root)
 	return r
@@ -564,7 +571,7 @@ func (r *rig) console(addr string) initproto.BootstrapperClient {
 	rules := []attestation.PCR15{attestation.PCR15Zero(), attestation.PCR15Member()}
 	var vs []attestation.Validator
 	for _, rule := range rules {
-		vs = append(vs, attestation.NewTPMValidator(r.ca.Roots(), measured("v1.1.0"), attestation.Options{PCR15: rule}))
+		vs = append(vs, r.judge(rule))
 	}
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(atls.NewClient(atls.Config{
 		Purpose: atls.PurposeInit, Validator: func() attestation.Validator { return either(vs) },
@@ -579,7 +586,7 @@ func (r *rig) console(addr string) initproto.BootstrapperClient {
 // either accepts evidence that one of its validators accepts.
 type either []attestation.Validator
 
-func (either) Variant() attestation.Variant { return attestation.TPM2 }
+func (e either) Variant() attestation.Variant { return e[0].Variant() }
 func (e either) Validate(ctx context.Context, doc, data []byte) (st attestation.Statement, err error) {
 	for _, v := range e {
 		if st, err = v.Validate(ctx, doc, data); err == nil {

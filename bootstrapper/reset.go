@@ -27,8 +27,8 @@ var nodeDirs = []string{
 // reset can be repeated. It needs no Metadata, Issuer or Roots.
 //
 // unused reports whether the machine looks unused now. Only a restart clears register 15 of a
-// TPM, so usually it does not: then the machine must be rebooted, or replaced, before it can
-// become a node again.
+// TPM: after a reset, such a machine must be rebooted, or replaced, before it can become a node
+// again. An enrolled machine without a TPM is unused at once.
 func Reset(ctx context.Context, m Machine, say func(line string)) (unused bool, err error) {
 	b, err := open(m)
 	if err != nil {
@@ -64,7 +64,7 @@ func Reset(ctx context.Context, m Machine, say func(line string)) (unused bool, 
 	return len(bytes.Trim(pcrs[clusterRegister], "\x00")) == 0, nil
 }
 
-// forget removes all files of this package, the claim last.
+// forget removes all files of this package and register 15 where software can, the claim last.
 func (b *bootstrapper) forget() error {
 	entries, err := fs.ReadDir(b.state.FS(), ".")
 	if err != nil {
@@ -80,6 +80,10 @@ func (b *bootstrapper) forget() error {
 	}
 	if err := journal.SyncDir(b.state); err != nil {
 		return fmt.Errorf("clear state: %w", err)
+	}
+	// A crash in between leaves a claim with a zero register 15, as after a reboot.
+	if err := b.m.registers.clear(); err != nil {
+		return fmt.Errorf("clear register 15: %w", err)
 	}
 	return removeAll(b.state, holderFile)
 }

@@ -57,6 +57,9 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 			retry.Reset(demandsRetry)
 			continue
 		}
+		if s.method.Unmeasured && used == nil {
+			s.log.Warn("measurements not judged", "variant", string(s.method.Variant), "reason", "evidence of this variant proves which machine joins, not what it booted")
+		}
 		used = data
 		s.snapshot.Store(next)
 		s.log.Info("join-config loaded", "variant", string(next.validator.Variant()), "generations", next.generations)
@@ -67,7 +70,7 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 // newSnapshot parses join-config. The measurements apply to machines in the same cloud project
 // as this machine, which issuer proves to be a member of the cluster in join-config.
 func newSnapshot(ctx context.Context, data map[string]string, issuer attestation.Issuer, method attestation.Method) (*snapshot, error) {
-	newest, others, err := accepted(data, method.Variant)
+	newest, others, err := accepted(data, method)
 	if err != nil {
 		return nil, err
 	}
@@ -118,8 +121,9 @@ const (
 // accepted returns the measurements of the newest image and those of the other generations, in
 // the order of their keys. A machine must match one of them. A generation that cannot be
 // decoded, or enforces no register, makes all unusable: using the rest could refuse valid
-// machines, and a generation with only warnings would accept any machine.
-func accepted(data map[string]string, variant attestation.Variant) (newest attestation.Measurements, others []attestation.Measurements, err error) {
+// machines, and a generation with only warnings would accept any machine. The evidence of an
+// unmeasured method proves which machine it is, so it needs no measurements.
+func accepted(data map[string]string, method attestation.Method) (newest attestation.Measurements, others []attestation.Measurements, err error) {
 	keys := slices.DeleteFunc(slices.Collect(maps.Keys(data)), func(k string) bool {
 		return !strings.HasPrefix(k, keyGeneration) || data[k] == data[keyNewest]
 	})
@@ -132,13 +136,14 @@ func accepted(data map[string]string, variant attestation.Variant) (newest attes
 		if err := json.Unmarshal([]byte(data[key]), &c); err != nil {
 			return nil, nil, fmt.Errorf("read %s: %w", key, err)
 		}
-		if c.Variant != variant {
-			return nil, nil, fmt.Errorf("read %s: variant is %q, want %q", key, c.Variant, variant)
+		if c.Variant != method.Variant {
+			return nil, nil, fmt.Errorf("read %s: variant is %q, want %q", key, c.Variant, method.Variant)
 		}
-		if len(c.Measurements) == 0 {
+		switch {
+		case method.Unmeasured:
+		case len(c.Measurements) == 0:
 			return nil, nil, fmt.Errorf("read %s: no measurements, so every machine would be accepted", key)
-		}
-		if !c.Measurements.Enforces() {
+		case !c.Measurements.Enforces():
 			return nil, nil, fmt.Errorf("read %s: all %d measurements are warnOnly, so every machine would be accepted; remove warnOnly from a register, or remove the image with its requirements", key, len(c.Measurements))
 		}
 		if key == keyNewest {

@@ -3,7 +3,7 @@
 //
 //	CONSTELLATION_PROVIDER   name of the machine's cloud provider
 //	CONSTELLATION_METADATA   URL of the cloud's metadata server
-//	CONSTELLATION_TPM        address of the TPM, unix:PATH or a device
+//	CONSTELLATION_TPM        address of the TPM, unix:PATH or a device, or enrolled:DIRECTORY
 //
 // It exits with 3 if restarting it cannot help.
 package main
@@ -57,7 +57,8 @@ func run(ctx context.Context, args []string) int {
 		fmt.Fprint(f.Output(), "bootstrapper makes this machine a node of a cluster, once.\n\nUsage:\n"+
 			"  bootstrapper [flags]         offer the machine; start the kubelet if it is a node\n"+
 			"  bootstrapper [flags] reset   take the node out of its cluster and remove what belongs to it\n"+
-			"  bootstrapper version         print the version\n\nFlags:\n")
+			"  bootstrapper identity VERB   enrol this machine: request, answer or store; see below\n"+
+			"  bootstrapper version         print the version\n\n"+identityUsage+"\nFlags:\n")
 		f.PrintDefaults()
 	}
 	if err := f.Parse(args); err != nil {
@@ -72,6 +73,9 @@ func run(ctx context.Context, args []string) int {
 		// The resource manager of the first TPM on every Linux machine. It is no value of a
 		// provider: those describe pods, and the verb reset runs without a provider.
 		m.TPM = "/dev/tpmrm0"
+	}
+	if f.Arg(0) == "identity" {
+		return identity(ctx, m, f.Args()[1:], os.Stdin, os.Stdout, os.Stderr)
 	}
 	switch verb := f.Arg(0); {
 	case f.NArg() > 1 || verb != "" && verb != "reset" && verb != "version":

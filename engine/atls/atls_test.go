@@ -34,6 +34,7 @@ import (
 
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
+	workspace "constellation/engine/attestation/authority"
 	"constellation/engine/cloud"
 )
 
@@ -1104,6 +1105,53 @@ func TestHandshakeEnds(t *testing.T) {
 	})
 }
 
+// TestJoinOfEnrolledMachines is a join between two machines without a TPM, and what happens when the
+// machine that joined tries again.
+func TestJoinOfEnrolledMachines(t *testing.T) {
+	cert, key, err := workspace.Create("demo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := workspace.Parse(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots, err := attestation.ParseRoots(cert)
+	if err != nil {
+		t.Fatal(err)
+	}
+	enrol := func(id attestation.Identity) string {
+		t.Helper()
+		dir := t.TempDir()
+		if err := attestationtest.Enrol(t.Context(), a, dir, id); err != nil {
+			t.Fatal(err)
+		}
+		return "enrolled:" + dir
+	}
+	node, service, cluster := enrol(identity("worker-0", cloud.Worker)), enrol(identity("control-plane-0", cloud.ControlPlane)), []byte("cluster")
+	if err := attestation.ExtendClusterID(t.Context(), service, cluster); err != nil {
+		t.Fatal(err)
+	}
+	config := func(address string, rule attestation.PCR15) Config {
+		v := attestation.NewEnrolledValidator(roots, attestation.Options{PCR15: rule})
+		return Config{Purpose: PurposeJoin, Issuer: attestation.NewEnrolledIssuer(address), Validator: func() attestation.Validator { return v }, HandshakeTimeout: 30 * time.Second}
+	}
+	client, server := config(node, attestation.PCR15Member()), config(service, attestation.PCR15Zero())
+	if o := meet(t, client, server); o.client != nil || o.server != nil || nameOf(o.toClient) != "control-plane-0" || nameOf(o.toServer) != "worker-0" {
+		t.Errorf("client: %v, server: %v", o.client, o.server)
+	}
+	if err := attestation.ExtendClusterID(t.Context(), node, cluster); err != nil {
+		t.Fatal(err)
+	}
+	if o := meet(t, client, server); !errors.Is(o.server, attestation.ErrMember) || !errors.Is(o.client, ErrRefused) {
+		t.Errorf("the member joined again: client: %v, server: %v", o.client, o.server)
+	}
+	w := newWorld(t)
+	if o := meet(t, w.clientConfig(), server); o.client == nil || o.server == nil {
+		t.Error("a machine of a cloud joined those of a workspace")
+	}
+}
+
 // witness is a gRPC service that tells its caller apart.
 type witness struct {
 	healthpb.UnimplementedHealthServer
@@ -1142,7 +1190,7 @@ func TestGRPC(t *testing.T) {
 		if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}, grpc.Peer(&p)); err != nil {
 			t.Fatal(err)
 		}
-		want := attestation.Statement{Identity: identity("worker-0", cloud.Worker)}
+		want := attestation.Statement{Identity: identity("worker-0", cloud.Worker), Attested: true}
 		if d := cmp.Diff(want, <-svc.saw, cmpopts.EquateComparable(netip.Addr{}),
 			cmpopts.IgnoreFields(attestation.Statement{}, "PCRs", "Firmware", "Resets")); d != "" {
 			t.Errorf("the server's statement (-want +got):\n%s", d)

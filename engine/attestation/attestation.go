@@ -14,6 +14,13 @@
 // again from the ID on its disk, before anything on it listens. To reuse a machine, stop it,
 // wipe its disk and give it a new TPM state, in this order.
 //
+// A machine that no cloud vouches for can be enrolled: the authority of a workspace, in package
+// authority, certifies the machine's own key, and documents of variant [Enrolled] are signed with
+// it. The address of such an identity is enrolled: and the path of its directory. A key in a file
+// proves only that somebody has that file: the Statement is not Attested, no measurement is
+// judged, and a file takes the place of PCR 15. That file survives reboots, and
+// [ClearClusterID] removes it.
+//
 // The cloud's half, which certifies attestation keys, is in package attestationtest: only a test
 // cloud needs it. The trust root is configuration; nothing in here trusts anyone by default. The
 // implementation is in internal/evidence, the order of a validator's checks in its validator.go.
@@ -36,6 +43,13 @@ type Variant = evidence.Variant
 
 // TPM2 is evidence by a TPM 2.0 whose attestation key the cloud certified.
 const TPM2 = evidence.TPM2
+
+// Enrolled is evidence by the key of a machine that the authority of a workspace certified.
+const Enrolled = evidence.Enrolled
+
+// KindKey is the kind of an enrolled machine whose key is a file. Everyone who can read it can be
+// the machine: nothing is attested.
+const KindKey = evidence.KindKey
 
 // Limits in bytes.
 const (
@@ -63,7 +77,8 @@ var (
 	ErrIdentity = evidence.ErrIdentity
 )
 
-// ErrTPM means that the TPM of this machine could not be used.
+// ErrTPM means that the TPM of this machine, or the enrolled identity in its place, could not be
+// used.
 var ErrTPM = evidence.ErrTPM
 
 // Issuers, validators and what they work on.
@@ -76,7 +91,15 @@ type (
 	TPMIssuer = evidence.TPMIssuer
 	// TPMValidator verifies evidence of a TPM 2.0.
 	TPMValidator = evidence.TPMValidator
-	// Options change what a TPMValidator accepts.
+	// EnrolledIssuer makes evidence with the identity of an enrolled machine.
+	EnrolledIssuer = evidence.EnrolledIssuer
+	// EnrolledValidator verifies evidence of enrolled machines.
+	EnrolledValidator = evidence.EnrolledValidator
+	// Kind is where the key of an enrolled machine is.
+	Kind = evidence.Kind
+	// EnrolledIdentity is who an enrolled machine is.
+	EnrolledIdentity = evidence.EnrolledIdentity
+	// Options change what a validator accepts.
 	Options = evidence.Options
 	// Identity is the instance of the cloud that a machine is.
 	Identity = evidence.Identity
@@ -105,10 +128,23 @@ func NewTPMValidator(roots *x509.CertPool, m Measurements, opts Options) *TPMVal
 	return evidence.NewTPMValidator(roots, m, opts)
 }
 
-// Method is how the machines of a cloud prove what they booted.
+// NewEnrolledIssuer returns an issuer for the identity at address, enrolled: and its directory,
+// which may be read-only.
+func NewEnrolledIssuer(address string) *EnrolledIssuer { return evidence.NewEnrolledIssuer(address) }
+
+// NewEnrolledValidator returns a validator that accepts machines that one of the authorities in
+// roots enrolled. It judges no measurements.
+func NewEnrolledValidator(roots *x509.CertPool, opts Options) *EnrolledValidator {
+	return evidence.NewEnrolledValidator(roots, opts)
+}
+
+// Method is how the machines of a cloud prove what they are.
 type Method struct {
 	// Variant is that of the documents.
 	Variant Variant
+	// Unmeasured means that measurements are neither needed nor judged: the evidence proves
+	// which machine it is, not what it booted.
+	Unmeasured bool
 	// Issuer returns what makes evidence about this machine. address names its TPM.
 	Issuer func(address string) Issuer
 	// Validator returns what verifies such evidence. It trusts the clouds in roots.
@@ -126,6 +162,18 @@ func TPMMethod() Method {
 		Issuer:  func(address string) Issuer { return NewTPMIssuer(address) },
 		Validator: func(roots *x509.CertPool, m Measurements, opts Options) Validator {
 			return NewTPMValidator(roots, m, opts)
+		},
+	}
+}
+
+// EnrolledMethod is the method of machines that the authority of a workspace certified.
+func EnrolledMethod() Method {
+	return Method{
+		Variant:    Enrolled,
+		Unmeasured: true,
+		Issuer:     func(address string) Issuer { return NewEnrolledIssuer(address) },
+		Validator: func(roots *x509.CertPool, _ Measurements, opts Options) Validator {
+			return NewEnrolledValidator(roots, opts)
 		},
 	}
 }
@@ -161,15 +209,41 @@ func OpenTPM(ctx context.Context, address string) (transport.TPMCloser, error) {
 	return evidence.OpenTPM(ctx, address)
 }
 
-// ReadPCRs reads SHA-256 registers, 0 to 23, of the TPM at address. Errors wrap ErrTPM.
+// ReadPCRs reads SHA-256 registers, 0 to 23, of the TPM or the enrolled identity at address. A
+// machine without a TPM has zero in all but register 15. Errors wrap ErrTPM.
 func ReadPCRs(ctx context.Context, address string, indices ...uint32) (map[uint32][]byte, error) {
 	return evidence.ReadPCRs(ctx, address, indices...)
 }
 
-// ExtendClusterID marks the machine as a member of the cluster until its TPM is reset. Repeating
-// it changes nothing. On a member of another cluster the error wraps ErrMember, otherwise ErrTPM.
+// ExtendClusterID marks the machine as a member of the cluster until its TPM is reset, or until
+// ClearClusterID with SoftwareMembership. Repeating it changes nothing. On a member of another cluster the error wraps ErrMember, otherwise ErrTPM.
 func ExtendClusterID(ctx context.Context, address string, clusterID []byte) error {
 	return evidence.ExtendClusterID(ctx, address, clusterID)
+}
+
+// SoftwareMembership reports whether a file, instead of register 15 of a TPM, records the cluster
+// that the machine belongs to. It survives reboots, and ClearClusterID removes it.
+func SoftwareMembership(address string) bool { return evidence.SoftwareMembership(address) }
+
+// ClearClusterID makes a machine with SoftwareMembership unused. It does nothing to others, whose
+// TPM only a reset clears. Errors wrap ErrTPM.
+func ClearClusterID(address string) error { return evidence.ClearClusterID(address) }
+
+// RequestIdentity returns the request of the machine whose identity is in dir, for package
+// authority. On first use it creates the directory and the key; later the key stays the same.
+func RequestIdentity(ctx context.Context, dir string) ([]byte, error) {
+	return evidence.RequestIdentity(ctx, dir)
+}
+
+// AnswerIdentity answers the authority's challenge with the key in dir.
+func AnswerIdentity(dir string, challenge []byte) ([]byte, error) {
+	return evidence.AnswerIdentity(dir, challenge)
+}
+
+// StoreIdentity stores the certificate of the key in dir. It refuses one of another key, and one
+// of another workspace while the machine belongs to a cluster.
+func StoreIdentity(ctx context.Context, dir string, certificate []byte) (EnrolledIdentity, error) {
+	return evidence.StoreIdentity(ctx, dir, certificate)
 }
 
 // EventLogPath returns the path of the event log of the TPM at address.

@@ -9,6 +9,7 @@ import (
 	"context"
 
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/authority"
 	"constellation/engine/attestation/internal/evidence"
 )
 
@@ -37,6 +38,28 @@ func HandOver(ctx context.Context, address string) error { return evidence.HandO
 // at logPath.
 func Measure(ctx context.Context, address, logPath string, events []attestation.MeasuredEvent) error {
 	return evidence.Measure(ctx, address, logPath, events)
+}
+
+// Enrol enrols the machine with the identity in dir: a certifies its key for id, all in one process.
+func Enrol(ctx context.Context, a *authority.Authority, dir string, id attestation.Identity) error {
+	request, err := attestation.RequestIdentity(ctx, dir)
+	if err != nil {
+		return err
+	}
+	challenge, expect, err := a.Challenge(request)
+	if err != nil {
+		return err
+	}
+	answer, err := attestation.AnswerIdentity(dir, challenge)
+	if err != nil {
+		return err
+	}
+	certificate, err := a.Certify(request, answer, expect, id)
+	if err != nil {
+		return err
+	}
+	_, err = attestation.StoreIdentity(ctx, dir, certificate)
+	return err
 }
 
 // SoftwareIssuer makes the document that a TPM would make, without a TPM.

@@ -21,6 +21,9 @@ type Variant string
 // TPM2 is evidence by a TPM 2.0 whose attestation key the cloud certified.
 const TPM2 Variant = "tpm2"
 
+// Enrolled is evidence by the key of a machine that the authority of a workspace certified.
+const Enrolled Variant = "enrolled"
+
 // MaxDocument is the size in bytes that no document exceeds. Issuers refuse to
 // make a larger one; validators refuse it before they look inside. Most of it is
 // the event log: those of real servers have up to 60 kB.
@@ -66,7 +69,8 @@ var (
 	ErrIdentity = errors.New("wrong instance")
 )
 
-// ErrTPM means that the TPM of this machine could not be used.
+// ErrTPM means that the TPM of this machine, or the enrolled identity in its place, could not be
+// used.
 var ErrTPM = errors.New("TPM not usable")
 
 // Identity is what the cloud certified about the instance that owns a TPM. It is
@@ -126,6 +130,9 @@ func printable(s string) bool {
 // Statement is what accepted evidence says.
 type Statement struct {
 	Identity Identity `json:"identity"`
+	// Attested is whether a TPM vouches for the registers. Without one, the machine's own word
+	// is all there is.
+	Attested bool `json:"attested"`
 	// PCRs are the quoted SHA-256 registers, 32 bytes each.
 	PCRs map[uint32][]byte `json:"pcrs"`
 	// Warnings name registers that differ from a measurement which only warns.

@@ -28,8 +28,11 @@ import (
 // OID returns the object identifier of the certificate extension that carries a
 // document of this variant.
 func (v Variant) OID() encasn1.ObjectIdentifier {
-	if v == TPM2 {
+	switch v {
+	case TPM2:
 		return encasn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 32473, 1, 1}
+	case Enrolled:
+		return encasn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 32473, 1, 2}
 	}
 	return nil
 }
@@ -225,10 +228,10 @@ func parseCertificates(pemBytes []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// certify returns the certificate, in DER, that says that ak is the attestation
-// key of the instance id. It is valid as long as the authority: the key lives as
+// certify returns the certificate, in DER, that says that key is the key of the
+// instance id, and of which kind: usage is its extended key usage. It is valid as long as the authority: the key lives as
 // long as its TPM, which the cloud destroys with the instance.
-func (ca *CA) certify(ak crypto.PublicKey, id Identity) ([]byte, error) {
+func (ca *CA) certify(key crypto.PublicKey, usage encasn1.ObjectIdentifier, id Identity) ([]byte, error) {
 	ext, err := id.marshal()
 	if err != nil {
 		return nil, err
@@ -242,10 +245,10 @@ func (ca *CA) certify(ak crypto.PublicKey, id Identity) ([]byte, error) {
 		NotBefore:             notBefore,
 		NotAfter:              ca.cert.NotAfter,
 		KeyUsage:              x509.KeyUsageDigitalSignature,
-		UnknownExtKeyUsage:    []encasn1.ObjectIdentifier{oidAttestationKey()},
+		UnknownExtKeyUsage:    []encasn1.ObjectIdentifier{usage},
 		BasicConstraintsValid: true,
 		ExtraExtensions:       []pkix.Extension{{Id: oidIdentity(), Value: ext}},
-	}, ca.cert, ak, ca.key)
+	}, ca.cert, key, ca.key)
 	if err != nil {
 		return nil, err
 	}
@@ -255,32 +258,21 @@ func (ca *CA) certify(ak crypto.PublicKey, id Identity) ([]byte, error) {
 	return der, nil
 }
 
-// verifyKey checks that one of roots certified the attestation key in der, and
-// returns the certificate and the instance that it names.
-func verifyKey(der []byte, roots *x509.CertPool, now time.Time) (*x509.Certificate, Identity, error) {
+// verifyKey checks that one of roots certified the key in der for usage, and returns
+// the certificate and the instance that it names.
+func verifyKey(der []byte, usage encasn1.ObjectIdentifier, roots *x509.CertPool, now time.Time) (*x509.Certificate, Identity, error) {
 	c, err := x509.ParseCertificate(der)
 	if err != nil {
 		return nil, Identity{}, err
 	}
-	var id *Identity
-	for _, e := range c.Extensions {
-		if !e.Id.Equal(oidIdentity()) {
-			continue
-		}
-		// The parser refuses certificates that repeat an extension.
-		i, err := parseIdentity(e.Value)
-		if err != nil {
-			return nil, Identity{}, err
-		}
-		id = &i
-	}
+	id, err := certified(c)
 	switch {
-	case id == nil:
-		return nil, Identity{}, fmt.Errorf("its certificate names no instance (extension %s)", oidIdentity())
+	case err != nil:
+		return nil, Identity{}, err
 	case c.IsCA || c.KeyUsage&x509.KeyUsageDigitalSignature == 0:
 		return nil, Identity{}, errors.New("its certificate is not one of a signing key")
-	case !slices.ContainsFunc(c.UnknownExtKeyUsage, oidAttestationKey().Equal):
-		return nil, Identity{}, fmt.Errorf("its certificate is not one of an attestation key (usage %s)", oidAttestationKey())
+	case !slices.ContainsFunc(c.UnknownExtKeyUsage, usage.Equal):
+		return nil, Identity{}, fmt.Errorf("its certificate is not one of an attestation key (usage %s)", usage)
 	}
 	if _, err := c.Verify(x509.VerifyOptions{
 		Roots:       roots,
@@ -289,5 +281,15 @@ func verifyKey(der []byte, roots *x509.CertPool, now time.Time) (*x509.Certifica
 	}); err != nil {
 		return nil, Identity{}, err
 	}
-	return c, *id, nil
+	return c, id, nil
+}
+
+// certified returns the instance that a certificate names.
+func certified(c *x509.Certificate) (Identity, error) {
+	for _, e := range c.Extensions {
+		if e.Id.Equal(oidIdentity()) { // the parser refuses certificates that repeat an extension
+			return parseIdentity(e.Value)
+		}
+	}
+	return Identity{}, fmt.Errorf("its certificate names no instance (extension %s)", oidIdentity())
 }

@@ -41,11 +41,11 @@ func TestCreateCA(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	der, err := ca.certify(key.Public(), worker(0))
+	der, err := ca.certify(key.Public(), oidAttestationKey(), worker(0))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, id, err := verifyKey(der, roots, ca.cert.NotAfter.Add(-time.Second))
+	c, id, err := verifyKey(der, oidAttestationKey(), roots, ca.cert.NotAfter.Add(-time.Second))
 	if err != nil || id != worker(0) {
 		t.Fatalf("at the end of its life the certificate says %v, %v", id, err)
 	}
@@ -54,7 +54,7 @@ func TestCreateCA(t *testing.T) {
 	}
 	bad := worker(0)
 	bad.Group = strings.Repeat("g", maxIdentityField+1)
-	if _, err := ca.certify(key.Public(), bad); err == nil || !strings.Contains(err.Error(), "group of the instance has 257 bytes") {
+	if _, err := ca.certify(key.Public(), oidAttestationKey(), bad); err == nil || !strings.Contains(err.Error(), "group of the instance has 257 bytes") {
 		t.Errorf("certified %d bytes: %v", len(bad.Group), err)
 	}
 }
@@ -76,7 +76,7 @@ func TestFilesOfAuthorities(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	der, err := ca.certify(ak.Public(), worker(0))
+	der, err := ca.certify(ak.Public(), oidAttestationKey(), worker(0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func provision(t transport.TPM, ca *CA, id Identity) (err error) {
 	if err != nil {
 		return fmt.Errorf("read attestation key: %w", err)
 	}
-	cert, err := ca.certify(pub, id)
+	cert, err := ca.certify(pub, oidAttestationKey(), id)
 	if err != nil {
 		return fmt.Errorf("certify attestation key: %w", err)
 	}

@@ -34,7 +34,7 @@ func NewSoftwareIssuer(ca *CA, id Identity, events []MeasuredEvent, clusterID []
 	if err != nil {
 		return nil, fmt.Errorf("create attestation key: %w", err)
 	}
-	cert, err := ca.certify(key.Public(), id)
+	cert, err := ca.certify(key.Public(), oidAttestationKey(), id)
 	if err != nil {
 		return nil, fmt.Errorf("certify attestation key: %w", err)
 	}

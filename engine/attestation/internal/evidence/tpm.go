@@ -298,8 +298,8 @@ func extendPCR(t transport.TPM, index uint32, digest []byte) error {
 	return nil
 }
 
-// ReadPCRs reads SHA-256 registers, 0 to 23, of the TPM at address. Errors wrap
-// ErrTPM.
+// ReadPCRs reads SHA-256 registers, 0 to 23, of the TPM or the enrolled identity at
+// address. Errors wrap ErrTPM.
 func ReadPCRs(ctx context.Context, address string, indices ...uint32) (map[uint32][]byte, error) {
 	for _, i := range indices {
 		if i > lastPCR {
@@ -307,6 +307,10 @@ func ReadPCRs(ctx context.Context, address string, indices ...uint32) (map[uint3
 		}
 	}
 	var pcrs map[uint32][]byte
+	if dir, ok := strings.CutPrefix(address, enrolledPrefix); ok {
+		err := useMachine(dir, func(m machine) (err error) { pcrs, err = m.registers(indices); return err })
+		return pcrs, err
+	}
 	err := use(ctx, address, func(t transport.TPM) (err error) {
 		pcrs, err = readPCRs(t, indices)
 		return err
@@ -321,6 +325,9 @@ func ExtendClusterID(ctx context.Context, address string, clusterID []byte) erro
 	if len(clusterID) == 0 {
 		return errors.New("extend cluster ID: it is empty")
 	}
+	if dir, ok := strings.CutPrefix(address, enrolledPrefix); ok {
+		return extendMachine(dir, clusterID)
+	}
 	var foreign error
 	err := use(ctx, address, func(t transport.TPM) error {
 		pcrs, err := readPCRs(t, []uint32{pcrCluster})
@@ -334,6 +341,19 @@ func ExtendClusterID(ctx context.Context, address string, clusterID []byte) erro
 		return extendPCR(t, pcrCluster, clusterIDDigest(clusterID))
 	})
 	return errors.Join(foreign, err)
+}
+
+// SoftwareMembership reports whether a file records the cluster that the machine
+// belongs to. It survives reboots, and ClearClusterID removes it.
+func SoftwareMembership(address string) bool { return strings.HasPrefix(address, enrolledPrefix) }
+
+// ClearClusterID makes a machine with SoftwareMembership unused. It does nothing to
+// others, whose TPM only a reset clears. Errors wrap ErrTPM.
+func ClearClusterID(address string) error {
+	if !SoftwareMembership(address) {
+		return nil
+	}
+	return useMachine(strings.TrimPrefix(address, enrolledPrefix), machine.clear)
 }
 
 // EventLogPath returns where the event log of the TPM at address lies: beside the

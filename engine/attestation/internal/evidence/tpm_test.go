@@ -182,7 +182,7 @@ func TestGoogleToolsFindTheKey(t *testing.T) {
 	if _, err := cert.Verify(x509.VerifyOptions{Roots: ca.Roots(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
 		t.Error(err)
 	}
-	if _, id, err := verifyKey(cert.Raw, ca.Roots(), time.Now()); err != nil || id != worker(0) {
+	if _, id, err := verifyKey(cert.Raw, oidAttestationKey(), ca.Roots(), time.Now()); err != nil || id != worker(0) {
 		t.Errorf("it names %v, %v", id, err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"constellation/engine/cloud"
 )
 
-// Options refine the acceptance of a TPMValidator. The zero value requires an unused machine,
+// Options refine the acceptance of a validator. The zero value requires an unused machine,
 // of any role and any project that the roots certify.
 type Options struct {
 	// PCR15 is the rule for the register that carries the cluster ID.
@@ -22,10 +22,23 @@ type Options struct {
 	UID string
 	// Role is what the instance must be; empty: any.
 	Role cloud.Role
-	// Alternatives are the measurements of further images that are accepted as well.
+	// Alternatives are the measurements of further images that are accepted as well. A
+	// validator that judges no measurements ignores them.
 	Alternatives []Measurements
 	// Now is for tests; nil stands for time.Now.
 	Now func() time.Time
+}
+
+// identify returns an error that wraps ErrIdentity unless id is an instance of the project and
+// the role that o demands.
+func (o Options) identify(id Identity) error {
+	switch {
+	case o.UID != "" && o.UID != id.UID:
+		return fmt.Errorf("%w: %s belongs to %q, expected %q", ErrIdentity, id.Name, id.UID, o.UID)
+	case o.Role != "" && o.Role != id.Role:
+		return fmt.Errorf("%w: %s is a %s, expected a %s", ErrIdentity, id.Name, id.Role, o.Role)
+	}
+	return nil
 }
 
 // TPMValidator verifies documents of variant TPM2. It is immutable, so it may be used
@@ -69,7 +82,7 @@ func (v *TPMValidator) Validate(ctx context.Context, doc, userData []byte) (Stat
 	if err != nil {
 		return Statement{}, err
 	}
-	cert, id, err := verifyKey(c.doc.certificate, v.roots, v.opts.Now())
+	cert, id, err := verifyKey(c.doc.certificate, oidAttestationKey(), v.roots, v.opts.Now())
 	if err != nil {
 		return Statement{}, fmt.Errorf("%w: %w", ErrTrust, err)
 	}
@@ -79,11 +92,8 @@ func (v *TPMValidator) Validate(ctx context.Context, doc, userData []byte) (Stat
 	if err := checkLog(c.doc.log, c.pcrs); err != nil {
 		return Statement{}, fmt.Errorf("%w: event log: %w", ErrDocument, err)
 	}
-	if v.opts.UID != "" && v.opts.UID != id.UID {
-		return Statement{}, fmt.Errorf("%w: %s belongs to %q, expected %q", ErrIdentity, id.Name, id.UID, v.opts.UID)
-	}
-	if v.opts.Role != "" && v.opts.Role != id.Role {
-		return Statement{}, fmt.Errorf("%w: %s is a %s, expected a %s", ErrIdentity, id.Name, id.Role, v.opts.Role)
+	if err := v.opts.identify(id); err != nil {
+		return Statement{}, err
 	}
 	warnings, err := v.measure(c.pcrs)
 	if err != nil {
@@ -95,7 +105,7 @@ func (v *TPMValidator) Validate(ctx context.Context, doc, userData []byte) (Stat
 	if err := v.opts.PCR15.check(c.pcrs[pcrCluster]); err != nil {
 		return Statement{}, err
 	}
-	return Statement{Identity: id, PCRs: c.pcrs, Warnings: warnings, Firmware: c.quoted.firmware, Resets: c.quoted.resets}, nil
+	return Statement{Identity: id, Attested: true, PCRs: c.pcrs, Warnings: warnings, Firmware: c.quoted.firmware, Resets: c.quoted.resets}, nil
 }
 
 // claims are the decoded parts of a document. Nothing has verified their signature yet.

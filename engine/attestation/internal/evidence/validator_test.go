@@ -267,7 +267,7 @@ func TestValidateAccepts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := Statement{Identity: worker(0), PCRs: map[uint32][]byte{}, Firmware: 1, Resets: 1}
+			want := Statement{Identity: worker(0), Attested: true, PCRs: map[uint32][]byte{}, Firmware: 1, Resets: 1}
 			for _, r := range f.pcrs {
 				want.PCRs[r.index] = r.value
 			}

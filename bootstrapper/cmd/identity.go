@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"constellation/bootstrapper"
+	"constellation/engine/attestation"
+)
+
+const (
+	// identityDir is where an enrolled machine has its identity by default.
+	identityDir = "/var/lib/constellation-identity"
+	// maxInput bounds a message of an enrolment, in bytes.
+	maxInput = 64 << 10
+
+	identityUsage = "Verbs of identity, in this order. Each can be repeated.\n" +
+		"  request   create a key on first use, and write a request for its certificate to stdout\n" +
+		"  answer    read a challenge of the workspace's authority from stdin, write the answer to stdout\n" +
+		"  store     read the certificate from stdin, store it, write the machine's identity to stdout\n"
+)
+
+// identity runs a verb of the machine's half of an enrolment; see package authority.
+func identity(ctx context.Context, m bootstrapper.Machine, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	if len(args) != 1 {
+		fmt.Fprintln(stderr, "bootstrapper: identity needs one verb: request, answer or store; see bootstrapper -h")
+		return exitUsage
+	}
+	dir, ok := strings.CutPrefix(m.TPM, "enrolled:")
+	if !ok {
+		dir = identityDir
+	}
+	dir = filepath.Join(m.Root, dir)
+	var out []byte
+	var err error
+	switch verb := args[0]; verb {
+	case "request":
+		out, err = attestation.RequestIdentity(ctx, dir)
+	case "answer", "store":
+		var in []byte
+		if in, err = readInput(stdin); err != nil {
+			break
+		}
+		if verb == "answer" {
+			out, err = attestation.AnswerIdentity(dir, in)
+			break
+		}
+		var id attestation.EnrolledIdentity
+		if id, err = attestation.StoreIdentity(ctx, dir, in); err == nil {
+			out, err = json.Marshal(id)
+			out = append(out, '\n')
+		}
+	default:
+		fmt.Fprintf(stderr, "bootstrapper: unexpected verb %q of identity; see bootstrapper -h\n", verb)
+		return exitUsage
+	}
+	if err == nil {
+		_, err = stdout.Write(out)
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "bootstrapper: identity %s: %v\n", args[0], err)
+		return exitFailed
+	}
+	return 0
+}
+
+func readInput(r io.Reader) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(r, maxInput+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read stdin: %w", err)
+	case len(b) > maxInput:
+		return nil, fmt.Errorf("read stdin: more than %d bytes", maxInput)
+	}
+	return b, nil
+}
