@@ -23,6 +23,7 @@ import (
 // them, injects a fault, sets a target, and leaves nothing behind.
 func TestHollowSandbox(t *testing.T) {
 	testneeds.Time(t, "a minute")
+	t.Parallel()
 	c := newHollow(t)
 	up := func(args ...string) *result {
 		t.Helper()

@@ -339,6 +339,7 @@ func (s *screen) shows(pattern string) string {
 // again. Meanwhile the API server is down for a while: no output is then marked as live, and
 // all watches reconnect. At the end all have the same counts.
 func TestWatchesOfARolloutAgree(t *testing.T) {
+	t.Parallel()
 	const workers = 12
 	r := newHollowRollout(t, workers, 2, 6, hollow.Times{Boot: time.Second, Join: 500 * time.Millisecond, Settle: 500 * time.Millisecond, Drain: 2 * time.Second, Off: 500 * time.Millisecond, Heartbeat: 10 * time.Second})
 	asJSON := r.watch("-o", "json")
