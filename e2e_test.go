@@ -34,8 +34,9 @@ type cloud struct {
 	bin string // bin/ of this repository
 	dir string // the workspace
 	// as is the user who runs the program, env its additional environment.
-	as  *syscall.SysProcAttr
-	env []string
+	as    *syscall.SysProcAttr
+	env   []string
+	netns string // the file of the network namespace of the program; empty: this one
 }
 
 // machineKind is a value of `sandbox up --machines`. A suite is one function, and one test for
@@ -134,10 +135,18 @@ type result struct {
 }
 
 func (c *cloud) command(ctx context.Context, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "constellation"), append([]string{"-C", c.dir}, args...)...)
+	cmd := c.inNetwork(ctx, append([]string{filepath.Join(c.bin, "constellation"), "-C", c.dir}, args...)...)
 	cmd.Env = append(append(os.Environ(), "NO_COLOR=1"), c.env...)
 	cmd.SysProcAttr = c.as
 	return cmd
+}
+
+// inNetwork is a program in the network of the cloud's programs.
+func (c *cloud) inNetwork(ctx context.Context, args ...string) *exec.Cmd {
+	if c.netns != "" {
+		args = append([]string{"nsenter", "--net=" + c.netns}, args...)
+	}
+	return exec.CommandContext(ctx, args[0], args[1:]...)
 }
 
 func (c *cloud) run(limit time.Duration, args ...string) *result {
@@ -213,7 +222,7 @@ func (c *cloud) kubectl(args ...string) string {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "kubectl"), append([]string{"--kubeconfig", filepath.Join(c.dir, "constellation-admin.conf")}, args...)...)
+	cmd := c.inNetwork(ctx, append([]string{filepath.Join(c.bin, "kubectl"), "--kubeconfig", filepath.Join(c.dir, "constellation-admin.conf")}, args...)...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		c.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"constellation/assets"
+	"constellation/engine/attestation"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/registry"
@@ -157,7 +158,7 @@ type Cluster interface {
 }
 
 // enforces returns an error if one of the demands refuses no machine. Join services refuse
-// the whole of join-config then.
+// the whole of join-config then. Enrolled machines are not measured.
 func enforces(j cluster.JoinConfig) error {
 	all := maps.Clone(j.Generations)
 	if all == nil {
@@ -166,7 +167,7 @@ func enforces(j cluster.JoinConfig) error {
 	all[""] = j.Attestation
 	for _, image := range slices.Sorted(maps.Keys(all)) {
 		var d cluster.Demand
-		if err := json.Unmarshal([]byte(all[image]), &d); err != nil || d.Measurements.Enforces() {
+		if err := json.Unmarshal([]byte(all[image]), &d); err != nil || d.Measurements.Enforces() || d.Variant == string(attestation.Enrolled) {
 			continue // unreadable releases report the problem themselves
 		}
 		key := "attestationConfig"

@@ -160,12 +160,21 @@ func (v eitherValidator) Validate(ctx context.Context, document, userData []byte
 	return s, err
 }
 
+// trustRoots returns the certificates in PEM that vouch for machines: the authority of the workspace if it enrolled
+// them.
+func trustRoots(c *workspace.Config, s *workspace.State) string {
+	if s.Enrolled() {
+		return s.Infrastructure.Section.Text("authority")
+	}
+	return c.Attestation.TPM2.TrustRoots
+}
+
 // initValidator returns what judges the machine that becomes, or became, the first
 // node. Its register 15 is zero, or holds the ID of this very cluster. Its error is
 // an *Error about the trust roots.
 func initValidator(c *workspace.Config, s *workspace.State) (attestation.Validator, error) {
 	t := c.Attestation.TPM2
-	roots, err := attestation.ParseRoots([]byte(t.TrustRoots))
+	roots, err := attestation.ParseRoots([]byte(trustRoots(c, s)))
 	if err != nil {
 		return nil, &plan.Error{Op: "read attestation.tpm2.trustRoots", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
 	}

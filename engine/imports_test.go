@@ -25,7 +25,7 @@ var imports = []struct {
 	{"compat", []string{"cluster", "lifecycle", "plan", "release", "version", "words"}},
 	{"registry", []string{"component/componentproto"}},
 	{"mirror", []string{"chart", "registry", "release", "internal/ocipack"}},
-	{"workspace", []string{"assets", "attestation", "cloud", "cloud/machines", "cloud/providers", "cloud/section", "plan", "registry", "release", "version", "words"}},
+	{"workspace", []string{"assets", "attestation", "attestation/authority", "cloud", "cloud/machines", "cloud/providers", "cloud/section", "plan", "registry", "release", "version", "words"}},
 	{"rollout", []string{"cloud/providers", "cluster", "plan", "version", "words"}},
 	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/providers", "cluster", "compat", "component", "distribution", "lifecycle", "plan", "registry", "release", "rollout", "version", "words", "workspace"}},
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/check"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/component"
@@ -234,7 +236,7 @@ func absentIsFine(err error) error {
 
 func (i *initRun) steps() []plan.Step {
 	c := i.config
-	machines := words.Count(c.ControlPlanes(), "control plane") + " and " + words.Count(c.Workers(), "worker")
+	all := words.Count(c.ControlPlanes(), "control plane") + " and " + words.Count(c.Workers(), "worker")
 	kubernetes := "Kubernetes " + c.Kubernetes.String()
 	if i.etcdTag != "" {
 		kubernetes += " and etcd " + i.etcdTag + ", which the next minor needs"
@@ -298,6 +300,7 @@ func (i *initRun) steps() []plan.Step {
 				})
 			},
 		},
+		i.inventoryStep(),
 		{
 			ID:     plan.StepCharts,
 			Title:  "Install the services",
@@ -315,7 +318,10 @@ func (i *initRun) steps() []plan.Step {
 					got, err := k.NodeTarget(ctx)
 					want := i.target
 					want.Etcd = got.Etcd // a later hop may have changed it
-					return got.Same(want), err
+					if err != nil || !got.Same(want) {
+						return false, err
+					}
+					return i.enrolledInPlace(ctx, k)
 				})
 			},
 			Run: i.setTarget,
@@ -323,12 +329,63 @@ func (i *initRun) steps() []plan.Step {
 		{
 			ID:     StepReady,
 			Title:  "Wait for the nodes",
-			Effect: machines + " are Ready nodes",
+			Effect: all + " are Ready nodes",
 			Done:   i.allReady,
 			Run:    i.waitReady,
 		},
 	}
-	return steps
+	return slices.DeleteFunc(steps, func(s plan.Step) bool { return s.ID == "" })
+}
+
+// Enroller is what init needs of a cluster of enrolled machines besides [Cluster]. Every method is idempotent.
+type Enroller interface {
+	// PublishesInventory reports whether the cluster has this list of machines. Machines that it lacks get no ticket.
+	PublishesInventory(ctx context.Context, i machines.Inventory) (bool, error)
+	// PublishInventory makes it so.
+	PublishInventory(ctx context.Context, i machines.Inventory) error
+	// GroupsInPlace reports whether the groups of an inventory are upgraded in place.
+	GroupsInPlace(ctx context.Context, i machines.Inventory) (bool, error)
+	// SetGroupsInPlace makes it so. The kinds of the operator are there.
+	SetGroupsInPlace(ctx context.Context, i machines.Inventory) error
+}
+
+// inventoryStep publishes the list of enrolled machines. Its ID is empty for machines of a cloud.
+func (i *initRun) inventoryStep() plan.Step {
+	if !i.state.Enrolled() {
+		return plan.Step{}
+	}
+	list := workspace.EnrolledInventory(i.config, i.state)
+	return plan.Step{
+		ID: StepInventory, Title: "Publish the list of machines",
+		Effect: "ConfigMap " + machines.InventoryConfigMap + " lists " + words.Count(len(list.Machines), "machine") + "; others get no ticket to join",
+		Done: func(ctx context.Context) (bool, error) {
+			return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+				e, ok := k.(Enroller)
+				if !ok {
+					return false, nil
+				}
+				return e.PublishesInventory(ctx, list)
+			})
+		},
+		Run: func(ctx context.Context, r *plan.Reporter) error {
+			return i.inCluster(ctx, r, "publish the list of machines", func(ctx context.Context, k Cluster) error {
+				e, ok := k.(Enroller)
+				if !ok {
+					return errors.New("this program has no Kubernetes client")
+				}
+				return e.PublishInventory(ctx, list)
+			})
+		},
+	}
+}
+
+// enrolledInPlace reports whether the groups of enrolled machines are upgraded in place; true for machines of a cloud.
+func (i *initRun) enrolledInPlace(ctx context.Context, k Cluster) (bool, error) {
+	e, ok := k.(Enroller)
+	if !ok || !i.state.Enrolled() {
+		return true, nil
+	}
+	return e.GroupsInPlace(ctx, workspace.EnrolledInventory(i.config, i.state))
 }
 
 // componentsSteps publish what nodes install, and the agent where that is due.
@@ -635,11 +692,11 @@ func (i *initRun) unpin(ctx context.Context, r *plan.Reporter) error {
 	if pinned == "" {
 		return nil
 	}
-	machines, err := i.provider.Machines(ctx)
+	list, err := i.provider.Machines(ctx)
 	if err != nil {
 		return check.CloudError("list machines", i.config.Advice(), err)
 	}
-	for _, m := range machines {
+	for _, m := range list {
 		if m.ProviderID == pinned && m.Stage != plan.NodeGone {
 			return nil
 		}
@@ -905,7 +962,7 @@ func (i *initRun) joinConfig() (cluster.JoinConfig, error) {
 	if err != nil {
 		return cluster.JoinConfig{}, err
 	}
-	return cluster.JoinConfig{Attestation: demanded, TrustRoots: i.config.Attestation.TPM2.TrustRoots, ClusterID: hex.EncodeToString(i.state.ClusterValues.ClusterID)}, nil
+	return cluster.JoinConfig{Attestation: demanded, TrustRoots: trustRoots(i.config, i.state), ClusterID: hex.EncodeToString(i.state.ClusterValues.ClusterID)}, nil
 }
 
 // setTarget annotates the first node like any other and sets the target of all nodes for the
@@ -921,6 +978,11 @@ func (i *initRun) setTarget(ctx context.Context, r *plan.Reporter) error {
 	return i.inCluster(ctx, r, "set the target", func(ctx context.Context, k Cluster) error {
 		if name != "" {
 			if err := k.Expect(ctx, first); err != nil {
+				return err
+			}
+		}
+		if e, ok := k.(Enroller); ok && i.state.Enrolled() {
+			if err := e.SetGroupsInPlace(ctx, workspace.EnrolledInventory(i.config, i.state)); err != nil {
 				return err
 			}
 		}
@@ -959,15 +1021,18 @@ func (i *initRun) withEtcd(ctx context.Context, k Cluster) (cluster.NodeTarget, 
 
 // tellBoot passes on how far the machines' start has come.
 func (i *initRun) tellBoot(ctx context.Context, r *plan.Reporter) error {
-	machines, err := i.provider.Machines(ctx)
+	list, err := i.provider.Machines(ctx)
 	if err == nil {
-		i.tell(r, rollout.Join(machines, nil, nil, i.config.Counts()))
+		i.tell(r, rollout.Join(list, nil, nil, i.config.Counts()))
 	}
 	return err
 }
 
 // demands describes the measurements: "PCRs 4, 9 and 11".
 func (i *initRun) demands() string {
+	if i.state.Enrolled() {
+		return "a certificate of the authority of this workspace, and measures nothing"
+	}
 	var enforced, warned int
 	for _, m := range i.config.Attestation.TPM2.Measurements {
 		if m.WarnOnly {

@@ -274,7 +274,7 @@ func (o *operatorRun) sign(ctx context.Context) error {
 	return nil
 }
 
-// vouching is the cloud of an adopted cluster. It adds the components of the releases, and the statements of
+// vouching is the cloud of an adopted cluster and of enrolled machines. It adds the components of the releases, and the statements of
 // the workspace's key.
 type vouching struct {
 	Cloud
@@ -283,11 +283,11 @@ type vouching struct {
 	releases func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
 }
 
-// vouched returns open, with vouching for adopted clusters.
+// vouched returns open, with vouching where machines are a list.
 func vouched(open func(context.Context, *workspace.Config, *workspace.State) (Cloud, error), e *Engine) func(context.Context, *workspace.Config, *workspace.State) (Cloud, error) {
 	return func(ctx context.Context, c *workspace.Config, s *workspace.State) (Cloud, error) {
 		p, err := open(ctx, c, s)
-		if err != nil || !s.Adopted() {
+		if err != nil || !s.Adopted() && !s.Enrolled() {
 			return p, err
 		}
 		return vouching{p, s.Infrastructure.UID, e.ws, e.releases}, nil

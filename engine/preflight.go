@@ -251,7 +251,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 		}},
 		{"networks", "config", "address ranges fit the machines' network", "state", func(context.Context) *plan.Finding {
 			i, c := f.state.Infrastructure, f.config
-			if c.PodCIDR != i.PodCIDR {
+			if c.PodCIDR != i.PodCIDR && !f.state.Enrolled() { // else their owner brings the network
 				b := block("podCIDR is not what the cloud routes", fmt.Sprintf("the configuration says %s, the machines' network %s", c.PodCIDR, i.PodCIDR), "write podCIDR: "+i.PodCIDR.String())
 				b.Field = "podCIDR"
 				return b
@@ -411,6 +411,11 @@ func (f *facts) checkGroups() *plan.Finding {
 	bad := func(name, title, remedy string) *plan.Finding {
 		b := block(title, "", remedy)
 		b.Field = "nodeGroups." + name
+		return b
+	}
+	if f.state.Enrolled() && f.config.ControlPlanes() == 0 {
+		b := block("no machine is enrolled as a control plane", "a cluster needs one", "run `constellation machine add --group control-plane --ssh USER@HOST`")
+		b.Field = "provider"
 		return b
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.config.NodeGroups)) {

@@ -31,8 +31,10 @@ func configGenerate(s *session) *cobra.Command {
 		Long: `Write a new, commented constellation-conf.yaml into the workspace. An existing file is
 never replaced.
 
-If the workspace has a sandbox, the file gets the sandbox's measurements and versions.`,
+If the workspace has a sandbox, the file gets the sandbox's measurements and versions. The name
+machines stands for provider enrolled.`,
 		Example: `  constellation config generate sandbox --name demo
+  constellation config generate machines --name prod    # Linux machines that exist already
   constellation -C demo config generate sandbox --kubernetes ` + first(s.Kubernetes),
 		Args:              oneArg("the name of a provider", "use "+words.Or(providers.Names())),
 		ValidArgsFunction: fixed(providers.Names()...),
@@ -53,9 +55,13 @@ If the workspace has a sandbox, the file gets the sandbox's measurements and ver
 				return err
 			}
 			fmt.Fprintf(s.out, "wrote %s\n", term.Clean(path))
-			if up := providers.AdviceFor(args[0], nil).Up; up != "" && o.Sandbox == nil {
+			p, _ := providers.Named(args[0]) // GenerateConfig knows it
+			switch up := providers.AdviceFor(args[0], nil).Up; {
+			case up != "" && o.Sandbox == nil:
 				fmt.Fprintf(s.out, "next  %s\n", s.command(up))
-			} else {
+			case p.Enrolled || p.Inventory:
+				fmt.Fprintf(s.out, "next  set endpoint there, then: %s --group control-plane --ssh USER@HOST\n", s.command("machine add"))
+			default:
 				fmt.Fprintf(s.out, "next  %s\n", s.command("init"))
 			}
 			return nil

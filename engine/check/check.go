@@ -27,6 +27,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/chart"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/compat"
 	"constellation/engine/plan"
@@ -898,10 +899,13 @@ func SortFindings(found []plan.Finding) {
 // AttestationJSON is the attestation policy that the join service enforces under a configuration; empty for an
 // adopted cluster, which has none.
 func AttestationJSON(c *workspace.Config) (string, error) {
-	if c.Attestation.TPM2.Measurements == nil {
+	d := cluster.Demand{Variant: string(attestation.TPM2), Measurements: c.Attestation.TPM2.Measurements}
+	if p, ok := providers.Named(c.Provider.Name); ok && p.Attestation.Unmeasured {
+		d = cluster.Demand{Variant: string(p.Attestation.Variant), Measurements: attestation.Measurements{}}
+	} else if d.Measurements == nil {
 		return "", nil
 	}
-	b, err := json.Marshal(cluster.Demand{Variant: string(attestation.TPM2), Measurements: c.Attestation.TPM2.Measurements})
+	b, err := json.Marshal(d)
 	if err != nil {
 		return "", fmt.Errorf("marshal measurements: %w", err)
 	}

@@ -29,7 +29,10 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-var _ engine.Adopter = (*Client)(nil)
+var (
+	_ engine.Adopter  = (*Client)(nil)
+	_ engine.Enroller = (*Client)(nil)
+)
 
 const (
 	// agentSetup is the DaemonSet that installs or removes agents, and the ConfigMap with their keys.
@@ -53,12 +56,8 @@ func (c *Client) HasInventory(ctx context.Context, i machines.Inventory) (bool, 
 	if err != nil {
 		return false, err
 	}
-	m, err := c.core.CoreV1().ConfigMaps(Namespace).Get(ctx, machines.InventoryConfigMap, metav1.GetOptions{})
-	if err != nil {
-		return false, classify(err)
-	}
-	if m.Data[machines.InventoryKey] != want {
-		return false, nil
+	if has, err := c.hasInventory(ctx, want); err != nil || !has {
+		return false, err
 	}
 	for _, e := range i.Machines {
 		n, err := c.core.CoreV1().Nodes().Get(ctx, e.Name, metav1.GetOptions{})
@@ -70,6 +69,45 @@ func (c *Client) HasInventory(ctx context.Context, i machines.Inventory) (bool, 
 		}
 	}
 	return true, nil
+}
+
+// hasInventory reports whether the ConfigMap has this content.
+func (c *Client) hasInventory(ctx context.Context, text string) (bool, error) {
+	m, err := c.core.CoreV1().ConfigMaps(Namespace).Get(ctx, machines.InventoryConfigMap, metav1.GetOptions{})
+	if err != nil {
+		return false, classify(err)
+	}
+	return m.Data[machines.InventoryKey] == text, nil
+}
+
+// setInventory writes the ConfigMap. The namespace is there.
+func (c *Client) setInventory(ctx context.Context, i machines.Inventory) error {
+	text, err := inventoryJSON(i)
+	if err != nil {
+		return err
+	}
+	m := applycorev1.ConfigMap(machines.InventoryConfigMap, Namespace).WithData(map[string]string{machines.InventoryKey: text})
+	if _, err := c.core.CoreV1().ConfigMaps(Namespace).Apply(ctx, m, metav1.ApplyOptions{FieldManager: fieldManager, Force: true}); err != nil {
+		return fmt.Errorf("write ConfigMap %s: %w", machines.InventoryConfigMap, classify(err))
+	}
+	return nil
+}
+
+// PublishesInventory implements [engine.Enroller].
+func (c *Client) PublishesInventory(ctx context.Context, i machines.Inventory) (bool, error) {
+	want, err := inventoryJSON(i)
+	if err != nil {
+		return false, err
+	}
+	return c.hasInventory(ctx, want)
+}
+
+// PublishInventory implements [engine.Enroller].
+func (c *Client) PublishInventory(ctx context.Context, i machines.Inventory) error {
+	if err := c.ownNamespace(ctx); err != nil {
+		return classify(err)
+	}
+	return c.setInventory(ctx, i)
 }
 
 // SetInventory implements [engine.Adopter].
@@ -95,15 +133,7 @@ func (c *Client) SetInventory(ctx context.Context, i machines.Inventory) error {
 			return err
 		}
 	}
-	text, err := inventoryJSON(i)
-	if err != nil {
-		return err
-	}
-	m := applycorev1.ConfigMap(machines.InventoryConfigMap, Namespace).WithData(map[string]string{machines.InventoryKey: text})
-	if _, err := c.core.CoreV1().ConfigMaps(Namespace).Apply(ctx, m, metav1.ApplyOptions{FieldManager: fieldManager, Force: true}); err != nil {
-		return fmt.Errorf("write ConfigMap %s: %w", machines.InventoryConfigMap, classify(err))
-	}
-	return nil
+	return c.setInventory(ctx, i)
 }
 
 // agentMark is the annotation of a Node with this agent.
@@ -340,6 +370,18 @@ func groupObject(g cloud.Group) *unstructured.Unstructured {
 
 // HasGroups implements [engine.Adopter].
 func (c *Client) HasGroups(ctx context.Context, i machines.Inventory) (bool, error) {
+	if in, err := c.GroupsInPlace(ctx, i); err != nil || !in {
+		return false, err
+	}
+	l, err := c.core.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, classify(err)
+	}
+	return !slices.ContainsFunc(l.Items, func(n corev1.Node) bool { return n.Annotations[v1alpha1.AnnotationComponents] == "" }), nil
+}
+
+// GroupsInPlace implements [engine.Enroller].
+func (c *Client) GroupsInPlace(ctx context.Context, i machines.Inventory) (bool, error) {
 	for _, g := range i.Groups() {
 		o, err := c.dynamic.Resource(resourceOf("scalinggroups")).Get(ctx, g.Name, metav1.GetOptions{})
 		if err != nil {
@@ -349,15 +391,11 @@ func (c *Client) HasGroups(ctx context.Context, i machines.Inventory) (bool, err
 			return false, nil
 		}
 	}
-	l, err := c.core.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return false, classify(err)
-	}
-	return !slices.ContainsFunc(l.Items, func(n corev1.Node) bool { return n.Annotations[v1alpha1.AnnotationComponents] == "" }), nil
+	return true, nil
 }
 
-// SetGroups implements [engine.Adopter].
-func (c *Client) SetGroups(ctx context.Context, i machines.Inventory, components string) error {
+// SetGroupsInPlace implements [engine.Enroller].
+func (c *Client) SetGroupsInPlace(ctx context.Context, i machines.Inventory) error {
 	for _, g := range i.Groups() {
 		b, err := groupObject(g).MarshalJSON()
 		if err != nil {
@@ -370,6 +408,14 @@ func (c *Client) SetGroups(ctx context.Context, i machines.Inventory, components
 		if err != nil {
 			return fmt.Errorf("write ScalingGroup %s: %w", g.Name, err)
 		}
+	}
+	return nil
+}
+
+// SetGroups implements [engine.Adopter].
+func (c *Client) SetGroups(ctx context.Context, i machines.Inventory, components string) error {
+	if err := c.SetGroupsInPlace(ctx, i); err != nil {
+		return err
 	}
 	group := map[string]string{}
 	for _, m := range i.Machines {

@@ -86,7 +86,8 @@ func (w *Workspace) SetManaged(yes bool) error {
 	return w.writeAdopted(StateFile, b)
 }
 
-// SigningKeyFile has the private key that signs what machines of an adopted cluster install. It is 0600.
+// SigningKeyFile has the private key that signs what machines of an adopted cluster, and enrolled ones, install. It
+// is 0600.
 const SigningKeyFile = "constellation-signing-key.pem"
 
 // SigningKeyIfAny returns the key of an adopted cluster; nil if there is none yet.
@@ -112,6 +113,11 @@ func (w *Workspace) SigningKey() (*release.PrivateKey, error) {
 		return nil, err
 	}
 	defer unlock()
+	return w.signingKey(func(b []byte) error { return w.writeAdopted(SigningKeyFile, b) })
+}
+
+// signingKey is SigningKey, which write stores. The caller holds the lock of the directory.
+func (w *Workspace) signingKey(write func([]byte) error) (*release.PrivateKey, error) {
 	k, err := w.SigningKeyIfAny()
 	if k != nil || err != nil {
 		return k, err
@@ -123,7 +129,7 @@ func (w *Workspace) SigningKey() (*release.PrivateKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make %s: %w", SigningKeyFile, err)
 	}
-	return k, w.writeAdopted(SigningKeyFile, b)
+	return k, write(b)
 }
 
 // writeAdopted writes a file of an adoption, with its digest in the journal first. The caller holds the lock

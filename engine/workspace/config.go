@@ -227,6 +227,10 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		c.ServiceCIDR, c.PodCIDR = netip.Prefix{}, netip.Prefix{} // kubeadm-config has them
 		c.Attestation.TPM2 = &TPM2Config{}                        // nothing is attested
 	}
+	if p.Enrolled {
+		required = []string{"version", "name", "microserviceVersion", "kubernetesVersion"}
+		c.Attestation.TPM2 = &TPM2Config{} // the authority of the workspace vouches for machines
+	}
 	if !p.NoImages {
 		required = slices.Insert(required, 2, "image")
 	}
@@ -266,6 +270,20 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		for i, m := range machines.List(c.Provider.Section) {
 			if _, ok := c.NodeGroups[string(m.Group)]; m.Group.Valid() && !ok {
 				r.bad(find(doc, "provider"), fmt.Sprintf("provider.%s.%s[%d].group", machines.Name, machines.Name, i), string(m.Group)+" is not in nodeGroups", "add the group to nodeGroups")
+			}
+		}
+	}
+	if p.Enrolled {
+		for _, name := range []string{"nodeGroups", "attestation"} {
+			if n := valueOf(doc, name); n != nil {
+				r.bad(n, name, "does not apply to enrolled machines", "remove it: it follows from the list of machines")
+			}
+		}
+		for i, m := range machines.List(c.Provider.Section) {
+			g := c.NodeGroups[string(m.Group)]
+			c.NodeGroups[string(m.Group)] = NodeGroup{Role: m.Group, Count: g.Count + 1}
+			if ip, err := netip.ParseAddr(m.Address); err == nil && (c.PodCIDR.Contains(ip) || c.ServiceCIDR.Contains(ip)) {
+				r.bad(find(doc, "provider"), fmt.Sprintf("provider.%s.%s[%d].address", machines.Enrolled, machines.Name, i), m.Address+" is in the range of pods or services", "choose serviceCIDR and podCIDR outside of the machines' network")
 			}
 		}
 	}
@@ -624,7 +642,12 @@ type GenerateOptions struct {
 const DefaultKubernetes = "v1.36.4"
 
 // GenerateConfig returns a commented configuration for a provider.
+//
+// The name [machines.Name], which is that of adopted clusters elsewhere, stands for enrolled machines.
 func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
+	if provider == machines.Name {
+		provider = machines.Enrolled
+	}
 	p, err := providers.Find(provider)
 	if err != nil {
 		return nil, &plan.Error{Op: "generate configuration", Err: fmt.Errorf("provider %s is not in this release", provider), Exit: plan.ExitUsage, Remedy: "use " + words.Or(providers.Names())}
@@ -632,11 +655,11 @@ func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
 	d := struct {
 		GenerateOptions
 		About, Section, Note string // of the provider
-		NoImages             bool
+		NoImages, Enrolled   bool
 		Measurements         map[uint32]string
 		TrustRoots           []string
 		Version              string
-	}{GenerateOptions: o, Version: ConfigVersion, NoImages: p.NoImages, Measurements: map[uint32]string{
+	}{GenerateOptions: o, Version: ConfigVersion, NoImages: p.NoImages, Enrolled: p.Enrolled, Measurements: map[uint32]string{
 		4: strings.Repeat("1234", 16), 9: strings.Repeat("1234", 16), 11: strings.Repeat("1234", 16),
 	}}
 	if s := o.Sandbox; s != nil {

@@ -239,7 +239,7 @@ func (w *Workspace) FillConfig(i SandboxInfo) (filled, differs []string, err err
 func (w *Workspace) CheckForSandbox(name, uid string) error {
 	switch s, err := w.State(); {
 	case errors.Is(err, ErrAbsent):
-		if err := w.checkLeftovers(name); err != nil {
+		if err := w.checkLeftovers("sandbox " + name); err != nil {
 			return err
 		}
 	case err != nil:

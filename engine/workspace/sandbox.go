@@ -110,7 +110,7 @@ func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
 			written = append(written, StateFile)
 		}
 	case errors.Is(err, ErrAbsent):
-		if err := w.checkLeftovers(i.Name); err != nil {
+		if err := w.checkLeftovers("sandbox " + i.Name); err != nil {
 			return nil, err
 		}
 		s, err := newState(i)
@@ -146,7 +146,7 @@ func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
 }
 
 // checkLeftovers refuses files of a cluster that need a state file to belong to it.
-func (w *Workspace) checkLeftovers(sandbox string) error {
+func (w *Workspace) checkLeftovers(machines string) error {
 	var names []string
 	for _, f := range []string{KubeconfigFile, MasterSecretFile} {
 		if w.Has(f) {
@@ -157,7 +157,7 @@ func (w *Workspace) checkLeftovers(sandbox string) error {
 		return nil
 	}
 	return &plan.Error{
-		Op: "write " + w.Path(StateFile), Err: fmt.Errorf("%s of another cluster would get mixed up with sandbox %s", strings.Join(names, " and "), sandbox),
+		Op: "write " + w.Path(StateFile), Err: fmt.Errorf("%s of another cluster would get mixed up with %s", strings.Join(names, " and "), machines),
 		Exit: plan.ExitUsage, Remedy: "move these files to a safe place, or use another directory with -C",
 	}
 }

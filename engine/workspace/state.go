@@ -61,8 +61,8 @@ func (i Infrastructure) MarshalYAML() (any, error) {
 	if !ok {
 		return nil, fmt.Errorf("provider %q is not in this release", i.Provider)
 	}
-	if p.Inventory {
-		// What init needs is not known of machines that exist already.
+	if p.Inventory || p.Enrolled {
+		// Not all that init needs is known of machines that exist already.
 		var kept []*yaml.Node
 		for k := 0; k+1 < len(out.Content); k += 2 {
 			if v := out.Content[k+1]; v.Kind != yaml.ScalarNode || v.Value != "" {
@@ -91,6 +91,12 @@ func (s *State) Simulated() bool {
 func (s *State) Adopted() bool {
 	p, ok := providers.Named(s.Infrastructure.Provider)
 	return ok && p.Inventory
+}
+
+// Enrolled reports whether the machines are those that `machine add` prepared.
+func (s *State) Enrolled() bool {
+	p, ok := providers.Named(s.Infrastructure.Provider)
+	return ok && p.Enrolled
 }
 
 // Unmanaged reports whether the cluster was adopted, and has no operator of ours.
@@ -170,8 +176,11 @@ func (s *State) read(r *reader, doc *yaml.Node) {
 			}
 			required := []string{"uid", "name", "provider", "clusterEndpoint", "initEndpoint", "inClusterEndpoint", "initSecret", "ipCidrNode", "ipCidrPod"}
 			if provider != nil {
-				if p, ok := providers.Named(provider.Value); ok && p.Inventory {
+				switch p, ok := providers.Named(provider.Value); {
+				case ok && p.Inventory:
 					required = []string{"uid", "name", "provider", "clusterEndpoint"}
+				case ok && p.Enrolled:
+					required = []string{"uid", "name", "provider", "clusterEndpoint", "inClusterEndpoint", "initSecret"}
 				}
 			}
 			for _, p := range providers.All() {

@@ -479,7 +479,7 @@ func (w *Workspace) Lock(run string, now time.Time) (unlock func(), err error) {
 
 // Loose returns the files with secrets that others than the owner may read.
 func (w *Workspace) Loose() (names []string) {
-	for _, f := range []string{StateFile, KubeconfigFile, MasterSecretFile, PendingFile} {
+	for _, f := range []string{StateFile, KubeconfigFile, MasterSecretFile, PendingFile, AuthorityKeyFile, SigningKeyFile} {
 		if info, err := os.Stat(w.Path(f)); err == nil && info.Mode().Perm()&0o077 != 0 {
 			names = append(names, f)
 		}

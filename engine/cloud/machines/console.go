@@ -23,16 +23,28 @@ func IsProgram(name string) bool { return slices.Contains(programs, name) }
 type Console struct {
 	list       []Machine
 	components []section.Values
+	uid        string // of enrolled machines; empty for adopted ones
 }
 
 // NewConsole returns the view of a section of the configuration.
 func NewConsole(config section.Values) Console {
-	return Console{List(config), config.Table(ComponentsTable)}
+	return Console{list: List(config), components: config.Table(ComponentsTable)}
+}
+
+// NewEnrolledConsole is NewConsole of enrolled machines.
+func NewEnrolledConsole(config, state section.Values) Console {
+	c := NewConsole(config)
+	c.uid = state.Text("uid")
+	for n := range c.list {
+		c.list[n].ProviderID = ProviderID(c.uid, c.list[n].Name)
+	}
+	return c
 }
 
 // Describe returns the versions of Kubernetes that the configuration has components of. An inventory has no
 // identity but that of its cluster.
 func (c Console) Describe(context.Context) (out cloud.Info, err error) {
+	out.UID = c.uid
 	for _, r := range c.components {
 		if v, err := version.Parse(r.Text("kubernetes")); err == nil && !slices.ContainsFunc(out.Kubernetes, v.Equal) {
 			out.Kubernetes = append(out.Kubernetes, v)
@@ -43,7 +55,7 @@ func (c Console) Describe(context.Context) (out cloud.Info, err error) {
 
 // inventory returns the machines as the operator has them, without the cluster.
 func (c Console) inventory() Inventory {
-	i := Inventory{Machines: make([]Entry, len(c.list))}
+	i := Inventory{Cluster: c.uid, Machines: make([]Entry, len(c.list))}
 	for n, m := range c.list {
 		i.Machines[n] = Entry(m)
 	}
@@ -61,6 +73,7 @@ func (c Console) Machines(context.Context) ([]cloud.Machine, error) {
 	out := make([]cloud.Machine, len(c.list))
 	for n, m := range c.list {
 		out[n].Verifies = true
+		out[n].GroupName = string(m.Group)
 		out[n].Instance = cloud.Instance{Name: m.Name, ProviderID: m.ProviderID, Role: m.Group, State: cloud.Ready}
 		out[n].IP, _ = netip.ParseAddr(m.Address) // empty is no address
 	}

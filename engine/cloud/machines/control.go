@@ -27,9 +27,11 @@ const InventoryKey = "machines.json"
 // Inventory is the list of machines as the operator reads it, in JSON.
 type Inventory struct {
 	Schema string `json:"schema"` // "1"
-	// Cluster is the UID of the namespace kube-system.
+	// Cluster is the UID of the namespace kube-system. Of enrolled machines it is the UID of the state.
 	Cluster  string  `json:"cluster"`
 	Machines []Entry `json:"machines"`
+	// Endpoint is the host in front of the API servers. Only inventories of enrolled machines have it.
+	Endpoint string `json:"endpoint,omitempty"`
 }
 
 // Entry is one machine of an Inventory.
@@ -140,9 +142,15 @@ func (i *Inventory) Groups() (out []cloud.Group) {
 	return out
 }
 
-func (c *Control) instance(i *Inventory, m *Entry) cloud.Instance {
+// instance describes a machine.
+func (i *Inventory) instance(m *Entry) cloud.Instance {
 	out := cloud.Instance{Name: m.Name, ProviderID: m.ProviderID, Group: GroupID(i.Cluster, m.Group), Role: m.Group, State: cloud.Ready}
 	out.IP, _ = netip.ParseAddr(m.Address) // empty is no address
+	return out
+}
+
+func (c *Control) instance(i *Inventory, m *Entry) cloud.Instance {
+	out := i.instance(m)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.left[strings.ToLower(m.ProviderID)] {
@@ -177,7 +185,11 @@ func (c *Control) Instance(ctx context.Context, key string) (cloud.Instance, err
 			return c.instance(&i, &i.Machines[k]), nil
 		}
 	}
-	return cloud.Instance{}, fmt.Errorf("machine %s: %w: the inventory does not have it; `constellation adopt --operator` adds it", key, cloud.ErrUnavailable)
+	how := "`constellation adopt --operator` adds it"
+	if i.Endpoint != "" {
+		how = "`constellation machine add` and `constellation init` add it"
+	}
+	return cloud.Instance{}, fmt.Errorf("machine %s: %w: the inventory does not have it; %s", key, cloud.ErrUnavailable, how)
 }
 
 // SetGroupImage accepts no image: the machines keep their operating system.

@@ -1,7 +1,12 @@
-// Package machines is the provider of machines that exist already. Its machines are a list in the
-// configuration. It cannot make or delete machines: a workspace with it comes from `adopt`.
+// Package machines has the two providers of machines that exist already. Their machines are a list in
+// the configuration. They cannot make or delete machines.
 //
-// The operator reads the same list from a ConfigMap, see [Inventory].
+//   - [Name] is that of adopted clusters: `adopt` wrote the workspace, and machines join by kubeadm.
+//   - [Enrolled] is that of new clusters: `machine add` prepares each machine, and it joins as the
+//     machines of a cloud do.
+//
+// The operator and the join service read the same list from a ConfigMap, see [Inventory]. An enrolled
+// machine has it in a file, see [Metadata].
 package machines
 
 import (
@@ -71,7 +76,12 @@ func Config() section.Schema {
 			return slices.ContainsFunc(Hardenings(), func(h Hardening) bool { return h.Name == s })
 		},
 		Problem: "is no hardening", Remedy: "write kubelet-pods, control-plane-label or machine-configuration",
-	}, {Name: ComponentsTable, Kind: section.Table, Columns: section.Schema{
+	}, componentsField()}
+}
+
+// componentsField describes the table of components.
+func componentsField() section.Field {
+	return section.Field{Name: ComponentsTable, Kind: section.Table, Columns: section.Schema{
 		{Name: "kubernetes", Required: true, Valid: func(s string) bool { _, err := version.Parse(s); return err == nil }, Problem: "is no version of Kubernetes", Remedy: "write a version such as v1.37.2"},
 		{Name: "name", Required: true, Valid: func(s string) bool { return slices.Contains(programs, s) }, Problem: "is no component", Remedy: "write kubeadm, kubelet or kubectl"},
 		{Name: "url", Required: true, Valid: func(s string) bool {
@@ -79,7 +89,7 @@ func Config() section.Schema {
 			return err == nil && u.Host != "" && strings.HasPrefix(u.Scheme, "http")
 		}, Problem: "is no address of a download", Remedy: "write the http or https address from which machines download the program"},
 		{Name: "digest", Required: true, Valid: digestRE.MatchString, Problem: "is no digest", Remedy: "write sha256: and the 64 hexadecimal digits that `sha256sum` prints"},
-	}}}
+	}}
 }
 
 // List returns the machines of a section.

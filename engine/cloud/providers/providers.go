@@ -108,6 +108,10 @@ type Provider struct {
 	// Inventory is whether the machines are a list in the configuration, which `adopt` writes for a
 	// cluster that exists. Such an entry has no Metadata: no machine can be made or joined.
 	Inventory bool
+	// Enrolled is whether the machines are a list in the configuration that `machine add` fills. Groups
+	// follow from the list, and are upgraded in place. The authority of the workspace certifies the
+	// machines.
+	Enrolled bool
 	// NoJoin is whether machines become nodes by other means than the join service, such as kubeadm's own
 	// tokens. The cluster gets no join service then, its approvals of certificates stay as they are, and the
 	// policies bound our own accounts only.
@@ -272,7 +276,7 @@ func GroupName(id string) string {
 
 // inventory is the ConfigMap with the machines; empty for clouds that have an API.
 func (p Provider) inventory() string {
-	if !p.Inventory {
+	if !p.Inventory && !p.Enrolled {
 		return ""
 	}
 	return machines.InventoryConfigMap
@@ -295,6 +299,7 @@ func (p Provider) ChartValues(config section.Values) map[string]any {
 		"joinservice.tpmDevice":       p.TPMDevice,
 		"operator.autoscaler.standIn": p.AutoscalerStandIn,
 		"operator.inventory":          p.inventory(),
+		"joinservice.inventory":       p.inventory(),
 		"ownAccountsOnly":             p.NoJoin,
 	}
 }
@@ -306,7 +311,7 @@ func LocalValues() map[string]any { return sandbox().ChartValues(nil) }
 var registry = struct {
 	sync.Mutex
 	list []Provider
-}{list: []Provider{inventory(), sandbox()}}
+}{list: []Provider{enrolled(), inventory(), sandbox()}}
 
 // Register adds a provider to the registry, and returns what removes it again. A test
 // registers a cloud of its own this way. It panics if the name is taken.

@@ -1,0 +1,375 @@
+package workspace
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"constellation/engine/attestation"
+	"constellation/engine/attestation/authority"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/machines"
+	"constellation/engine/cloud/section"
+	"constellation/engine/plan"
+	"constellation/engine/release"
+)
+
+// AuthorityKeyFile has the private key of the authority that certifies enrolled machines. It is 0600: who
+// holds it can make evidence of any of them.
+const AuthorityKeyFile = "constellation-authority-key.pem"
+
+// Ports of enrolled machines.
+const (
+	apiPort  = "6443"
+	initPort = "9000"
+)
+
+// Enrolment is what machines get from a workspace.
+type Enrolment struct {
+	// Cluster is the name of the cluster, UID identifies its machines.
+	Cluster, UID string
+	// Endpoint is the host in front of the API servers.
+	Endpoint string
+	// Authority certifies the machines. Roots is its certificate in PEM, SigningKeys the public key in PEM
+	// that signs what machines install.
+	Authority          *authority.Authority
+	Roots, SigningKeys []byte
+	// Machines are those of the configuration.
+	Machines []machines.Machine
+
+	secretHash [sha256.Size]byte
+}
+
+// MachineFile is a file that an enrolled machine needs before it is a node.
+type MachineFile struct {
+	Path string // absolute
+	Mode fs.FileMode
+	Data []byte
+}
+
+// Enrolment returns what machines get. The first call makes the state, the authority and the signing key. The
+// configuration must have the provider [machines.Enrolled].
+func (w *Workspace) Enrolment() (*Enrolment, error) {
+	unlock, err := w.lockDir()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	c, err := w.Config()
+	if err != nil {
+		return nil, err
+	}
+	if c.Provider.Name != machines.Enrolled {
+		return nil, &plan.Error{
+			Op: "enrol machines", Err: fmt.Errorf("%s has the provider %s%s", w.Path(ConfigFile), c.Provider.Name, c.At("provider")), Exit: plan.ExitUsage,
+			Remedy: "use another directory with -C, where `constellation config generate machines` writes a configuration",
+		}
+	}
+	s, err := w.State()
+	if errors.Is(err, ErrAbsent) {
+		s, err = w.beginEnrolment(c)
+	}
+	if err == nil {
+		err = w.Belong(c, s)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if e := net.JoinHostPort(c.Provider.Section.Text("endpoint"), apiPort); len(s.ClusterValues.ClusterID) == 0 && s.Infrastructure.InClusterEndpoint != hostOf(e) {
+		s.Infrastructure.setEndpoint(hostOf(e)) // the configuration was corrected before init
+		if err := w.WriteState(s); err != nil {
+			return nil, err
+		}
+	}
+	out := &Enrolment{
+		Cluster: c.Name, UID: s.Infrastructure.UID, Endpoint: s.Infrastructure.InClusterEndpoint, Roots: []byte(s.Infrastructure.Section.Text("authority")),
+		Machines: machines.List(c.Provider.Section), secretHash: sha256.Sum256(s.Infrastructure.InitSecret),
+	}
+	key, err := w.read(AuthorityKeyFile)
+	if err == nil {
+		out.Authority, err = authority.Parse(out.Roots, key)
+	}
+	if err != nil {
+		return nil, &plan.Error{Op: "read " + w.Path(AuthorityKeyFile), Err: WithoutPath(err), Exit: plan.ExitUsage, Remedy: "restore the file from your copy: without it no machine can be enrolled in this cluster"}
+	}
+	signing, err := w.signingKey(func(b []byte) error { return w.Write(SigningKeyFile, b, 0o600) })
+	if err != nil {
+		return nil, err
+	}
+	out.SigningKeys = signing.PEM()
+	return out, nil
+}
+
+// beginEnrolment writes the authority and the state. The state comes last: it has the certificate.
+func (w *Workspace) beginEnrolment(c *Config) (*State, error) {
+	if err := w.checkLeftovers("cluster " + c.Name); err != nil {
+		return nil, err
+	}
+	certificate, key, err := authority.Create(c.Name + " machines")
+	if err != nil {
+		return nil, fmt.Errorf("make the authority of machines: %w", err)
+	}
+	random := make([]byte, 16+32)
+	if _, err := rand.Read(random); err != nil {
+		return nil, fmt.Errorf("make the init secret: %w", err)
+	}
+	s := &State{Version: StateVersion, Infrastructure: Infrastructure{
+		UID: hex.EncodeToString(random[:16]), Name: c.Name, Provider: machines.Enrolled, InitSecret: random[16:],
+		Section: section.Values{"uid": hex.EncodeToString(random[:16]), "authority": string(certificate)},
+	}}
+	s.Infrastructure.setEndpoint(c.Provider.Section.Text("endpoint"))
+	if err := w.Write(AuthorityKeyFile, key, 0o600); err != nil {
+		return nil, err
+	}
+	return s, w.WriteState(s)
+}
+
+// setEndpoint sets the host in front of the API servers.
+func (i *Infrastructure) setEndpoint(host string) {
+	i.ClusterEndpoint, i.InClusterEndpoint, i.APIServerCertSANs = net.JoinHostPort(host, apiPort), host, []string{host}
+}
+
+// ID returns the provider ID of a machine.
+func (e *Enrolment) ID(m machines.Machine) string { return machines.ProviderID(e.UID, m.Name) }
+
+// Identity is the content of the certificate of a machine.
+func (e *Enrolment) Identity(m machines.Machine) (attestation.Identity, error) {
+	ip, err := netip.ParseAddr(m.Address)
+	if err != nil {
+		return attestation.Identity{}, fmt.Errorf("read the address of %s: %w", m.Name, err)
+	}
+	return attestation.Identity{Name: m.Name, ProviderID: e.ID(m), UID: e.UID, Group: machines.GroupID(e.UID, m.Group), Role: m.Group, IP: ip}, nil
+}
+
+// Inventory returns the list of machines as the cluster has it.
+func (e *Enrolment) Inventory() machines.Inventory { return inventoryOf(e.UID, e.Endpoint, e.Machines) }
+
+func inventoryOf(uid, endpoint string, list []machines.Machine) machines.Inventory {
+	i := machines.Inventory{Schema: "1", Cluster: uid, Endpoint: endpoint}
+	for _, m := range list {
+		i.Machines = append(i.Machines, machines.Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: machines.ProviderID(uid, m.Name)})
+	}
+	return i
+}
+
+// EnrolledInventory returns the list of machines of a configuration and its state.
+func EnrolledInventory(c *Config, s *State) machines.Inventory {
+	return inventoryOf(s.Infrastructure.UID, s.Infrastructure.InClusterEndpoint, machines.List(c.Provider.Section))
+}
+
+// Files returns the files of a machine, which need not be in the configuration yet.
+func (e *Enrolment) Files(m machines.Machine) ([]MachineFile, error) {
+	i := e.Inventory()
+	if !slices.ContainsFunc(i.Machines, func(x machines.Entry) bool { return x.Name == m.Name }) {
+		i.Machines = append(i.Machines, machines.Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: e.ID(m)})
+	}
+	data, err := json.MarshalIndent(machines.MachineData{Inventory: i, Self: m.Name, InitSecretHash: hex.EncodeToString(e.secretHash[:])}, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("write the data of %s: %w", m.Name, err)
+	}
+	env := fmt.Sprintf("CONSTELLATION_PROVIDER=%s\nCONSTELLATION_METADATA=%s\nCONSTELLATION_TPM=enrolled:%s\n", machines.Enrolled, machines.MachineFile, machines.IdentityDir)
+	return []MachineFile{
+		{machines.MachineFile, 0o600, append(data, '\n')},
+		{"/etc/constellation/environment", 0o644, []byte(env)},
+		{"/etc/constellation/attestation-roots.pem", 0o644, e.Roots},
+		{"/usr/lib/constellation/peers.json", 0o644, []byte("[]\n")},
+		{"/" + release.MachineKeys, 0o644, e.SigningKeys},
+		// The unit of the kubelet names the folder, and a kubelet does not start without it.
+		{"/usr/lib/constellation/kubelet.conf.d/00-enrolled.conf", 0o644, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n")},
+	}, nil
+}
+
+// AddMachine adds a machine to the list in the configuration, and notes the address of the first control plane
+// in the state. Comments and layout stay. A machine that is there with the same values is no error.
+func (w *Workspace) AddMachine(m machines.Machine) error {
+	m.ProviderID = ""
+	return w.editMachines(func(list []machines.Machine) ([]machines.Machine, error) {
+		for _, x := range list {
+			switch {
+			case x == m:
+				return list, nil
+			case x.Name == m.Name || x.Address == m.Address:
+				return nil, &plan.Error{
+					Op: "add machine " + m.Name, Err: fmt.Errorf("the configuration has %s with address %s and group %s", x.Name, x.Address, x.Group), Exit: plan.ExitUsage,
+					Remedy: "choose another --name, or remove that machine first: `constellation machine remove " + x.Name + "`",
+				}
+			}
+		}
+		return append(slices.Clone(list), m), nil
+	})
+}
+
+// RemoveMachine removes a machine from the list in the configuration. One that is not there is no error.
+func (w *Workspace) RemoveMachine(name string) error {
+	return w.editMachines(func(list []machines.Machine) ([]machines.Machine, error) {
+		return slices.DeleteFunc(slices.Clone(list), func(m machines.Machine) bool { return m.Name == name }), nil
+	})
+}
+
+// editMachines replaces the list of machines in the configuration by what change makes of it.
+func (w *Workspace) editMachines(change func([]machines.Machine) ([]machines.Machine, error)) error {
+	unlock, err := w.lockDir()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	b, err := w.ReadConfig()
+	if err != nil {
+		return err
+	}
+	c, err := ParseConfig(b)
+	if err != nil {
+		return &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
+	}
+	before := machines.List(c.Provider.Section)
+	after, err := change(before)
+	if err != nil {
+		return err
+	}
+	if !slices.Equal(before, after) {
+		out, err := editMachines(b, before, after)
+		if err != nil {
+			return err
+		}
+		if err := w.UpdateConfig(b, out); err != nil {
+			return err
+		}
+	}
+	s, err := w.State()
+	if err != nil {
+		return err
+	}
+	first := ""
+	if n := slices.IndexFunc(after, func(m machines.Machine) bool { return m.Group == cloud.ControlPlane }); n >= 0 {
+		first = net.JoinHostPort(after[n].Address, initPort)
+	}
+	if len(s.ClusterValues.ClusterID) > 0 || s.Infrastructure.InitEndpoint == first {
+		return nil // init has begun on a machine already
+	}
+	s.Infrastructure.InitEndpoint = first
+	return w.WriteState(s)
+}
+
+// editMachines returns the configuration b with another list of enrolled machines: rows are removed, and added at the
+// end. The result is read again and compared.
+func editMachines(b []byte, before, after []machines.Machine) ([]byte, error) {
+	tied := func() error {
+		var lines []string
+		for _, m := range after {
+			lines = append(lines, "- "+rowText(m))
+		}
+		return &plan.Error{
+			Op: "edit " + ConfigFile, Err: errTied, Exit: plan.ExitUsage,
+			Remedy: "write the list provider." + machines.Enrolled + "." + machines.Name + " by hand: " + strings.Join(lines, " "),
+		}
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(b, &doc); err != nil || len(doc.Content) == 0 {
+		return nil, tied()
+	}
+	own := find(find(doc.Content[0], "provider"), machines.Enrolled)
+	if own == nil || own.Kind != yaml.MappingNode || own.Style&yaml.FlowStyle != 0 || len(own.Content) == 0 {
+		return nil, tied()
+	}
+	s := newSource(b)
+	if err := s.setMachines(own, before, after); err != nil {
+		return nil, tied()
+	}
+	out, err := s.result()
+	if err != nil {
+		return nil, tied()
+	}
+	was, err := ParseConfig(b)
+	if err != nil {
+		return nil, tied()
+	}
+	is, err := ParseConfig(out)
+	if err != nil || !slices.Equal(machines.List(is.Provider.Section), after) {
+		return nil, tied()
+	}
+	// All else is as it was.
+	is.Provider.Section[machines.Name], is.NodeGroups = was.Provider.Section[machines.Name], was.NodeGroups
+	x, errX := json.Marshal(was)
+	y, errY := json.Marshal(is)
+	if errX != nil || errY != nil || was.Provider.Section[machines.Name] != nil && !bytes.Equal(x, y) {
+		return nil, tied()
+	}
+	return out, nil
+}
+
+// setMachines adds the edits of the list in the section own.
+func (s *source) setMachines(own *yaml.Node, before, after []machines.Machine) error {
+	rows := func(indent string) (added []string) {
+		for _, m := range after {
+			if !slices.Contains(before, m) {
+				added = append(added, indent+"- "+rowText(m))
+			}
+		}
+		return added
+	}
+	key, list := (*yaml.Node)(nil), (*yaml.Node)(nil)
+	for i := 0; i+1 < len(own.Content); i += 2 {
+		if own.Content[i].Value == machines.Name {
+			key, list = own.Content[i], own.Content[i+1]
+		}
+	}
+	if list == nil {
+		at, err := s.end(own.Content[1])
+		if err != nil {
+			return err
+		}
+		indent := strings.Repeat(" ", own.Content[0].Column-1)
+		s.addLines(at, append([]string{indent + machines.Name + ":"}, rows(indent)...)...)
+		return nil
+	}
+	if list.Kind != yaml.SequenceNode || list.Style&yaml.FlowStyle != 0 || len(list.Content) != len(before) {
+		return errTied
+	}
+	last, indent := 0, ""
+	for i, item := range list.Content {
+		from, err := s.offset(item)
+		if err != nil {
+			return err
+		}
+		end, err := s.end(item)
+		if err != nil {
+			return err
+		}
+		last = end
+		lead, _, ok := bytes.Cut(s.b[s.startOfLine(from):from], []byte("-"))
+		if !ok {
+			return errTied
+		}
+		indent = string(lead)
+		if !slices.Contains(after, before[i]) {
+			s.edits = append(s.edits, replacement{s.startOfLine(from), s.afterLine(end), ""})
+		}
+	}
+	if len(after) == 0 { // a list without rows is no list
+		at, err := s.offset(key)
+		if err != nil {
+			return err
+		}
+		s.edits = append(s.edits, replacement{s.startOfLine(at), s.afterLine(at), ""})
+	}
+	if added := rows(indent); len(added) > 0 {
+		s.addLines(last, added...)
+	}
+	return nil
+}
+
+// rowText is a machine as a row of the list.
+func rowText(m machines.Machine) string {
+	return fmt.Sprintf("{name: %s, address: %q, group: %s}", m.Name, m.Address, m.Group)
+}

@@ -1,0 +1,237 @@
+package workspace
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/machines"
+	"constellation/engine/plan"
+)
+
+// enrolling is a workspace with a generated configuration of enrolled machines.
+func enrolling(t *testing.T) *Workspace {
+	t.Helper()
+	b, err := GenerateConfig("machines", GenerateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &Workspace{t.TempDir()}
+	if _, err := w.WriteConfig(b); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func TestEnrolmentIsMadeOnce(t *testing.T) {
+	t.Parallel()
+	w := enrolling(t)
+	first, err := w.Enrolment()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{StateFile, AuthorityKeyFile, SigningKeyFile} {
+		if info, err := os.Stat(w.Path(name)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+		}
+	}
+	again, err := w.Enrolment()
+	if err != nil || again.UID != first.UID || !bytes.Equal(again.Roots, first.Roots) || !bytes.Equal(again.SigningKeys, first.SigningKeys) {
+		t.Errorf("the second call made something else: %v", err)
+	}
+	if _, _, err := w.Load(); err != nil {
+		t.Errorf("load: %v", err)
+	}
+	s, err := w.State()
+	if err != nil || !s.Enrolled() || s.Adopted() || s.Infrastructure.ClusterEndpoint != "api.example.com:6443" {
+		t.Fatalf("state %+v, %v", s, err)
+	}
+
+	m := machines.Machine{Name: "cp-0", Address: "10.0.0.11", Group: cloud.ControlPlane}
+	if _, err := attestation.ParseRoots(first.Roots); err != nil {
+		t.Errorf("roots: %v", err)
+	}
+	files, err := first.Files(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d machines.MachineData
+	for _, f := range files {
+		if bytes.Contains(f.Data, s.Infrastructure.InitSecret) || bytes.Contains(f.Data, []byte("PRIVATE")) {
+			t.Errorf("%s contains a secret", f.Path)
+		}
+		if f.Path == machines.MachineFile && json.Unmarshal(f.Data, &d) != nil {
+			t.Errorf("%s is no JSON", f.Path)
+		}
+	}
+	if sum := sha256.Sum256(s.Infrastructure.InitSecret); d.Self != "cp-0" || d.InitSecretHash != hex.EncodeToString(sum[:]) || d.Endpoint != "api.example.com" || len(d.Machines) != 1 {
+		t.Errorf("data of the machine: %+v", d)
+	}
+	if id, err := first.Identity(m); err != nil || id.ProviderID != "machines://"+first.UID+"/cp-0" || id.Group != machines.GroupID(first.UID, cloud.ControlPlane) || id.UID != first.UID {
+		t.Errorf("identity %+v, %v", id, err)
+	}
+
+	// A corrected endpoint counts until init begins.
+	b, err := w.ReadConfig()
+	if err != nil || w.ReplaceConfig(bytes.Replace(b, []byte("api.example.com"), []byte("10.0.0.11"), 1)) != nil {
+		t.Fatal(err)
+	}
+	if e, err := w.Enrolment(); err != nil || e.Endpoint != "10.0.0.11" {
+		t.Errorf("endpoint %q, %v", e.Endpoint, err)
+	}
+	if err := os.Remove(w.Path(AuthorityKeyFile)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Enrolment(); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), "restore") {
+		t.Errorf("without the authority's key: %v", err)
+	}
+}
+
+// An enrolment is of enrolled machines, and of no workspace with the files of a cluster.
+func TestEnrolmentIsRefused(t *testing.T) {
+	t.Parallel()
+	t.Run("another provider", func(t *testing.T) {
+		t.Parallel()
+		b, err := GenerateConfig("sandbox", GenerateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := &Workspace{t.TempDir()}
+		if _, err := w.WriteConfig(b); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Enrolment(); plan.ExitCode(err) != plan.ExitUsage {
+			t.Errorf("got %v", err)
+		}
+		if names := namesIn(t, w.root); !slices.Equal(names, []string{ConfigFile}) {
+			t.Errorf("wrote %v", names)
+		}
+	})
+	t.Run("the kubeconfig of another cluster", func(t *testing.T) {
+		t.Parallel()
+		w := enrolling(t)
+		if err := w.Write(KubeconfigFile, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Enrolment(); plan.ExitCode(err) != plan.ExitUsage || w.Has(StateFile) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("no configuration", func(t *testing.T) {
+		t.Parallel()
+		w := &Workspace{t.TempDir()}
+		if _, err := w.Enrolment(); plan.ExitCode(err) != plan.ExitUsage || len(namesIn(t, w.root)) > 0 {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestMachinesAreAddedAndRemoved(t *testing.T) {
+	t.Parallel()
+	cp := machines.Machine{Name: "cp-0", Address: "10.0.0.11", Group: cloud.ControlPlane}
+	w0 := machines.Machine{Name: "w-0", Address: "fd00::12", Group: cloud.Worker}
+	const head, tail = "version: v2\nname: demo\nmicroserviceVersion: v1.1.0\nkubernetesVersion: v1.36.4\nprovider:\n", "keepWorkers: true # mine\n"
+	layouts := []struct {
+		name, section string
+		tied          bool
+	}{
+		{name: "no list", section: "  enrolled:\n    endpoint: api.example.com # the balancer\n"},
+		{name: "an empty list", section: "  enrolled:\n    endpoint: api.example.com\n    machines: []\n", tied: true},
+		{name: "a list of another machine", section: "  enrolled:\n    machines: # ours\n      - name: old # first\n        address: 10.0.0.9\n        group: worker\n    endpoint: api.example.com\n"},
+		{name: "a list in rows", section: "  enrolled:\n    endpoint: api.example.com\n    machines:\n    - {name: old, address: 10.0.0.9, group: worker} # first\n"},
+		{name: "a list in line", section: "  enrolled:\n    endpoint: api.example.com\n    machines: [{name: old, address: 10.0.0.9, group: worker}]\n", tied: true},
+		{name: "a section in line", section: "  enrolled: {endpoint: api.example.com}\n", tied: true},
+	}
+	for _, tt := range layouts {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := &Workspace{t.TempDir()}
+			before := []byte(head + tt.section + tail)
+			if err := w.ReplaceConfig(before); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.Enrolment(); err != nil {
+				t.Fatal(err)
+			}
+			err := w.AddMachine(cp)
+			if tt.tied {
+				if !errors.Is(err, errTied) || !strings.Contains(plan.Remedy(err), `{name: cp-0, address: "10.0.0.11", group: control-plane}`) {
+					t.Errorf("got %v (%s)", err, plan.Remedy(err))
+				}
+				if now, _ := w.ReadConfig(); !bytes.Equal(now, before) {
+					t.Errorf("changed all the same:\n%s", now)
+				}
+				return
+			}
+			for _, m := range []machines.Machine{cp, w0, w0} {
+				if err := w.AddMachine(m); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c, err := w.Config()
+			if err != nil {
+				t.Fatal(err)
+			}
+			list := machines.List(c.Provider.Section)
+			if n := len(list); n < 2 || list[n-2] != cp || list[n-1] != w0 || c.ControlPlanes() != 1 || c.Workers() != len(list)-1 {
+				t.Errorf("machines %v", list)
+			}
+			if s, err := w.State(); err != nil || s.Infrastructure.InitEndpoint != "10.0.0.11:9000" {
+				t.Errorf("init endpoint %q, %v", s.Infrastructure.InitEndpoint, err)
+			}
+			b, _ := w.ReadConfig()
+			for _, text := range []string{"# mine", "# the balancer", "# first", "# ours"} {
+				if bytes.Contains(before, []byte(text)) && !bytes.Contains(b, []byte(text)) {
+					t.Errorf("the comment %q is gone:\n%s", text, b)
+				}
+			}
+			if err := w.AddMachine(machines.Machine{Name: "cp-0", Address: "10.0.0.99", Group: cloud.Worker}); plan.ExitCode(err) != plan.ExitUsage {
+				t.Errorf("a name used twice: %v", err)
+			}
+			if err := w.AddMachine(machines.Machine{Name: "other", Address: "10.0.0.11", Group: cloud.Worker}); plan.ExitCode(err) != plan.ExitUsage {
+				t.Errorf("an address used twice: %v", err)
+			}
+			for _, m := range list {
+				if err := w.RemoveMachine(m.Name); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c, err = w.Config()
+			if err != nil || len(machines.List(c.Provider.Section)) > 0 || !c.KeepWorkers {
+				b, _ := w.ReadConfig()
+				t.Errorf("after the removal of all: %v\n%s", err, b)
+			}
+			if err := w.AddMachine(cp); err != nil {
+				b, _ := w.ReadConfig()
+				t.Errorf("added again: %v\n%s", err, b)
+			}
+		})
+	}
+}
+
+func TestEnrolledConfigProblems(t *testing.T) {
+	t.Parallel()
+	const head = "version: v2\nname: demo\nmicroserviceVersion: v1.1.0\nkubernetesVersion: v1.36.4\nprovider:\n  enrolled:\n"
+	for _, tt := range []struct{ name, rest, want string }{
+		{name: "no endpoint", rest: "    machines: []\n", want: "endpoint: is missing"},
+		{name: "an endpoint with a port", rest: "    endpoint: api.example.com:6443\n", want: "is no host"},
+		{name: "groups", rest: "    endpoint: api.example.com\nnodeGroups: {}\n", want: "nodeGroups: does not apply"},
+		{name: "an address among the pods", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.244.0.9, group: worker}\n", want: "range of pods"},
+		{name: "a name twice", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.0.0.9, group: worker}\n    - {name: a, address: 10.0.0.8, group: worker}\n", want: "occurs twice"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if _, err := ParseConfig([]byte(head + tt.rest)); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
