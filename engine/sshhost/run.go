@@ -33,6 +33,9 @@ type Command struct {
 	// MaxOutput limits stdout and stderr together, in bytes; zero is DefaultMaxOutput. A command that
 	// prints more is ended.
 	MaxOutput int
+	// Stdout gets what the command prints there, while it runs. The result has none of it, and its amount
+	// is not limited. A write that fails ends the command.
+	Stdout io.Writer
 }
 
 // Result has the output of a command and its exit. Output of a machine is hostile: [Text] makes it safe
@@ -141,6 +144,8 @@ type session struct {
 	left  int           // bytes that it may still print
 	err   error         // why it was aborted
 	abort chan struct{} // closed then
+
+	writing sync.Mutex // held while a stream is written
 }
 
 // stop aborts a command. The machine may keep the session open as long as a process holds it, so
@@ -184,14 +189,40 @@ func (w output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// start starts a command line. stdout and stderr get its output, with a lock held.
-func (h *Host) start(op, line string, limit int, stdout, stderr func([]byte)) (*session, error) {
+// stream is the stdout of a session that goes to a writer.
+type stream struct {
+	s  *session
+	to io.Writer
+}
+
+func (w stream) Write(p []byte) (int, error) {
+	w.s.writing.Lock()
+	defer w.s.writing.Unlock()
+	w.s.mu.Lock()
+	err := w.s.err
+	w.s.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	n, err := w.to.Write(p)
+	if err != nil {
+		w.s.stop(err)
+	}
+	return n, err
+}
+
+// start starts a command line. stdout and stderr get its output, with a lock held; to gets stdout instead
+// unless it is nil.
+func (h *Host) start(op, line string, limit int, to io.Writer, stdout, stderr func([]byte)) (*session, error) {
 	ses, err := h.client().NewSession()
 	if err != nil {
 		return nil, h.ended(op, err)
 	}
 	s := &session{s: ses, h: h, op: op, left: cmp.Or(limit, DefaultMaxOutput), abort: make(chan struct{})}
 	ses.Stdout, ses.Stderr = output{s, stdout}, output{s, stderr}
+	if to != nil {
+		ses.Stdout = stream{s, to}
+	}
 	if s.input, err = ses.StdinPipe(); err == nil {
 		err = ses.Start(line)
 	}
@@ -211,6 +242,8 @@ func (s *session) wait(ctx context.Context, r *Result) error {
 	var err error
 	select {
 	case <-s.abort:
+		s.writing.Lock() // nothing is written after the end
+		defer s.writing.Unlock()
 		return s.err
 	case err = <-ended:
 		_ = s.s.Close()
@@ -270,7 +303,7 @@ func (h *Host) run(ctx context.Context, c Command) (Result, error) {
 		return Result{}, err
 	}
 	var r Result
-	s, err := h.start(h.operation(c.Argv), line, c.MaxOutput,
+	s, err := h.start(h.operation(c.Argv), line, c.MaxOutput, c.Stdout,
 		func(p []byte) { r.Stdout = append(r.Stdout, p...) }, func(p []byte) { r.Stderr = append(r.Stderr, p...) })
 	if err != nil {
 		return Result{}, err
@@ -336,7 +369,7 @@ func (h *Host) sudoOnce(ctx context.Context, c Command, password []byte) (Result
 		asked   int
 		runs    bool
 	)
-	s, err := h.start(h.operation(c.Argv), line, c.MaxOutput, func(p []byte) { r.Stdout = append(r.Stdout, p...) }, func(p []byte) {
+	s, err := h.start(h.operation(c.Argv), line, c.MaxOutput, c.Stdout, func(p []byte) { r.Stdout = append(r.Stdout, p...) }, func(p []byte) {
 		if runs {
 			r.Stderr = append(r.Stderr, p...)
 			return

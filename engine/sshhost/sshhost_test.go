@@ -160,6 +160,40 @@ func TestHostileOutput(t *testing.T) {
 	checkError(t, err, sshhost.ErrTooMuch)
 }
 
+func TestStream(t *testing.T) {
+	t.Parallel()
+	h := dial(t, sshdtest.Start(t, sshdtest.Options{}).Options())
+	// The output arrives while the command runs, and may be larger than the limit.
+	in, out := io.Pipe()
+	more, input := io.Pipe()
+	result := make(chan sshhost.Result, 1)
+	go func() {
+		r, err := h.Run(t.Context(), sshhost.Command{Argv: []string{"sh", "-c", "echo first; read x; echo err >&2; head -c 100000 /dev/zero"}, Stdin: more, Stdout: out, MaxOutput: 1000})
+		_ = out.CloseWithError(err)
+		result <- r
+	}()
+	first := make([]byte, 6)
+	if _, err := io.ReadFull(in, first); err != nil || string(first) != "first\n" {
+		t.Fatalf("%q %v", first, err)
+	}
+	if _, err := input.Write([]byte("go\n")); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(in)
+	if r := <-result; err != nil || len(rest) != 100000 || len(r.Stdout) > 0 || string(r.Stderr) != "err\n" {
+		t.Errorf("%d bytes, %v, result %q %q", len(rest), err, r.Stdout, r.Stderr)
+	}
+	// A reader that is gone ends the command.
+	broken := errors.New("no reader")
+	if _, err := h.Run(t.Context(), sshhost.Command{Argv: []string{"yes"}, Stdout: failingWriter{broken}}); !errors.Is(err, broken) {
+		t.Errorf("a reader that is gone: %v", err)
+	}
+}
+
+type failingWriter struct{ err error }
+
+func (f failingWriter) Write([]byte) (int, error) { return 0, f.err }
+
 func TestCancel(t *testing.T) {
 	t.Parallel()
 	h := dial(t, sshdtest.Start(t, sshdtest.Options{}).Options())

@@ -2,7 +2,6 @@ package sshhost_test
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -10,42 +9,12 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/sshhost"
 	"constellation/engine/sshhost/sshdtest"
-	"constellation/internal/testneeds"
 )
 
-// passwordHash is that of "right horse".
-const passwordHash = "$6$constellation$5ch9ZnzZQ9RzCeIMwmRffq9pmSvLugYR3CxLZrW.wQ7YmzdRk8iRTURY8cuaqXkT8y2OOemVzmwXkQHX7yLb01"
-
-// sudoers starts a server with a user of its own, whom these rules concern. sudo is the real one; the
-// user and the rules exist in the server's namespace alone.
+// sudoers starts a server with a user of its own, whom these rules concern.
 func sudoers(t *testing.T, rules string) *sshdtest.Server {
 	t.Helper()
-	testneeds.Root(t, "to add a user in a namespace")
-	testneeds.Program(t, "sudo", "sudo")
-	dir := t.TempDir()
-	bind := map[string]string{}
-	for file, add := range map[string]string{
-		"/etc/passwd": "tester:x:4242:4242::/run/sshdtest/home:/bin/sh\n", "/etc/group": "tester:x:4242:\n", "/etc/shadow": "tester:" + passwordHash + ":19000:0:99999:7:::\n",
-		"/etc/sudoers": rules + "\n",
-	} {
-		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if file == "/etc/sudoers" {
-			b = nil
-		}
-		mine := filepath.Join(dir, filepath.Base(file))
-		mode := os.FileMode(0o644)
-		if file == "/etc/shadow" || file == "/etc/sudoers" {
-			mode = 0o440
-		}
-		if err := os.WriteFile(mine, append(b, add...), mode); err != nil {
-			t.Fatal(err)
-		}
-		bind[file] = mine
-	}
-	return sshdtest.Start(t, sshdtest.Options{User: "tester", Bind: bind, Setup: "mkdir /run/sshdtest/home && chown 4242:4242 /run/sshdtest/home"})
+	return sshdtest.Start(t, sshdtest.Sudoers(t, rules))
 }
 
 // asks returns options that allow sudo and answer a prompt for its password.

@@ -82,7 +82,7 @@ func (h *Host) holdFolder(ctx context.Context, op string) (dir string, release f
 	}
 	var out, errs []byte
 	found := make(chan string, 1)
-	s, err := h.start(op, line, 64<<10, func(p []byte) {
+	s, err := h.start(op, line, 64<<10, nil, func(p []byte) {
 		out = append(out, p...)
 		if _, rest, ok := strings.Cut(string(out), "\n"+mark+" "); ok {
 			if name, _, ok := strings.Cut(rest, "\n"); ok {

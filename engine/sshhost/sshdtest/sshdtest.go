@@ -39,6 +39,43 @@ type Options struct {
 	HostKey ed25519.PrivateKey
 }
 
+// Password is that of the user of Sudoers.
+const Password = "right horse"
+
+const passwordHash = "$6$constellation$5ch9ZnzZQ9RzCeIMwmRffq9pmSvLugYR3CxLZrW.wQ7YmzdRk8iRTURY8cuaqXkT8y2OOemVzmwXkQHX7yLb01"
+
+// Sudoers returns options with a user of its own, tester, whom these rules of sudo concern. sudo is the real
+// one; the user and the rules exist in the server's namespace alone. It needs root.
+func Sudoers(t testing.TB, rules string) Options {
+	t.Helper()
+	testneeds.Root(t, "to add a user in a namespace")
+	testneeds.Program(t, "sudo", "sudo")
+	dir := t.TempDir()
+	bind := map[string]string{}
+	for file, add := range map[string]string{
+		"/etc/passwd": "tester:x:4242:4242::/run/sshdtest/home:/bin/sh\n", "/etc/group": "tester:x:4242:\n", "/etc/shadow": "tester:" + passwordHash + ":19000:0:99999:7:::\n",
+		"/etc/sudoers": rules + "\n",
+	} {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if file == "/etc/sudoers" {
+			b = nil
+		}
+		mine := filepath.Join(dir, filepath.Base(file))
+		mode := os.FileMode(0o644)
+		if file == "/etc/shadow" || file == "/etc/sudoers" {
+			mode = 0o440
+		}
+		if err := os.WriteFile(mine, append(b, add...), mode); err != nil {
+			t.Fatal(err)
+		}
+		bind[file] = mine
+	}
+	return Options{User: "tester", Bind: bind, Setup: "mkdir /run/sshdtest/home && chown 4242:4242 /run/sshdtest/home"}
+}
+
 // Server is a running sshd.
 type Server struct {
 	Port int
@@ -91,6 +128,8 @@ func Start(t testing.TB, o Options) *Server {
 	if os.Geteuid() == 0 {
 		unshare := testneeds.Program(t, "unshare", "util-linux")
 		script := "set -e\nmount -t tmpfs -o mode=755 tmpfs /run\nmount -t tmpfs -o mode=1777 tmpfs /var/tmp\nmkdir /run/sshd " + keys + "\ncp " + s.Dir + "/authorized_keys " + keys + "\nchmod 755 " + keys + "\nchmod 644 " + keys + "/authorized_keys\n"
+		// A startup file of the developer would run before each command.
+		script += "for f in /root/.bashrc /root/.bash_profile /root/.profile; do if [ -e $f ]; then mount --bind /dev/null $f; fi; done\n"
 		for to, from := range o.Bind {
 			script += "mount --bind " + from + " " + to + "\n"
 		}
