@@ -1,0 +1,696 @@
+package enrol_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"constellation/engine/enrol"
+	"constellation/engine/plan"
+	"constellation/engine/sshhost"
+	"constellation/engine/sshhost/sshdtest"
+	"constellation/internal/testneeds"
+)
+
+// Programs of Debian and systemd, which would change this computer. They keep their state in files below
+// $FAKE. The package "runtime" has a program, a configuration file and a library.
+const (
+	fakeSystemctl = `#!/bin/sh
+[ "$1" = -q ] && shift
+verb=$1 unit=$2
+for last; do :; done
+known() { [ -e "$FAKE/machine/etc/systemd/$1" ] || [ -e "$FAKE/known/$1" ]; }
+case $verb in
+show) if known "$last"; then echo loaded; else echo not-found; fi ;;
+is-enabled) if [ -e "$FAKE/enabled/$unit" ]; then echo enabled; else echo disabled; exit 1; fi ;;
+is-active) if [ -e "$FAKE/active/$unit" ]; then echo active; else echo inactive; exit 3; fi ;;
+enable) known "$unit" && touch "$FAKE/enabled/$unit" ;;
+disable) rm -f "$FAKE/enabled/$unit" ;;
+start | restart) known "$unit" && touch "$FAKE/active/$unit" && echo "$verb $unit" >>"$FAKE/log" ;;
+stop) rm -f "$FAKE/active/$unit" ;;
+esac`
+	fakeApt = `#!/bin/sh
+case " $* " in
+*" -s "*)
+  [ -e "$FAKE/lists" ] || { echo 'E: Unable to locate package'; exit 100; }
+  echo "Inst libc-bin [1] (2 Debian)"
+  echo "Inst library (1 Debian)"
+  echo "Inst runtime (1 Debian)" ;;
+*" update "*) touch "$FAKE/lists" ;;
+*" install "*)
+  [ ! -e "$FAKE/offline" ] || { echo 'E: Failed to fetch'; exit 100; }
+  mkdir -p "$FAKE/machine/bin" "$FAKE/machine/etc/runtime" "$FAKE/machine/lib"
+  echo program >"$FAKE/machine/bin/runtime"
+  [ -e "$FAKE/machine/etc/runtime/conf" ] || echo default >"$FAKE/machine/etc/runtime/conf"
+  echo library >"$FAKE/machine/lib/library"
+  touch "$FAKE/installed/runtime" "$FAKE/installed/library" "$FAKE/known/runtime.service" "$FAKE/active/runtime.service"
+  echo install >>"$FAKE/log" ;;
+*" purge "*)
+  for p; do case $p in
+  runtime) rm -f "$FAKE/machine/bin/runtime" "$FAKE/machine/etc/runtime/conf" "$FAKE/known/runtime.service" "$FAKE/held"; rmdir "$FAKE/machine/etc/runtime" ;;
+  library) rm -f "$FAKE/machine/lib/library" ;;
+  esac; rm -f "$FAKE/installed/$p"; done; rmdir "$FAKE/machine/lib" "$FAKE/machine/bin" 2>/dev/null; true ;;
+esac`
+	fakeMark  = "#!/bin/sh\ncase $1 in hold) touch \"$FAKE/held\" ;; unhold) rm -f \"$FAKE/held\" ;; esac"
+	fakeQuery = `#!/bin/sh
+for last; do :; done
+case $3 in
+*Conffiles*) echo " $FAKE/machine/etc/runtime/conf $(echo default | md5sum | cut -d' ' -f1)" ;;
+*) if [ -e "$FAKE/installed/$last" ]; then echo installed; else exit 1; fi ;;
+esac`
+	fakeDpkg = "#!/bin/sh\n"
+)
+
+// box is a machine: a folder with its files, and the state of the programs above.
+type box struct {
+	t   *testing.T
+	s   *sshdtest.Server
+	dir string
+	now time.Time
+}
+
+// fakePrograms writes the programs above, and returns their folder.
+func fakePrograms(t *testing.T) string {
+	t.Helper()
+	testneeds.Program(t, "flock", "util-linux")
+	programs := t.TempDir()
+	if err := os.Chmod(programs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"systemctl": fakeSystemctl, "apt-get": fakeApt, "apt-mark": fakeMark, "dpkg-query": fakeQuery, "dpkg": fakeDpkg} {
+		write(t, filepath.Join(programs, name), text, 0o755)
+	}
+	return programs
+}
+
+// newBox makes a machine with some files.
+func newBox(t *testing.T, o sshdtest.Options) *box {
+	t.Helper()
+	testneeds.Root(t, "to enrol as root")
+	programs := fakePrograms(t)
+	b := &box{t: t, dir: memory(t), now: time.Date(2026, 11, 27, 16, 20, 0, 0, time.UTC)}
+	o.Config += fmt.Sprintf("\nSetEnv PATH=%s:/usr/local/bin:/usr/bin:/bin FAKE=%s", programs, b.dir)
+	b.fill()
+	b.s = sshdtest.Start(t, o)
+	return b
+}
+
+// memory returns a new folder, in memory if there is some: each step syncs files.
+func memory(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "enrol")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// fill makes the files of the machine as they are before.
+func (b *box) fill() {
+	t := b.t
+	t.Helper()
+	for _, d := range []string{"machine/etc/systemd", "machine/var", "known", "enabled", "active", "installed"} {
+		if err := os.MkdirAll(filepath.Join(b.dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, b.path("etc/motd"), "welcome\n", 0o640)
+	if err := os.Chown(b.path("etc/motd"), 7, 8); err != nil {
+		t.Fatal(err)
+	}
+	write(t, b.path("etc/hosts"), "127.0.0.1 localhost\n", 0o644)
+	if err := os.Symlink("hosts", b.path("etc/alias")); err != nil {
+		t.Fatal(err)
+	}
+	// A unit that existed and ran.
+	write(t, filepath.Join(b.dir, "known/old.service"), "", 0o644)
+	write(t, filepath.Join(b.dir, "active/old.service"), "", 0o644)
+}
+
+// empty deletes everything, for another machine in the same place.
+func (b *box) empty() {
+	b.t.Helper()
+	entries, err := os.ReadDir(b.dir)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(filepath.Join(b.dir, e.Name())); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	b.fill()
+}
+
+func write(t *testing.T, path, text string, mode fs.FileMode) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), mode); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *box) path(name string) string { return filepath.Join(b.dir, "machine", name) }
+
+// tree describes all files of the machine, and its units.
+func (b *box) tree() string {
+	b.t.Helper()
+	var out strings.Builder
+	err := filepath.WalkDir(b.dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, _ := filepath.Rel(b.dir, p)
+		if name == "state" || name == "lock.step" {
+			return errors.New(name + " is left")
+		}
+		if name == "." || slices.Contains([]string{"log", "lock", "lists", "offline"}, name) {
+			return nil
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		st := info.Sys().(*syscall.Stat_t)
+		fmt.Fprintf(&out, "%s %s %d:%d", name, info.Mode(), st.Uid, st.Gid)
+		switch {
+		case info.Mode().IsRegular():
+			content, err := os.ReadFile(p)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(&out, " %x", sha256.Sum256(content))
+		case info.Mode()&fs.ModeSymlink != 0:
+			to, _ := os.Readlink(p)
+			out.WriteString(" " + to)
+		}
+		out.WriteString("\n")
+		return nil
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return out.String()
+}
+
+// spec is a Spec that does a bit of everything.
+func (b *box) spec() enrol.Spec {
+	return enrol.Spec{
+		Cluster: "uid-1", ClusterName: "mine", Machine: "worker-1", Release: "v1.1.0",
+		Files: []enrol.File{
+			{Path: b.path("usr/lib/it/agent"), Mode: 0o755, Data: []byte("agent v1")},
+			{Path: b.path("etc/motd"), Mode: 0o600, Data: []byte("secret")},
+			{Path: b.path("etc/alias"), Mode: 0o644, Data: []byte("no link")},
+			{Path: b.path("etc/systemd/new.service"), Mode: 0o644, Data: []byte("[Unit]\n")},
+			{Path: b.path("etc/runtime/conf"), Mode: 0o644, Data: []byte("ours\n"), Default: "runtime"},
+			{Path: b.path("opt/bin/plugin"), Link: "/usr/lib/plugin", Keep: true},
+		},
+		Packages: []enrol.Package{{Name: "runtime", Program: b.path("bin/runtime")}},
+		Units:    []enrol.Unit{{Name: "runtime.service", Start: true}, {Name: "new.service", Start: true}, {Name: "old.service"}},
+		Trees:    []string{b.path("var/data"), b.path("opt")},
+	}
+}
+
+func (b *box) request(s enrol.Spec) enrol.Request {
+	r := enrol.Request{Spec: s, Who: "admin@laptop", Now: func() time.Time { return b.now }}
+	return r.On(filepath.Join(b.dir, "state"), filepath.Join(b.dir, "lock"))
+}
+
+func (b *box) dial() *sshhost.Host {
+	b.t.Helper()
+	h, err := sshhost.Dial(b.t.Context(), b.s.Options())
+	if err != nil {
+		b.t.Fatalf("%v\n%s", err, plan.Remedy(err))
+	}
+	b.t.Cleanup(h.Close)
+	return h
+}
+
+// line is a connection that counts calls, and that is cut after some of them.
+type line struct {
+	*sshhost.Host
+	mu    sync.Mutex
+	calls int
+	cut   int // after so many calls; 0: never
+	sent  []string
+}
+
+func (l *line) count() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls++
+	return l.calls == l.cut
+}
+
+func (l *line) Run(ctx context.Context, c sshhost.Command) (sshhost.Result, error) {
+	last := l.count()
+	if c.Stdout != nil { // it runs as long as the lock is held
+		if last {
+			l.Close()
+		}
+		return l.Host.Run(ctx, c)
+	}
+	r, err := l.Host.Run(ctx, c)
+	if last {
+		l.Close()
+		return sshhost.Result{}, sshhost.ErrLost
+	}
+	return r, err
+}
+
+func (l *line) Upload(ctx context.Context, file string, mode fs.FileMode, size int64, r io.Reader) error {
+	last := l.count()
+	err := l.Host.Upload(ctx, file, mode, size, r)
+	l.mu.Lock()
+	l.sent = append(l.sent, file)
+	l.mu.Unlock()
+	if last {
+		l.Close()
+		return sshhost.ErrLost
+	}
+	return err
+}
+
+func (b *box) install(l *line, s enrol.Spec) (enrol.Outcome, error) {
+	return enrol.Install(b.t.Context(), l, b.request(s))
+}
+
+func (b *box) mustInstall(s enrol.Spec) (*line, enrol.Outcome) {
+	b.t.Helper()
+	l := &line{Host: b.dial()}
+	out, err := b.install(l, s)
+	if err != nil {
+		b.t.Fatalf("%v\n%s", err, plan.Remedy(err))
+	}
+	return l, out
+}
+
+func (b *box) mustRemove() enrol.Outcome {
+	b.t.Helper()
+	out, err := enrol.Remove(b.t.Context(), b.dial(), b.request(enrol.Spec{Cluster: "uid-1"}))
+	if err != nil {
+		b.t.Fatalf("%v\n%s", err, plan.Remedy(err))
+	}
+	return out
+}
+
+func (b *box) log() string {
+	out, err := os.ReadFile(filepath.Join(b.dir, "log"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		b.t.Fatal(err)
+	}
+	return string(out)
+}
+
+func TestInstallAndRemove(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, sshdtest.Options{})
+	before := b.tree()
+	s := b.spec()
+
+	would, err := enrol.Examine(t.Context(), b.dial(), b.request(s))
+	if err != nil || b.tree() != before {
+		t.Fatalf("a rehearsal changed the machine, or failed: %v", err)
+	}
+	want := []string{
+		"install runtime of the distribution, held back from upgrades", "write " + b.path("usr/lib/it/agent"), "replace " + b.path("etc/motd"), "replace " + b.path("etc/alias"),
+		"write " + b.path("etc/systemd/new.service"), "write " + b.path("etc/runtime/conf"), "write " + b.path("opt/bin/plugin"), "restart runtime.service and new.service",
+	}
+	if !slices.Equal(would.Changes, want) {
+		t.Errorf("a rehearsal reports %q", would.Changes)
+	}
+	var steps []string
+	r := b.request(s)
+	r.Report = func(x enrol.Step) { steps = append(steps, x.Title) }
+	prepared := 0
+	r.Prepare = func(context.Context, enrol.Machine) error {
+		if prepared++; strings.Contains(b.log(), "start new.service") {
+			t.Error("the unit runs before the identity is there")
+		}
+		return nil
+	}
+	did, err := enrol.Install(t.Context(), b.dial(), r)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, plan.Remedy(err))
+	}
+	if !slices.Equal(did.Changes, want) || prepared != 1 || len(steps) < 10 || steps[len(steps)-1] != "verify" {
+		t.Errorf("changes %q, steps %q", did.Changes, steps)
+	}
+	for file, want := range map[string]string{"usr/lib/it/agent": "agent v1", "etc/motd": "secret", "etc/alias": "no link", "etc/runtime/conf": "ours\n"} {
+		if got, err := os.ReadFile(b.path(file)); err != nil || string(got) != want {
+			t.Errorf("%s is %q %v, want %q", file, got, err, want)
+		}
+	}
+	if got, err := os.ReadFile(b.path("etc/hosts")); err != nil || string(got) != "127.0.0.1 localhost\n" {
+		t.Errorf("the target of a link became %q", got)
+	}
+	if info, err := os.Stat(filepath.Join(b.dir, "state/journal.json")); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the journal: %v %v", info, err)
+	}
+	for _, name := range []string{"held", "enabled/new.service", "active/new.service", "active/runtime.service"} {
+		if _, err := os.Stat(filepath.Join(b.dir, name)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+
+	// Equal files are not sent again.
+	logged := b.log()
+	l, did := b.mustInstall(s)
+	if len(did.Changes) > 0 || len(l.sent) > 0 || b.log() != logged {
+		t.Errorf("the repetition changed %q, sent %q", did.Changes, l.sent)
+	}
+	// Another release sends what differs, and restarts units.
+	s.Release, s.Files[0].Data = "v1.2.0", []byte("agent v2")
+	if l, did = b.mustInstall(s); !slices.Equal(l.sent, []string{b.path("usr/lib/it/agent")}) || len(did.Changes) != 2 || b.log() == logged {
+		t.Errorf("the next release changed %q, sent %q", did.Changes, l.sent)
+	}
+	// A file that was changed on the machine is sent again.
+	write(t, b.path("etc/motd"), "changed", 0o644)
+	if l, _ = b.mustInstall(s); !slices.Equal(l.sent, []string{b.path("etc/motd")}) {
+		t.Errorf("sent %q", l.sent)
+	}
+
+	// The programs of the machine leave files.
+	if err := os.MkdirAll(b.path("var/data/deep"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, b.path("var/data/deep/file"), "x", 0o600)
+	reset := b.request(enrol.Spec{Cluster: "uid-1"})
+	reset.Reset = func(context.Context, enrol.Machine) error {
+		if _, err := os.Stat(filepath.Join(b.dir, "active/new.service")); err == nil {
+			t.Error("the unit runs during the reset")
+		}
+		if _, err := os.Stat(filepath.Join(b.dir, "active/runtime.service")); err != nil {
+			t.Error("the unit of the package, which the reset needs, does not run")
+		}
+		return nil
+	}
+	out, err := enrol.Remove(t.Context(), b.dial(), reset)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, plan.Remedy(err))
+	}
+	if is := b.tree(); is != before {
+		t.Errorf("the machine is\n%s\nwant\n%s", is, before)
+	}
+	if len(out.Changes) < 4 || !slices.Contains(out.Changes, "removed the packages library and runtime") || !strings.Contains(out.Notes[0], "--fix") {
+		t.Errorf("removal: %q %q", out.Changes, out.Notes)
+	}
+	_, err = enrol.Remove(t.Context(), b.dial(), reset)
+	if !errors.Is(err, enrol.ErrNotEnrolled) || plan.ExitCode(err) != plan.ExitNothing || plan.Remedy(err) == "" {
+		t.Errorf("a second removal: %v", err)
+	}
+	if is := b.tree(); is != before {
+		t.Errorf("after a second removal the machine is\n%s", is)
+	}
+}
+
+// TestCutAtEachStep cuts the connection after each call of an installation. Repeating it completes the machine,
+// and removing it restores all files. Then removals are cut.
+func TestCutAtEachStep(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, sshdtest.Options{})
+	before := b.tree()
+	s := b.spec()
+	s.Files = []enrol.File{s.Files[0], s.Files[1], s.Files[3], s.Files[5]}
+	l, _ := b.mustInstall(s)
+	installs := l.calls
+	installed := func() {
+		t.Helper()
+		for _, f := range s.Files {
+			got, err := os.ReadFile(f.Path)
+			if f.Link == "" && (err != nil || !bytes.Equal(got, f.Data)) {
+				t.Errorf("%s is %q %v", f.Path, got, err)
+			}
+		}
+		for _, name := range []string{"held", "enabled/new.service", "active/new.service", "active/runtime.service"} {
+			if _, err := os.Stat(filepath.Join(b.dir, name)); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		var j enrol.Journal
+		text, err := os.ReadFile(filepath.Join(b.dir, "state/journal.json"))
+		if err == nil {
+			err = json.Unmarshal(text, &j)
+		}
+		if err != nil || j.State != enrol.Installed {
+			t.Errorf("the journal is %s: %v", j.State, err)
+		}
+	}
+	installed()
+	remove := func(cut int) (int, error) {
+		l := &line{Host: b.dial(), cut: cut}
+		_, err := enrol.Remove(t.Context(), l, b.request(enrol.Spec{Cluster: "uid-1"}))
+		return l.calls, err
+	}
+	removals, err := remove(0)
+	if err != nil || b.tree() != before {
+		t.Fatalf("removal: %v\n%s", err, b.tree())
+	}
+	if installs < 14 || removals < 8 {
+		t.Fatalf("%d and %d calls", installs, removals)
+	}
+	for cut := 4; cut <= installs; cut++ { // before, nothing is written
+		for _, resumed := range []bool{true, false} {
+			b.empty()
+			if _, err := b.install(&line{Host: b.dial(), cut: cut}, s); !errors.Is(err, sshhost.ErrLost) {
+				t.Errorf("cut after call %d of the installation: %v", cut, err)
+			}
+			if resumed {
+				b.mustInstall(s)
+				installed()
+			}
+			if _, err := remove(0); err != nil && (resumed || !errors.Is(err, enrol.ErrNotEnrolled)) {
+				t.Errorf("removal after a cut after call %d of the installation: %v", cut, err)
+			}
+			if is := b.tree(); is != before {
+				t.Errorf("after a cut after call %d of the installation, resumed %v, the removal left\n%s\nwant\n%s", cut, resumed, is, before)
+			}
+		}
+	}
+	for cut := 4; cut <= removals; cut++ {
+		b.empty()
+		b.mustInstall(s)
+		if _, err := remove(cut); !errors.Is(err, sshhost.ErrLost) {
+			t.Errorf("cut after call %d of the removal: %v", cut, err)
+		}
+		if cut < removals {
+			if _, err := b.install(&line{Host: b.dial()}, s); err == nil || !strings.Contains(err.Error(), "its removal began") || !strings.Contains(plan.Remedy(err), "machine remove worker-1") {
+				t.Errorf("an installation after half a removal: %v", err)
+			}
+		}
+		if _, err := remove(0); err != nil && !errors.Is(err, enrol.ErrNotEnrolled) {
+			t.Errorf("after a cut after call %d of the removal: %v", cut, err)
+		}
+		if is := b.tree(); is != before {
+			t.Errorf("after a cut after call %d of the removal the machine is\n%s\nwant\n%s", cut, is, before)
+		}
+	}
+}
+
+// TestRestartIsNotForgotten has a connection that is cut between a changed file and the restart of its unit.
+func TestRestartIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, sshdtest.Options{})
+	s := b.spec()
+	b.mustInstall(s)
+	s.Files[0].Data = []byte("agent v2")
+	cut := &line{Host: b.dial(), cut: 7} // the upload
+	if _, err := b.install(cut, s); !errors.Is(err, sshhost.ErrLost) || len(cut.sent) != 1 {
+		t.Fatalf("%v, sent %q", err, cut.sent)
+	}
+	if err := os.Remove(filepath.Join(b.dir, "log")); err != nil {
+		t.Fatal(err)
+	}
+	l, did := b.mustInstall(s)
+	if len(l.sent) > 0 || !slices.Equal(did.Changes, []string{"restart runtime.service and new.service"}) || !strings.Contains(b.log(), "restart new.service") {
+		t.Errorf("changes %q, sent %q, log %s", did.Changes, l.sent, b.log())
+	}
+}
+
+func TestTwoConsoles(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, sshdtest.Options{})
+	s := b.spec()
+	r := b.request(s)
+	var second error
+	first := b.dial()
+	r.Prepare = func(ctx context.Context, _ enrol.Machine) error {
+		other := b.request(s)
+		other.Who = "evil\x1b[2J"
+		_, second = enrol.Install(ctx, b.dial(), other)
+		return nil
+	}
+	if _, err := enrol.Install(t.Context(), first, r); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(second, enrol.ErrHeld) || plan.ExitCode(second) != plan.ExitHeld || !strings.Contains(second.Error(), "admin@laptop since 2026-11-27T16:20:00Z") || plan.Remedy(second) == "" {
+		t.Errorf("the second console: %v", second)
+	}
+	// A console whose lock is gone changes nothing any more.
+	b.empty()
+	var lost error
+	r.Prepare = func(context.Context, enrol.Machine) error {
+		write(t, filepath.Join(b.dir, "lock"), "another\nother@laptop\n", 0o600)
+		return nil
+	}
+	if _, lost = enrol.Install(t.Context(), b.dial(), r); !errors.Is(lost, enrol.ErrHeld) {
+		t.Errorf("without the lock: %v", lost)
+	}
+	if log := b.log(); strings.Contains(log, "start new.service") {
+		t.Errorf("units were started without the lock:\n%s", log)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, sshdtest.Options{})
+	s := b.spec()
+	b.mustInstall(s)
+	other := s
+	other.Cluster, other.Machine = "uid-2", "node-1"
+	for _, run := range []func() error{
+		func() error { _, err := b.install(&line{Host: b.dial()}, other); return err },
+		func() error { _, err := enrol.Examine(t.Context(), b.dial(), b.request(other)); return err },
+		func() error { _, err := enrol.Remove(t.Context(), b.dial(), b.request(other)); return err },
+	} {
+		if err := run(); !errors.Is(err, enrol.ErrOtherCluster) || plan.ExitCode(err) != plan.ExitBlocked || !strings.Contains(err.Error(), "mine (uid-1) as worker-1") || !strings.Contains(plan.Remedy(err), "machine remove worker-1 --ssh") {
+			t.Errorf("another workspace: %v\n%s", err, plan.Remedy(err))
+		}
+	}
+	journal := filepath.Join(b.dir, "state/journal.json")
+	good, err := os.ReadFile(journal)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, journal, strings.Replace(string(good), b.path("etc/motd"), "/etc/$(reboot)", 1), 0o600)
+	if _, err := b.install(&line{Host: b.dial()}, s); err == nil || !strings.Contains(err.Error(), "is no path") || plan.Remedy(err) == "" {
+		t.Errorf("a damaged journal: %v", err)
+	}
+	write(t, journal, string(good), 0o600)
+	b.mustRemove()
+
+	if err := os.MkdirAll(b.path("usr/lib/it/agent"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.install(&line{Host: b.dial()}, s); err == nil || !strings.Contains(err.Error(), "exists and is no file") {
+		t.Errorf("a folder in the place of a file: %v", err)
+	}
+	b.empty()
+	write(t, filepath.Join(b.dir, "offline"), "", 0o600)
+	if _, err := b.install(&line{Host: b.dial()}, s); err == nil || !strings.Contains(err.Error(), "apt-get install: E: Failed to fetch") {
+		t.Errorf("packages that cannot be loaded: %v", err)
+	}
+	if err := os.Remove(filepath.Join(b.dir, "offline")); err != nil {
+		t.Fatal(err)
+	}
+	b.mustInstall(s)
+}
+
+// TestFilesOfTheUserStay has a configuration of the package that was changed, and a file that is there.
+func TestFilesOfTheUserStay(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, sshdtest.Options{})
+	for _, d := range []string{"bin", "etc/runtime", "opt/bin"} {
+		if err := os.MkdirAll(b.path(d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, b.path("bin/runtime"), "program", 0o755)
+	write(t, b.path("etc/runtime/conf"), "mine\n", 0o644)
+	write(t, b.path("opt/bin/plugin"), "mine", 0o755)
+	write(t, filepath.Join(b.dir, "known/runtime.service"), "", 0o644)
+	write(t, filepath.Join(b.dir, "active/runtime.service"), "", 0o644)
+	before := b.tree()
+	_, out := b.mustInstall(b.spec())
+	if len(out.Notes) != 1 || !strings.Contains(out.Notes[0], "etc/runtime/conf was changed by hand and stays") || strings.Contains(b.log(), "install") {
+		t.Errorf("notes %q, log %s", out.Notes, b.log())
+	}
+	if _, out := b.mustInstall(b.spec()); len(out.Changes) > 0 || len(out.Notes) != 1 {
+		t.Errorf("the repetition: %+v", out)
+	}
+	b.mustRemove()
+	if is := b.tree(); is != before {
+		t.Errorf("the machine is\n%s\nwant\n%s", is, before)
+	}
+	// The configuration of the package itself is replaced, and given back.
+	write(t, b.path("etc/runtime/conf"), "default\n", 0o644)
+	before = b.tree()
+	b.mustInstall(b.spec())
+	if got, err := os.ReadFile(b.path("etc/runtime/conf")); err != nil || string(got) != "ours\n" {
+		t.Errorf("the configuration is %q %v", got, err)
+	}
+	b.mustRemove()
+	if is := b.tree(); is != before {
+		t.Errorf("the machine is\n%s\nwant\n%s", is, before)
+	}
+}
+
+func TestDiskFull(t *testing.T) {
+	t.Parallel()
+	full := t.TempDir()
+	b := newBox(t, sshdtest.Options{Setup: "mount -t tmpfs -o size=64k tmpfs " + full})
+	before := b.tree()
+	s := b.spec()
+	s.Files = append(s.Files, enrol.File{Path: full + "/folder/file", Mode: 0o644, Data: bytes.Repeat([]byte("x"), 128<<10)})
+	_, err := b.install(&line{Host: b.dial()}, s)
+	if err == nil || !strings.Contains(err.Error(), "No space left") || !strings.Contains(plan.Remedy(err), "free space") {
+		t.Fatalf("a full disk: %v\n%s", err, plan.Remedy(err))
+	}
+	b.mustRemove()
+	if is := b.tree(); is != before {
+		t.Errorf("the machine is\n%s\nwant\n%s", is, before)
+	}
+	r, err := b.dial().Run(t.Context(), sshhost.Command{Argv: []string{"ls", "-A", full}})
+	if err != nil || len(r.Stdout) > 0 {
+		t.Errorf("left over: %s %v", r.Stdout, err)
+	}
+}
+
+func TestSudo(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, sshdtest.Sudoers(t, "Defaults !secure_path, !env_reset\ntester ALL=(ALL) ALL"))
+	if err := os.Chmod(b.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	before := b.tree()
+	o := b.s.Options()
+	o.Target.Sudo = true
+	asked := 0
+	o.SudoPassword = func(context.Context, sshhost.Target) ([]byte, error) {
+		asked++
+		return []byte(sshdtest.Password), nil
+	}
+	h, err := sshhost.Dial(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	if _, err := enrol.Install(t.Context(), h, b.request(b.spec())); err != nil {
+		t.Fatalf("%v\n%s", err, plan.Remedy(err))
+	}
+	if got, err := os.ReadFile(b.path("etc/motd")); err != nil || string(got) != "secret" || asked != 1 {
+		t.Errorf("the file is %q %v; asked %d times for the password", got, err, asked)
+	}
+	if _, err := enrol.Remove(t.Context(), h, b.request(b.spec())); err != nil {
+		t.Fatal(err)
+	}
+	if is := b.tree(); is != before {
+		t.Errorf("the machine is\n%s\nwant\n%s", is, before)
+	}
+}

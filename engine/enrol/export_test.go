@@ -1,0 +1,7 @@
+package enrol
+
+// On makes a request work with another folder and lock on the machine.
+func (r Request) On(state, lock string) Request {
+	r.state, r.lock = state, lock
+	return r
+}
