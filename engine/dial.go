@@ -35,7 +35,8 @@ var errOther = errors.New("another machine answered")
 // link is a connection to the bootstrapper of one attested machine.
 type link struct {
 	*grpc.ClientConn
-	machine attestation.Identity
+	machine  attestation.Identity
+	attested bool
 }
 
 // dialer connects to the bootstrapper of the first node.
@@ -97,7 +98,7 @@ func (d dialer) dial(ctx context.Context) (*link, error) {
 		case connectivity.Ready:
 			mu.Lock()
 			defer mu.Unlock()
-			return &link{conn, peer.Identity}, nil
+			return &link{conn, peer.Identity, peer.Attested}, nil
 		case connectivity.TransientFailure, connectivity.Shutdown:
 			conn.Close()
 			mu.Lock()

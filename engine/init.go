@@ -751,7 +751,11 @@ func (i *initRun) attach(ctx context.Context, r *plan.Reporter, d dialer, seq *u
 	i.link = l
 	name := l.machine.Name
 	r.Wait("", "", "")
-	i.nodes.Set(r, rollout.Entry{Name: name, Group: i.config.ControlPlaneGroup(), State: plan.NodeJoining, Text: "attested"})
+	text := "attested"
+	if !l.attested {
+		text = "certified by this workspace, not attested"
+	}
+	i.nodes.Set(r, rollout.Entry{Name: name, Group: i.config.ControlPlaneGroup(), State: plan.NodeJoining, Text: text})
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

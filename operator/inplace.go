@@ -209,7 +209,11 @@ func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 		r.point("before", decision.UpgradeNode)
 		r.log.Info("upgrade of a node followed", "node", a.Node, "version", a.Version, "components", a.Components)
 		if about != nil && !last.Active() { // else the operator that started it has reported it
-			r.event(about, corev1.EventTypeNormal, "UpgradeStarted", "Upgrade", "its agent upgrades it to Kubernetes "+a.Version)
+			what := "it to Kubernetes " + a.Version
+			if a.Etcd != "" && about.Status.NodeInfo.KubeletVersion == a.Version {
+				what = "its etcd"
+			}
+			r.event(about, corev1.EventTypeNormal, "UpgradeStarted", "Upgrade", "its agent upgrades "+what)
 		}
 		failed := r.agents.Upgrade(ctx, a.Node, nodeToken(a.Version, a.Components, a.Etcd, attempt), a.Version, a.Components, c.Signed, func(run decision.UpgradeRun) {
 			r.runs.set(a.Machine, run)

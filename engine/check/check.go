@@ -651,7 +651,7 @@ func (c *Run) Foresee(ctx context.Context, emit func(plan.Event)) error {
 	to := c.Hop.Planned()
 	r := PreflightRequest{
 		From: c.Now.Kubernetes.Oldest, To: to.Kubernetes, Release: to.Services, Etcd: c.etcd(to), EtcdTag: c.Now.Target.Etcd, EtcdHop: to.Etcd, Surge: surge, DryRun: !c.Request.NoDryRun,
-		ReplaceControlPlanes: c.Hop.ReplaceControlPlanes, ReplaceWorkers: c.Hop.ReplaceWorkers,
+		ReplaceControlPlanes: c.Hop.ReplaceControlPlanes, ReplaceWorkers: c.Hop.ReplaceWorkers, NoImages: c.Now.NoImages,
 	}
 	hops := append([]PreflightRequest{r}, c.later(r)...)
 	var found [][]plan.Finding

@@ -52,6 +52,8 @@ type PreflightRequest struct {
 	Quiet bool
 	// Foreign means that others upgrade the cluster: nodes are drained, and may be kept.
 	Foreign bool
+	// NoImages is whether nodes run no OS image that an upgrade could change.
+	NoImages bool
 	// NotApplicable are the IDs of checks that do not run, with the reason.
 	NotApplicable map[string]string
 }

@@ -30,6 +30,9 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 			d.keepCordoned[n.Name] = true
 		}
 		text := fmt.Sprintf("the agent of %s upgrades it to Kubernetes %s", in.Node, run.Version)
+		if n != nil && run.Etcd != "" && n.Kubelet == run.Version {
+			text = fmt.Sprintf("the agent of %s upgrades its etcd", in.Node)
+		}
 		if run.Line != "" {
 			text += ": " + TruncateMessage(run.Line)
 		}

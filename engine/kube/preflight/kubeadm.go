@@ -437,7 +437,7 @@ func containerRuntimes(w *world, _ *probe) (out []plan.Finding) {
 			}
 			if n > w.request.To.Minor() {
 				f.Remedy = fmt.Sprintf("use an OS image with %s %d before the hop to %s", r.Runtime, r.OldestRuntime.Major(), m.Kubernetes)
-				if w.request.Foreign {
+				if w.request.Foreign || w.request.NoImages {
 					f.Remedy = fmt.Sprintf("upgrade %s on the nodes to %d, or use nodes that have it, before the hop to %s", r.Runtime, r.OldestRuntime.Major(), m.Kubernetes)
 				}
 			}
@@ -538,7 +538,7 @@ func kubeletCgroup(p *probe, node string) (string, error) {
 
 // hosts is what the software of nodes comes from: an image, or whatever others use.
 func (w *world) hosts(image string) string {
-	if w.request.Foreign {
+	if w.request.Foreign || w.request.NoImages {
 		return "the software of the nodes"
 	}
 	return image
