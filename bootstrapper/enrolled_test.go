@@ -14,9 +14,9 @@ import (
 	"constellation/engine/cloud"
 )
 
-// enrol gives r's machine a key in a file that the authority of a workspace certified, in place of
-// its TPM.
-func (r *rig) enrol() {
+// enrol gives r's machine a key that the authority of a workspace certified, in place of the TPM of
+// a cloud. tpm is the address of the TPM with the key, or attestation.NoTPM.
+func (r *rig) enrol(tpm string) {
 	r.t.Helper()
 	cert, key, err := workspace.Create("workspace")
 	if err != nil {
@@ -27,7 +27,7 @@ func (r *rig) enrol() {
 		r.t.Fatal(err)
 	}
 	dir := filepath.Join(r.ctl, "identity")
-	if err := attestationtest.Enrol(r.t.Context(), a, dir, r.tpm.id); err != nil {
+	if err := attestationtest.EnrolTPM(r.t.Context(), a, dir, tpm, r.tpm.id); err != nil {
 		r.t.Fatal(err)
 	}
 	r.m.TPM, r.m.registers = "enrolled:"+dir, nil
@@ -55,7 +55,7 @@ func (r *rig) register() []byte {
 // an init for another cluster.
 func TestLifeOfAnEnrolledMachine(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
-	r.enrol()
+	r.enrol(attestation.NoTPM)
 	x := r.start()
 	if got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); err != nil || outline(got) != goodInit {
 		t.Fatalf("init: %s, %v", outline(got), err)
@@ -105,7 +105,7 @@ func TestLockAndMarkerMustAgree(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, cloud.Worker)
-			r.enrol()
+			r.enrol(attestation.NoTPM)
 			if err := os.MkdirAll(r.m.StateDir, 0o700); err != nil {
 				t.Fatal(err)
 			}
@@ -140,7 +140,7 @@ func TestLockAndMarkerMustAgree(t *testing.T) {
 // A crash between the two steps of a reset leaves a state in which the reset can be repeated.
 func TestResetOfAnEnrolledMachineKeepsTheClaimUntilTheEnd(t *testing.T) {
 	r := newRig(t, cloud.Worker)
-	r.enrol()
+	r.enrol(attestation.NoTPM)
 	if err := os.MkdirAll(r.m.StateDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +171,7 @@ func TestResetOfAnEnrolledMachineKeepsTheClaimUntilTheEnd(t *testing.T) {
 
 func TestServiceValidatorOfAnEnrolledMachine(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
-	r.enrol()
+	r.enrol(attestation.NoTPM)
 	b, err := open(r.m)
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"constellation/engine/attestation"
+	"constellation/engine/cloud"
 )
 
 func openState(t testing.TB, dir string) *os.Root {
@@ -216,7 +217,20 @@ func TestInitAndJoinRace(t *testing.T) {
 }
 
 func TestLockOnARealTPM(t *testing.T) {
-	address, reset := startSWTPM(t)
+	t.Run("of a cloud", func(t *testing.T) {
+		address, reset := startSWTPM(t)
+		testLockOnATPM(t, address, reset)
+	})
+	t.Run("of an enrolled machine", func(t *testing.T) {
+		address, reset := startSWTPM(t)
+		r := newRig(t, cloud.Worker)
+		r.enrol(address)
+		testLockOnATPM(t, r.m.TPM, reset)
+	})
+}
+
+func testLockOnATPM(t *testing.T, address string, reset func()) {
+	t.Helper()
 	dir := t.TempDir()
 	state := openState(t, dir)
 	l, err := openLock(t.Context(), state, tpm(address))

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -19,13 +21,28 @@ const (
 	maxInput = 64 << 10
 
 	identityUsage = "Verbs of identity, in this order. Each can be repeated.\n" +
-		"  request   create a key on first use, and write a request for its certificate to stdout\n" +
+		"  request [-tpm ADDRESS|none|auto]\n" +
+		"            create a key on first use, in a TPM or in a file (none, the default),\n" +
+		"            and write a request for its certificate to stdout.\n" +
+		"            auto takes /dev/tpmrm0 if there is one, else a file\n" +
 		"  answer    read a challenge of the workspace's authority from stdin, write the answer to stdout\n" +
 		"  store     read the certificate from stdin, store it, write the machine's identity to stdout\n"
 )
 
 // identity runs a verb of the machine's half of an enrolment; see package authority.
 func identity(ctx context.Context, m bootstrapper.Machine, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	tpm := ""
+	if len(args) > 1 && args[0] == "request" {
+		f := flag.NewFlagSet("bootstrapper identity request", flag.ContinueOnError)
+		f.SetOutput(stderr)
+		f.StringVar(&tpm, "tpm", tpm, "`address` of the TPM that makes the key, none for a key in a file, or auto for /dev/tpmrm0 if there is one; default: the present key, else none")
+		if err := f.Parse(args[1:]); errors.Is(err, flag.ErrHelp) {
+			return 0
+		} else if err != nil {
+			return exitUsage
+		}
+		args = append(args[:1:1], f.Args()...)
+	}
 	if len(args) != 1 {
 		fmt.Fprintln(stderr, "bootstrapper: identity needs one verb: request, answer or store; see bootstrapper -h")
 		return exitUsage
@@ -39,14 +56,14 @@ func identity(ctx context.Context, m bootstrapper.Machine, args []string, stdin 
 	var err error
 	switch verb := args[0]; verb {
 	case "request":
-		out, err = attestation.RequestIdentity(ctx, dir)
+		out, err = attestation.RequestIdentity(ctx, dir, tpm)
 	case "answer", "store":
 		var in []byte
 		if in, err = readInput(stdin); err != nil {
 			break
 		}
 		if verb == "answer" {
-			out, err = attestation.AnswerIdentity(dir, in)
+			out, err = attestation.AnswerIdentity(ctx, dir, in)
 			break
 		}
 		var id attestation.EnrolledIdentity

@@ -43,7 +43,7 @@ func TestIdentityVerbs(t *testing.T) {
 	if _, errs, code := verb("", "answer"); code != exitFailed || !strings.Contains(errs, "read challenge") {
 		t.Errorf("no challenge: exit %d, %s", code, errs)
 	}
-	request := []byte(must("", "request"))
+	request := []byte(must("", "request", "-tpm", "none"))
 	challenge, expect, err := a.Challenge(request)
 	if err != nil {
 		t.Fatal(err)
@@ -77,6 +77,8 @@ func TestIdentityVerbs(t *testing.T) {
 	}{
 		{code: exitUsage, wants: "needs one verb"},
 		{args: []string{"request", "now"}, code: exitUsage, wants: "needs one verb"},
+		{args: []string{"request", "-moon"}, code: exitUsage, wants: "-tpm address"},
+		{args: []string{"request", "-tpm", "/dev/tpmrm9"}, code: exitFailed, wants: "this machine has a key in a file"},
 		{args: []string{"forget"}, code: exitUsage, wants: `unexpected verb "forget"`},
 		{args: []string{"store"}, in: "{}", code: exitFailed, wants: "identity store: read certificate of the machine: it is not PEM"},
 		{args: []string{"store"}, in: strings.Repeat("x", maxInput+1), code: exitFailed, wants: "more than 65536 bytes"},
@@ -95,7 +97,7 @@ func TestIdentityVerbs(t *testing.T) {
 		t.Errorf("a stolen certificate: exit %d", code)
 	}
 	var out bytes.Buffer
-	if code := identity(t.Context(), other, []string{"request"}, nil, &out, &errs); code != 0 {
+	if code := identity(t.Context(), other, []string{"request", "-tpm=none"}, nil, &out, &errs); code != 0 {
 		t.Errorf("another directory: exit %d, %s", code, errs.String())
 	}
 	if code := identity(t.Context(), other, []string{"store"}, bytes.NewReader(certificate), &out, &errs); code != exitFailed || !strings.Contains(errs.String(), "issued for another key") {

@@ -15,11 +15,11 @@
 // wipe its disk and give it a new TPM state, in this order.
 //
 // A machine that no cloud vouches for can be enrolled: the authority of a workspace, in package
-// authority, certifies the machine's own key, and documents of variant [Enrolled] are signed with
-// it. The address of such an identity is enrolled: and the path of its directory. A key in a file
-// proves only that somebody has that file: the Statement is not Attested, no measurement is
-// judged, and a file takes the place of PCR 15. That file survives reboots, and
-// [ClearClusterID] removes it.
+// authority, certifies the machine's own key, and documents of variant [Enrolled] prove its
+// possession. The address of such an identity is enrolled: and the path of its directory. With a
+// key in a TPM, documents have a quote, and PCR 15 is that of the TPM. A key in a file proves only
+// that somebody has that file: the Statement is not Attested, and a file takes the place of PCR 15.
+// That file survives reboots, and [ClearClusterID] removes it. Measurements are judged of neither.
 //
 // The cloud's half, which certifies attestation keys, is in package attestationtest: only a test
 // cloud needs it. The trust root is configuration; nothing in here trusts anyone by default. The
@@ -47,9 +47,23 @@ const TPM2 = evidence.TPM2
 // Enrolled is evidence by the key of a machine that the authority of a workspace certified.
 const Enrolled = evidence.Enrolled
 
-// KindKey is the kind of an enrolled machine whose key is a file. Everyone who can read it can be
-// the machine: nothing is attested.
-const KindKey = evidence.KindKey
+// Kinds of enrolled machines.
+const (
+	// KindKey means that the key is in a file. Everyone who can read it can be the machine: nothing
+	// is attested.
+	KindKey = evidence.KindKey
+	// KindTPM means that the key is in a TPM 2.0, which never exports it and quotes its registers
+	// with it.
+	KindTPM = evidence.KindTPM
+)
+
+// What RequestIdentity takes instead of the address of a TPM.
+const (
+	// AutoTPM is the first TPM that Linux shows, or a key in a file without one.
+	AutoTPM = evidence.AutoTPM
+	// NoTPM is a key in a file.
+	NoTPM = evidence.NoTPM
+)
 
 // Limits in bytes.
 const (
@@ -230,14 +244,16 @@ func SoftwareMembership(address string) bool { return evidence.SoftwareMembershi
 func ClearClusterID(address string) error { return evidence.ClearClusterID(address) }
 
 // RequestIdentity returns the request of the machine whose identity is in dir, for package
-// authority. On first use it creates the directory and the key; later the key stays the same.
-func RequestIdentity(ctx context.Context, dir string) ([]byte, error) {
-	return evidence.RequestIdentity(ctx, dir)
+// authority. On first use it creates the directory and the key; later the key stays the same. tpm
+// is the address of the TPM that makes the key, AutoTPM or NoTPM. "" stands for the present key, and
+// for NoTPM without one.
+func RequestIdentity(ctx context.Context, dir, tpm string) ([]byte, error) {
+	return evidence.RequestIdentity(ctx, dir, tpm)
 }
 
 // AnswerIdentity answers the authority's challenge with the key in dir.
-func AnswerIdentity(dir string, challenge []byte) ([]byte, error) {
-	return evidence.AnswerIdentity(dir, challenge)
+func AnswerIdentity(ctx context.Context, dir string, challenge []byte) ([]byte, error) {
+	return evidence.AnswerIdentity(ctx, dir, challenge)
 }
 
 // StoreIdentity stores the certificate of the key in dir. It refuses one of another key, and one

@@ -40,9 +40,15 @@ func Measure(ctx context.Context, address, logPath string, events []attestation.
 	return evidence.Measure(ctx, address, logPath, events)
 }
 
-// Enrol enrols the machine with the identity in dir: a certifies its key for id, all in one process.
+// Enrol enrols the machine with the identity in dir, in one process: a certifies a key in a file
+// for id.
 func Enrol(ctx context.Context, a *authority.Authority, dir string, id attestation.Identity) error {
-	request, err := attestation.RequestIdentity(ctx, dir)
+	return EnrolTPM(ctx, a, dir, attestation.NoTPM, id)
+}
+
+// EnrolTPM is Enrol with a key in the TPM at address tpm.
+func EnrolTPM(ctx context.Context, a *authority.Authority, dir, tpm string, id attestation.Identity) error {
+	request, err := attestation.RequestIdentity(ctx, dir, tpm)
 	if err != nil {
 		return err
 	}
@@ -50,7 +56,7 @@ func Enrol(ctx context.Context, a *authority.Authority, dir string, id attestati
 	if err != nil {
 		return err
 	}
-	answer, err := attestation.AnswerIdentity(dir, challenge)
+	answer, err := attestation.AnswerIdentity(ctx, dir, challenge)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,12 @@
 // answer, and gets the certificate for a correct answer. The exchange proves that the key answers.
 // The caller decides which machine that is, by the connection over which it spoke.
 //
+// The key is in a file, or in a TPM 2.0. Of the latter the exchange proves that one TPM holds it
+// together with the endorsement key, and uses it for quotes alone (TPM2_ActivateCredential). A
+// certificate of the vendor says that the endorsement key is that of a TPM. Without one, the
+// caller pins the endorsement key: it trusts the first enrolment, and recognises the same TPM in
+// later ones.
+//
 // Only the console links the package: with an authority's key it makes evidence of any machine.
 package authority
 
@@ -14,9 +20,15 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/subtle"
 	"crypto/x509"
+	encasn1 "encoding/asn1"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
+
+	"github.com/google/go-tpm/tpm2"
 
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/internal/evidence"
@@ -24,6 +36,10 @@ import (
 
 // Authority certifies machines. Its methods may be called concurrently.
 type Authority struct {
+	// EKRoots are authorities of vendors of TPMs, and their intermediate ones. With nil, no
+	// certificate of an endorsement key is verified: all are pinned.
+	EKRoots *x509.CertPool
+
 	ca *evidence.CA
 }
 
@@ -44,22 +60,41 @@ func Parse(certPEM, keyPEM []byte) (*Authority, error) {
 type Expectation struct {
 	// Kind is where the machine's key is.
 	Kind attestation.Kind
+	// EK identifies the machine's TPM: the SHA-256 of its endorsement key, in hex. It stays the same
+	// as long as the TPM. It is "" for a key in a file.
+	EK string
+	// Vendor is the root of the endorsement key's verified certificate. It is "" if nothing but EK
+	// says which TPM this is: then the key is pinned.
+	Vendor string
 
 	request [sha256.Size]byte
-	nonce   []byte
+	secret  []byte // nonce of a key in a file, content of the credential for a TPM
 }
 
 // Challenge returns a challenge for the machine of request. Each one is answered once.
 func (a *Authority) Challenge(request []byte) (challenge []byte, expect Expectation, err error) {
-	_, kind, err := parseRequest(request)
+	r, err := parseRequest(request)
 	if err != nil {
 		return nil, Expectation{}, fmt.Errorf("read request of the machine: %w", err)
 	}
-	e := Expectation{Kind: kind, request: sha256.Sum256(request), nonce: make([]byte, evidence.NonceSize)}
-	if _, err := rand.Read(e.nonce); err != nil {
+	e := Expectation{Kind: r.kind, request: sha256.Sum256(request), secret: make([]byte, evidence.NonceSize)}
+	if _, err := rand.Read(e.secret); err != nil {
 		return nil, Expectation{}, fmt.Errorf("create challenge: %w", err)
 	}
-	challenge, err = evidence.EncodeMessage(evidence.MachineChallenge{Version: evidence.EnrolmentVersion, Nonce: e.nonce})
+	m := evidence.MachineChallenge{Version: evidence.EnrolmentVersion}
+	if r.kind == attestation.KindTPM {
+		id := sha256.Sum256(r.ek)
+		e.EK = hex.EncodeToString(id[:])
+		if e.Vendor, err = a.vendor(r); err != nil {
+			return nil, Expectation{}, fmt.Errorf("verify certificate of the TPM's endorsement key: %w", err)
+		}
+		m.Credential, m.Secret, err = tpm2.CreateCredential(rand.Reader, r.encapsulate, r.name, e.secret)
+	} else {
+		m.Nonce = e.secret
+	}
+	if err == nil {
+		challenge, err = evidence.EncodeMessage(m)
+	}
 	if err != nil {
 		return nil, Expectation{}, fmt.Errorf("create challenge: %w", err)
 	}
@@ -72,7 +107,7 @@ func (a *Authority) Certify(request, answer []byte, expect Expectation, id attes
 	if sha256.Sum256(request) != expect.request {
 		return nil, errors.New("certify machine: the challenge was made for another request")
 	}
-	key, kind, err := parseRequest(request)
+	r, err := parseRequest(request)
 	if err != nil {
 		return nil, fmt.Errorf("read request of the machine: %w", err)
 	}
@@ -80,35 +115,126 @@ func (a *Authority) Certify(request, answer []byte, expect Expectation, id attes
 	if err := evidence.DecodeMessage(answer, &m, &m.Version); err != nil {
 		return nil, fmt.Errorf("read answer of the machine: %w", err)
 	}
-	if !ecdsa.VerifyASN1(key, evidence.AnswerHash(expect.nonce), m.Signature) {
+	right := false
+	if r.kind == attestation.KindTPM {
+		right = subtle.ConstantTimeCompare(m.Secret, expect.secret) == 1
+	} else {
+		right = ecdsa.VerifyASN1(r.key, evidence.AnswerHash(expect.secret), m.Signature)
+	}
+	if !right {
 		return nil, errors.New("check answer of the machine: it is by another key, or to another challenge")
 	}
-	certificate, err = evidence.CertifyMachine(a.ca, key, kind, id)
+	certificate, err = evidence.CertifyMachine(a.ca, r.key, r.kind, id)
 	if err != nil {
 		return nil, fmt.Errorf("certify machine: %w", err)
 	}
 	return certificate, nil
 }
 
-// parseRequest returns the key in a request that the key signed.
-func parseRequest(b []byte) (*ecdsa.PublicKey, attestation.Kind, error) {
-	var r evidence.MachineRequest
-	if err := evidence.DecodeMessage(b, &r, &r.Version); err != nil {
-		return nil, "", err
+// request is a decoded request.
+type request struct {
+	kind attestation.Kind
+	key  *ecdsa.PublicKey
+
+	// Of a key in a TPM:
+	name          []byte // of key
+	ek            []byte // TPMT_PUBLIC
+	ekCertificate []byte
+	encapsulate   tpm2.LabeledEncapsulationKey // ek
+}
+
+// parseRequest reads a request. A key in a file has signed it.
+func parseRequest(b []byte) (request, error) {
+	var m evidence.MachineRequest
+	if err := evidence.DecodeMessage(b, &m, &m.Version); err != nil {
+		return request{}, err
 	}
-	if r.Kind != attestation.KindKey {
-		return nil, "", fmt.Errorf("its kind is %q, want %q", r.Kind, attestation.KindKey)
+	switch m.Kind {
+	case attestation.KindKey:
+		return parseFileRequest(m)
+	case attestation.KindTPM:
+		return parseTPMRequest(m)
 	}
-	csr, err := x509.ParseCertificateRequest(r.CSR)
+	return request{}, fmt.Errorf("its kind is %q, want %q or %q", m.Kind, attestation.KindKey, attestation.KindTPM)
+}
+
+func parseFileRequest(m evidence.MachineRequest) (request, error) {
+	if len(m.EK)+len(m.AK)+len(m.EKCertificate) > 0 {
+		return request{}, errors.New("it has keys of a TPM, and is for a key in a file")
+	}
+	csr, err := x509.ParseCertificateRequest(m.CSR)
 	if err != nil {
-		return nil, "", err
+		return request{}, err
 	}
 	key, ok := csr.PublicKey.(*ecdsa.PublicKey)
 	if !ok || key.Curve != elliptic.P256() {
-		return nil, "", errors.New("its key is not on P-256")
+		return request{}, errors.New("its key is not on P-256")
 	}
 	if err := csr.CheckSignature(); err != nil {
-		return nil, "", fmt.Errorf("its key did not sign it: %w", err)
+		return request{}, fmt.Errorf("its key did not sign it: %w", err)
 	}
-	return key, r.Kind, nil
+	return request{kind: m.Kind, key: key}, nil
+}
+
+// maxEK bounds the public area of an endorsement key, in bytes.
+const maxEK = 1 << 10
+
+func parseTPMRequest(m evidence.MachineRequest) (request, error) {
+	if len(m.CSR) > 0 {
+		return request{}, errors.New("it has a CSR, and is for a key in a TPM")
+	}
+	r := request{kind: m.Kind, ek: m.EK, ekCertificate: m.EKCertificate}
+	var err error
+	if r.key, r.name, err = evidence.ParseAttestationKey(m.AK); err != nil {
+		return request{}, fmt.Errorf("attestation key: %w", err)
+	}
+	if len(m.EK) > maxEK {
+		return request{}, fmt.Errorf("endorsement key has %d bytes, at most %d are allowed", len(m.EK), maxEK)
+	}
+	ek, err := tpm2.Unmarshal[tpm2.TPMTPublic](m.EK)
+	if err != nil {
+		return request{}, fmt.Errorf("endorsement key: %w", err)
+	}
+	// The whole template is compared: a key that decrypts for its owner would release the
+	// credential of another attestation key.
+	template := *ek
+	switch ek.Type {
+	case tpm2.TPMAlgECC:
+		template.Unique = tpm2.ECCEKTemplate.Unique
+	case tpm2.TPMAlgRSA:
+		template.Unique = tpm2.RSAEKTemplate.Unique
+	}
+	if got := tpm2.Marshal(template); !slices.Equal(got, tpm2.Marshal(tpm2.ECCEKTemplate)) && !slices.Equal(got, tpm2.Marshal(tpm2.RSAEKTemplate)) {
+		return request{}, errors.New("endorsement key: it was not made from a template of the TCG")
+	}
+	if r.encapsulate, err = tpm2.ImportEncapsulationKey(ek); err != nil {
+		return request{}, fmt.Errorf("endorsement key: %w", err)
+	}
+	return r, nil
+}
+
+// vendor returns the root of the endorsement key's certificate, "" if there is none to verify.
+func (a *Authority) vendor(r request) (string, error) {
+	if len(r.ekCertificate) == 0 {
+		return "", nil
+	}
+	c, err := x509.ParseCertificate(r.ekCertificate)
+	if err != nil {
+		return "", err
+	}
+	if !evidence.EndorsementKeyIs(r.ek, c.PublicKey) {
+		return "", errors.New("it is of another key")
+	}
+	if a.EKRoots == nil {
+		return "", nil
+	}
+	// The TCG has the TPM's model in a critical extension that package x509 cannot read.
+	subjectAltName := encasn1.ObjectIdentifier{2, 5, 29, 17}
+	c.UnhandledCriticalExtensions = slices.DeleteFunc(c.UnhandledCriticalExtensions, subjectAltName.Equal)
+	chains, err := c.Verify(x509.VerifyOptions{Roots: a.EKRoots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	if err != nil {
+		return "", err
+	}
+	chain := chains[0]
+	return chain[len(chain)-1].Subject.String(), nil
 }

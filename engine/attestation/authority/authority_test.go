@@ -33,7 +33,7 @@ func identity(name string) attestation.Identity {
 
 func request(t testing.TB, dir string) []byte {
 	t.Helper()
-	b, err := attestation.RequestIdentity(context.Background(), dir)
+	b, err := attestation.RequestIdentity(context.Background(), dir, attestation.NoTPM)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestEnrolment(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		answer, err := attestation.AnswerIdentity(dir, challenge)
+		answer, err := attestation.AnswerIdentity(t.Context(), dir, challenge)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,11 +104,11 @@ func TestEnrolmentRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer, err := attestation.AnswerIdentity(dir, challenge)
+	answer, err := attestation.AnswerIdentity(t.Context(), dir, challenge)
 	if err != nil {
 		t.Fatal(err)
 	}
-	byOther, err := attestation.AnswerIdentity(otherDir, challenge)
+	byOther, err := attestation.AnswerIdentity(t.Context(), otherDir, challenge)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestEnrolmentRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	toSecond, err := attestation.AnswerIdentity(dir, second)
+	toSecond, err := attestation.AnswerIdentity(t.Context(), dir, second)
 	if err != nil {
 		t.Fatal(err)
 	}

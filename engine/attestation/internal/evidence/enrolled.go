@@ -21,16 +21,18 @@ import (
 // Kind is where the key of an enrolled machine is.
 type Kind string
 
-// KindKey is a file. Everyone who can read it can be the machine: nothing is attested.
-const KindKey Kind = "key"
+const (
+	// KindKey is a file. Everyone who can read it can be the machine: nothing is attested.
+	KindKey Kind = "key"
+	// KindTPM is a TPM 2.0, which never exports the key and quotes its registers with it.
+	KindTPM Kind = "tpm"
+)
+
+// kinds are in the order of their numbers on the wire, from 1 on.
+func kinds() []Kind { return []Kind{KindKey, KindTPM} }
 
 // number of the kind on the wire; 0: unknown.
-func (k Kind) number() int64 {
-	if k == KindKey {
-		return 1
-	}
-	return 0
-}
+func (k Kind) number() int64 { return int64(slices.Index(kinds(), k) + 1) }
 
 // usage is the extended key usage of certificates for keys of this kind. It is in no
 // certificate for another kind: a key in a file cannot pass as one in a TPM, and neither as one
@@ -54,11 +56,14 @@ const (
 //
 //	Enrolled ::= SEQUENCE {
 //	  version     INTEGER (1),
-//	  kind        INTEGER (1), -- a key in a file
+//	  kind        INTEGER, -- 1: a key in a file, 2: a key in a TPM
 //	  certificate OCTET STRING, -- X.509 certificate of the machine's key
 //	  membership  OCTET STRING, -- value of register 15, 32 bytes
-//	  proof       OCTET STRING  -- ECDSA signature of the other fields and the user data
+//	  proof       OCTET STRING  -- of the other fields and the user data
 //	}
+//
+// A proof by a key in a file is an ECDSA signature. One by a TPM is an Evidence, see document,
+// without certificate and log: what it binds takes the place of the user data in the quote.
 type enrolled struct {
 	kind                           Kind
 	certificate, membership, proof []byte
@@ -93,10 +98,10 @@ func parseEnrolled(b []byte) (enrolled, error) {
 	if version != enrolledVersion {
 		return enrolled{}, fmt.Errorf("it has version %d, this program reads version %d", version, enrolledVersion)
 	}
-	if kind != KindKey.number() {
+	if kind < 1 || kind > int64(len(kinds())) {
 		return enrolled{}, fmt.Errorf("it has the unknown kind %d", kind)
 	}
-	e.kind = KindKey
+	e.kind = kinds()[kind-1]
 	for _, f := range []struct {
 		name     string
 		to       *[]byte
@@ -173,12 +178,16 @@ func (v *EnrolledValidator) Validate(ctx context.Context, doc, userData []byte) 
 	if err != nil {
 		return Statement{}, fmt.Errorf("%w: %w", ErrTrust, err)
 	}
-	key, ok := cert.PublicKey.(*ecdsa.PublicKey)
-	if !ok || key.Curve != elliptic.P256() {
-		return Statement{}, fmt.Errorf("%w: the machine's key is not on P-256", ErrTrust)
-	}
-	if !ecdsa.VerifyASN1(key, e.binding(userData), e.proof) {
-		return Statement{}, fmt.Errorf("%w: the certified key did not sign it for this connection", ErrQuote)
+	// Registers are copied, because they outlive the document.
+	st := Statement{Identity: id, PCRs: map[uint32][]byte{pcrCluster: bytes.Clone(e.membership)}}
+	if e.kind == KindTPM {
+		c, err := e.quoted(cert, userData)
+		if err != nil {
+			return Statement{}, err
+		}
+		st.Attested, st.PCRs, st.Firmware, st.Resets = true, c.pcrs, c.quoted.firmware, c.quoted.resets
+	} else if err := e.signed(cert, userData); err != nil {
+		return Statement{}, err
 	}
 	if err := v.opts.identify(id); err != nil {
 		return Statement{}, err
@@ -186,6 +195,35 @@ func (v *EnrolledValidator) Validate(ctx context.Context, doc, userData []byte) 
 	if err := v.opts.PCR15.check(e.membership); err != nil {
 		return Statement{}, err
 	}
-	// The register is copied, because it outlives the document.
-	return Statement{Identity: id, PCRs: map[uint32][]byte{pcrCluster: bytes.Clone(e.membership)}}, nil
+	return st, nil
+}
+
+// signed returns nil if the key that cert certifies signed e for userData.
+func (e enrolled) signed(cert *x509.Certificate, userData []byte) error {
+	key, ok := cert.PublicKey.(*ecdsa.PublicKey)
+	if !ok || key.Curve != elliptic.P256() {
+		return fmt.Errorf("%w: the machine's key is not on P-256", ErrTrust)
+	}
+	if !ecdsa.VerifyASN1(key, e.binding(userData), e.proof) {
+		return fmt.Errorf("%w: the certified key did not sign it for this connection", ErrQuote)
+	}
+	return nil
+}
+
+// quoted returns what a TPM with the key that cert certifies quoted for e and userData.
+func (e enrolled) quoted(cert *x509.Certificate, userData []byte) (claims, error) {
+	c, err := parseClaims(e.proof, e.binding(userData))
+	if err != nil {
+		return claims{}, err
+	}
+	if len(c.doc.certificate)+len(c.doc.log) > 0 {
+		return claims{}, fmt.Errorf("%w: the quote in it has a certificate or an event log of its own", ErrDocument)
+	}
+	if err := c.signedBy(cert); err != nil {
+		return claims{}, err
+	}
+	if !bytes.Equal(c.pcrs[pcrCluster], e.membership) {
+		return claims{}, fmt.Errorf("%w: PCR 15 (cluster ID) in it is not the quoted one", ErrQuote)
+	}
+	return c, nil
 }

@@ -28,7 +28,7 @@ import (
 func enrol(t testing.TB, ca *CA, id Identity) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "identity")
-	request, err := RequestIdentity(context.Background(), dir)
+	request, err := RequestIdentity(context.Background(), dir, NoTPM)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,6 +70,18 @@ type enrolledForger struct {
 	key   *ecdsa.PrivateKey
 	doc   enrolled
 	bound []byte // user data that the proof covers
+	quote *forger
+}
+
+// useTPM gives f a key in a TPM.
+func (f *enrolledForger) useTPM(t testing.TB) {
+	t.Helper()
+	f.quote = newForger(t, f.ca)
+	f.quote.key = f.key
+	f.quote.public = ecPublic(t, &f.key.PublicKey)
+	f.quote.editDocument = func(d *document) { d.certificate, d.log = nil, nil }
+	f.doc.kind = KindTPM
+	f.certify(t, f.key.Public(), KindTPM.usage())
 }
 
 func newEnrolledForger(t testing.TB, ca *CA) *enrolledForger {
@@ -91,7 +103,12 @@ func (f *enrolledForger) certify(t testing.TB, key any, usage encasn1.ObjectIden
 func (f *enrolledForger) document(t testing.TB) []byte {
 	t.Helper()
 	var err error
-	if f.doc.proof == nil {
+	switch {
+	case f.doc.proof != nil:
+	case f.quote != nil:
+		f.quote.quote.extraData = f.doc.binding(f.bound)
+		f.doc.proof = f.quote.document(t)
+	default:
 		if f.doc.proof, err = ecdsa.SignASN1(rand.Reader, f.key, f.doc.binding(f.bound)); err != nil {
 			t.Fatal(err)
 		}
@@ -148,6 +165,42 @@ func TestEnrolledValidator(t *testing.T) {
 			}
 			f.certify(t, f.key.Public(), KindKey.usage())
 		}, want: ErrTrust, text: "not on P-256"},
+		{name: "a TPM", change: func(t *testing.T, f *enrolledForger) { f.useTPM(t) }},
+		{name: "a member with a TPM", change: func(t *testing.T, f *enrolledForger) {
+			f.useTPM(t)
+			f.doc.membership = ClusterIDPCR(cluster)
+			f.quote.pcrs[15].value = f.doc.membership
+		}, opts: Options{PCR15: PCR15ClusterID(cluster)}},
+		{name: "a TPM that quotes another register 15", change: func(t *testing.T, f *enrolledForger) {
+			f.useTPM(t)
+			f.quote.pcrs[15].value = ClusterIDPCR(cluster)
+		}, want: ErrQuote, text: "not the quoted one"},
+		{name: "a TPM that does not quote register 15", change: func(t *testing.T, f *enrolledForger) {
+			f.useTPM(t)
+			f.quote.pcrs = f.quote.pcrs[:15]
+		}, want: ErrQuote, text: "not the quoted one"},
+		{name: "a quote for another connection", change: func(t *testing.T, f *enrolledForger) { f.useTPM(t); f.bound = []byte("other") }, want: ErrQuote, text: "another connection"},
+		{name: "a certificate of a key in a file for a TPM", change: func(t *testing.T, f *enrolledForger) {
+			f.useTPM(t)
+			f.certify(t, f.key.Public(), KindKey.usage())
+		}, want: ErrTrust, text: "usage 1.3.6.1.4.1.32473.3.2"},
+		{name: "a certificate of a key in a TPM for a file", change: func(t *testing.T, f *enrolledForger) { f.certify(t, f.key.Public(), KindTPM.usage()) }, want: ErrTrust, text: "usage 1.3.6.1.4.1.32473.3.1"},
+		{name: "a signature of a key in a file for a TPM", change: func(t *testing.T, f *enrolledForger) {
+			f.useTPM(t)
+			f.quote = nil
+		}, want: ErrDocument},
+		{name: "a quote of another TPM", change: func(t *testing.T, f *enrolledForger) {
+			f.useTPM(t)
+			f.certify(t, fixedKey(t, "other").Public(), KindTPM.usage())
+		}, want: ErrTrust, text: "belongs to another key"},
+		{name: "a key that signs anything", change: func(t *testing.T, f *enrolledForger) {
+			f.useTPM(t)
+			f.quote.public = withAttributes(f.quote.public, akAttributes&^attrRestricted)
+		}, want: ErrTrust, text: "may sign things"},
+		{name: "an event log in the quote", change: func(t *testing.T, f *enrolledForger) {
+			f.useTPM(t)
+			f.quote.editDocument = func(d *document) { d.certificate = nil }
+		}, want: ErrDocument, text: "an event log of its own"},
 		{name: "a short register", change: func(_ *testing.T, f *enrolledForger) { f.doc.membership = make([]byte, 31) }, want: ErrDocument, text: "membership has 31 bytes"},
 		{name: "a long proof", change: func(_ *testing.T, f *enrolledForger) { f.doc.proof = make([]byte, maxProof+1) }, want: ErrDocument, text: "proof has 8193 bytes"},
 		{name: "a long certificate", change: func(_ *testing.T, f *enrolledForger) { f.doc.certificate = make([]byte, maxCertificate+1) }, want: ErrDocument, text: "certificate has 4097 bytes"},
@@ -177,6 +230,12 @@ func TestEnrolledValidator(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := Statement{Identity: worker(0), PCRs: map[uint32][]byte{15: f.doc.membership}}
+			if f.quote != nil {
+				want.Attested, want.Firmware, want.Resets = true, 1, 1
+				for _, r := range f.quote.pcrs {
+					want.PCRs[r.index] = r.value
+				}
+			}
 			if !reflect.DeepEqual(st, want) {
 				t.Errorf("states %+v, want %+v", st, want)
 			}
@@ -210,8 +269,9 @@ func TestMutatedEnrolledEvidence(t *testing.T) {
 	var docs []enrolled
 	var raws [][]byte
 	var states []Statement
-	for i := range 2 {
-		raw := issueEnrolled(t, enrol(t, ca, worker(i)))
+	tpm := newEnrolledForger(t, ca)
+	tpm.useTPM(t)
+	for _, raw := range [][]byte{issueEnrolled(t, enrol(t, ca, worker(0))), issueEnrolled(t, enrol(t, ca, worker(1))), tpm.document(t)} {
 		d, err := parseEnrolled(raw)
 		if err != nil {
 			t.Fatal(err)
@@ -232,8 +292,8 @@ func TestMutatedEnrolledEvidence(t *testing.T) {
 		switch r.IntN(4) {
 		case 0:
 			b = scramble(r, raws[i])
-		case 1: // a field of the other machine
-			other := docs[1-i]
+		case 1: // a field of another machine
+			other := docs[(i+1+r.IntN(len(docs)-1))%len(docs)]
 			*[]*[]byte{&d.certificate, &d.proof}[r.IntN(2)] = [][]byte{other.certificate, other.proof}[r.IntN(2)]
 			b, _ = d.marshal()
 		default:
@@ -261,8 +321,11 @@ func TestMutatedEnrolledEvidence(t *testing.T) {
 // FuzzEnrolled feeds arbitrary documents to a validator. It must neither panic nor accept a
 // document of a dishonest machine.
 func FuzzEnrolled(f *testing.F) {
-	ca := newCA(f, "workspace")
+	ca := fixedCA(f)
 	f.Add(newEnrolledForger(f, ca).document(f))
+	tpm := newEnrolledForger(f, ca)
+	tpm.useTPM(f)
+	f.Add(tpm.document(f))
 	f.Add([]byte{})
 	v := NewEnrolledValidator(ca.Roots(), Options{})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -410,12 +473,12 @@ func TestStoreIdentity(t *testing.T) {
 	dir := enrol(t, ca, worker(0))
 	m := func() (key *ecdsa.PrivateKey) {
 		t.Helper()
-		if err := useMachine(dir, func(m machine) (err error) { key, err = m.key(); return err }); err != nil {
+		if err := useMachine(dir, func(m machine) (err error) { key, err = m.fileKey(); return err }); err != nil {
 			t.Fatal(err)
 		}
 		return key
 	}()
-	again, err := RequestIdentity(t.Context(), dir)
+	again, err := RequestIdentity(t.Context(), dir, NoTPM)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,20 +19,7 @@ import (
 // FuzzDocument feeds arbitrary documents to a validator. It must neither panic nor accept a
 // document of a dishonest machine.
 func FuzzDocument(f *testing.F) {
-	// The fuzzer runs in several processes, which must agree on the keys.
-	ca := newCA(f, "cloud")
-	ca.key = fixedKey(f, "CA")
-	root := x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: ca.cert.Subject, NotBefore: ca.cert.NotBefore, NotAfter: ca.cert.NotAfter,
-		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, &root, &root, ca.key.Public(), ca.key)
-	if err != nil {
-		f.Fatal(err)
-	}
-	if ca.cert, err = x509.ParseCertificate(der); err != nil {
-		f.Fatal(err)
-	}
+	ca := fixedCA(f)
 	honest := newForger(f, ca)
 	honest.key = fixedKey(f, "attestation key")
 	honest.public = ecPublic(f, honest.key.Public().(*ecdsa.PublicKey))
@@ -72,6 +59,25 @@ func FuzzDocument(f *testing.F) {
 			}
 		}
 	})
+}
+
+// fixedCA is an authority for fuzzers, which run in several processes that must agree on the keys.
+func fixedCA(t testing.TB) *CA {
+	t.Helper()
+	ca := newCA(t, "cloud")
+	ca.key = fixedKey(t, "CA")
+	root := x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: ca.cert.Subject, NotBefore: ca.cert.NotBefore, NotAfter: ca.cert.NotAfter,
+		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &root, &root, ca.key.Public(), ca.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ca.cert, err = x509.ParseCertificate(der); err != nil {
+		t.Fatal(err)
+	}
+	return ca
 }
 
 func fixedKey(t testing.TB, seed string) *ecdsa.PrivateKey {

@@ -22,6 +22,7 @@ import (
 type TPMIssuer struct {
 	address string
 	log     string
+	machine *tpmKey         // nil: the key that Provision stored
 	turn    chan struct{}   // full while a quote is made
 	kept    *attestationKey // owned by the holder of the slot; nil: create it
 }
@@ -58,18 +59,8 @@ func (i *TPMIssuer) Issue(ctx context.Context, userData []byte) ([]byte, error) 
 	if len(userData) == 0 || len(userData) > MaxUserData {
 		return nil, fmt.Errorf("issue evidence: %d bytes are to be bound, want 1 to %d", len(userData), MaxUserData)
 	}
-	log, err := readEventLog(i.log)
+	d, err := i.issue(ctx, userData)
 	if err != nil {
-		return nil, fmt.Errorf("issue evidence: %w", err)
-	}
-	d := document{log: log}
-	select {
-	case i.turn <- struct{}{}:
-		defer func() { <-i.turn }()
-	case <-ctx.Done():
-		return nil, fmt.Errorf("issue evidence: %w: wait for other quotes: %w", ErrTPM, context.Cause(ctx))
-	}
-	if err := use(ctx, i.address, func(t transport.TPM) error { return i.quote(t, &d, userData) }); err != nil {
 		return nil, fmt.Errorf("issue evidence: %w", err)
 	}
 	out, err := d.marshal()
@@ -77,6 +68,22 @@ func (i *TPMIssuer) Issue(ctx context.Context, userData []byte) ([]byte, error) 
 		return nil, fmt.Errorf("issue evidence: %w", err)
 	}
 	return out, nil
+}
+
+func (i *TPMIssuer) issue(ctx context.Context, userData []byte) (document, error) {
+	log, err := readEventLog(i.log)
+	if err != nil {
+		return document{}, err
+	}
+	d := document{log: log}
+	select {
+	case i.turn <- struct{}{}:
+		defer func() { <-i.turn }()
+	case <-ctx.Done():
+		return document{}, fmt.Errorf("%w: wait for other quotes: %w", ErrTPM, context.Cause(ctx))
+	}
+	err = use(ctx, i.address, func(t transport.TPM) error { return i.quote(t, &d, userData) })
+	return d, err
 }
 
 // quote fills in everything except the log. The caller holds the slot.
@@ -106,25 +113,36 @@ func (i *TPMIssuer) key(t transport.TPM) (*attestationKey, tpm2.NamedHandle, err
 		}
 	}
 	i.kept = nil
-	template, err := readNV(t, nvTemplate)
-	if err != nil {
-		return nil, tpm2.NamedHandle{}, fmt.Errorf("read template of the attestation key (was the TPM provisioned?): %w", err)
-	}
-	k := &attestationKey{made: time.Now()}
-	if k.certificate, err = readNV(t, nvCertificate); err != nil {
-		return nil, tpm2.NamedHandle{}, fmt.Errorf("read certificate of the attestation key (was the TPM provisioned?): %w", err)
-	}
-	handle, public, err := primary(t, template)
+	k, handle, err := i.create(t)
 	if err != nil {
 		return nil, tpm2.NamedHandle{}, err
 	}
-	k.public, k.name = public, handle.Name
+	k.made, k.name = time.Now(), handle.Name
 	// A TPM that does not export the key creates it for each quote.
 	if saved, err := (tpm2.ContextSave{SaveHandle: handle.Handle}).Execute(t); err == nil {
 		k.saved = saved.Context
 		i.kept = k
 	}
 	return k, handle, nil
+}
+
+// create has the TPM create the attestation key.
+func (i *TPMIssuer) create(t transport.TPM) (*attestationKey, tpm2.NamedHandle, error) {
+	if m := i.machine; m != nil {
+		handle, err := m.load(t)
+		return &attestationKey{public: m.public.raw}, handle, err
+	}
+	template, err := readNV(t, nvTemplate)
+	if err != nil {
+		return nil, tpm2.NamedHandle{}, fmt.Errorf("read template of the attestation key (was the TPM provisioned?): %w", err)
+	}
+	k := &attestationKey{}
+	if k.certificate, err = readNV(t, nvCertificate); err != nil {
+		return nil, tpm2.NamedHandle{}, fmt.Errorf("read certificate of the attestation key (was the TPM provisioned?): %w", err)
+	}
+	handle, public, err := primary(t, template)
+	k.public = public
+	return k, handle, err
 }
 
 // quoteWith fills in the quote, its signature and the registers.

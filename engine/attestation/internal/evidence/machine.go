@@ -3,6 +3,7 @@ package evidence
 import (
 	"bytes"
 	"context"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -16,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"constellation/internal/journal"
 )
@@ -23,11 +25,14 @@ import (
 // enrolledPrefix begins the address of an enrolled machine's identity: a directory.
 const enrolledPrefix = "enrolled:"
 
-// Files of an identity. Only an enrolment writes the first two.
+// Files of an identity. Only an enrolment writes the first three.
 const (
+	// keyFile has the key of a machine without a TPM, tpmFile the reference to one in a TPM.
 	keyFile         = "key.pem"
+	tpmFile         = "tpm"
 	certificateFile = "certificate.pem"
-	// clusterFile takes the place of register 15: the cluster's ID in hex. It survives reboots.
+	// clusterFile takes the place of register 15 on a machine without a TPM: the cluster's ID in
+	// hex. It survives reboots.
 	clusterFile = "cluster"
 
 	maxIdentityFile = 16 << 10
@@ -43,6 +48,31 @@ func (machineError) Is(target error) bool { return target == ErrTPM }
 // machine is the identity of an enrolled machine: an open directory.
 type machine struct {
 	dir *os.Root
+}
+
+// machineKey is the key of an enrolled machine, either in a file or in a TPM.
+type machineKey struct {
+	file *ecdsa.PrivateKey
+	tpm  *tpmKey
+}
+
+// kind is "" without a key.
+func (k machineKey) kind() Kind {
+	switch {
+	case k.file != nil:
+		return KindKey
+	case k.tpm != nil:
+		return KindTPM
+	}
+	return ""
+}
+
+// is reports whether pub is the public half.
+func (k machineKey) is(pub crypto.PublicKey) bool {
+	if k.tpm != nil {
+		return k.tpm.public.is(pub)
+	}
+	return k.file != nil && k.file.PublicKey.Equal(pub)
 }
 
 // withMachine opens the identity in the directory, which may be read-only, calls f, and closes it.
@@ -105,8 +135,22 @@ func (m machine) replace(name string, data []byte) error {
 	return f.Close()
 }
 
-// key returns the machine's key; nil without one.
-func (m machine) key() (*ecdsa.PrivateKey, error) {
+// key returns the machine's key.
+func (m machine) key() (k machineKey, err error) {
+	if k.file, err = m.fileKey(); err != nil {
+		return k, err
+	}
+	if k.tpm, err = m.tpmKey(); err != nil {
+		return k, err
+	}
+	if k.file != nil && k.tpm != nil {
+		return k, fmt.Errorf("it has a key in %s and one in %s: remove the directory, and enrol the machine with `constellation machine add`", keyFile, tpmFile)
+	}
+	return k, nil
+}
+
+// fileKey returns the key in a file; nil without one.
+func (m machine) fileKey() (*ecdsa.PrivateKey, error) {
 	b, err := m.read(keyFile)
 	if b == nil {
 		return nil, err
@@ -127,8 +171,8 @@ func (m machine) key() (*ecdsa.PrivateKey, error) {
 	return key, nil
 }
 
-// newKey creates the machine's key.
-func (m machine) newKey() (*ecdsa.PrivateKey, error) {
+// newFileKey creates a key in a file.
+func (m machine) newFileKey() (*ecdsa.PrivateKey, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("create key: %w", err)
@@ -160,7 +204,7 @@ func parseMachineCertificate(pemBytes []byte) (*x509.Certificate, error) {
 	return certs[0], nil
 }
 
-// membership returns what register 15 holds.
+// membership returns what takes the place of register 15 on a machine without a TPM.
 func (m machine) membership() ([]byte, error) {
 	b, err := m.read(clusterFile)
 	if err != nil {
@@ -185,24 +229,19 @@ func (m machine) clear() error {
 	return journal.SyncDir(m.dir)
 }
 
-// extendMachine is ExtendClusterID for the identity in a directory. It has one caller at a time.
-func extendMachine(dir string, clusterID []byte) error {
-	var foreign error
-	err := useMachine(dir, func(m machine) error {
-		now, err := m.membership()
-		if err != nil {
-			return err
-		}
-		if !isZero(now) {
-			foreign = PCR15ClusterID(clusterID).check(now) // nil if it is this cluster
-			return nil
-		}
-		return m.replace(clusterFile, fmt.Appendf(nil, "%x\n", clusterID))
-	})
-	return errors.Join(foreign, err)
+// extend is ExtendClusterID for a machine without a TPM. It has one caller at a time.
+func (m machine) extend(clusterID []byte) (foreign, err error) {
+	now, err := m.membership()
+	if err != nil {
+		return nil, err
+	}
+	if !isZero(now) {
+		return PCR15ClusterID(clusterID).check(now), nil // nil if it is this cluster
+	}
+	return nil, m.replace(clusterFile, fmt.Appendf(nil, "%x\n", clusterID))
 }
 
-// registers returns registers of the machine: all but 15 are zero.
+// registers returns registers of a machine without a TPM: all but 15 are zero.
 func (m machine) registers(indices []uint32) (map[uint32][]byte, error) {
 	pcrs := make(map[uint32][]byte, len(indices))
 	for _, i := range indices {
@@ -218,37 +257,34 @@ func (m machine) registers(indices []uint32) (map[uint32][]byte, error) {
 	return pcrs, nil
 }
 
-// issue returns evidence that binds userData.
-func (m machine) issue(userData []byte) ([]byte, error) {
-	key, err := m.key()
-	if err != nil {
-		return nil, err
+// locate returns the address of the TPM that address means, or the directory of the identity of a
+// machine without one. Errors wrap ErrTPM.
+func locate(address string) (tpm, dir string, err error) {
+	dir, ok := strings.CutPrefix(address, enrolledPrefix)
+	if !ok {
+		return address, "", nil
 	}
-	cert, err := m.certificate()
-	switch {
-	case err != nil:
-		return nil, err
-	case key == nil || cert == nil:
-		return nil, errors.New("it has no key or no certificate: enrol the machine with `constellation machine add`")
-	case !key.PublicKey.Equal(cert.PublicKey):
-		return nil, fmt.Errorf("%s was issued for another key: enrol the machine with `constellation machine add`", certificateFile)
-	}
-	e := enrolled{kind: KindKey, certificate: cert.Raw}
-	if e.membership, err = m.membership(); err != nil {
-		return nil, err
-	}
-	if e.proof, err = ecdsa.SignASN1(rand.Reader, key, e.binding(userData)); err != nil {
-		return nil, err
-	}
-	return e.marshal()
+	err = useMachine(dir, func(m machine) error {
+		k, err := m.tpmKey()
+		if k != nil {
+			tpm, dir = k.address, ""
+		}
+		return err
+	})
+	return tpm, dir, err
 }
 
 // EnrolledIssuer makes evidence with the identity of an enrolled machine. It may be used
 // concurrently, and never writes.
-type EnrolledIssuer struct{ address string }
+type EnrolledIssuer struct {
+	address string
+
+	mu     sync.Mutex
+	quotes *TPMIssuer // nil: none was made yet
+}
 
 // NewEnrolledIssuer returns an issuer for the identity at address: enrolled: and its directory.
-func NewEnrolledIssuer(address string) *EnrolledIssuer { return &EnrolledIssuer{address} }
+func NewEnrolledIssuer(address string) *EnrolledIssuer { return &EnrolledIssuer{address: address} }
 
 // Variant implements Issuer.
 func (*EnrolledIssuer) Variant() Variant { return Enrolled }
@@ -265,8 +301,65 @@ func (i *EnrolledIssuer) Issue(ctx context.Context, userData []byte) (doc []byte
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("issue evidence: %w", err)
 	}
-	if err := useMachine(dir, func(m machine) (err error) { doc, err = m.issue(userData); return err }); err != nil {
+	if err := useMachine(dir, func(m machine) (err error) { doc, err = i.issue(ctx, m, userData); return err }); err != nil {
 		return nil, fmt.Errorf("issue evidence: %w", err)
 	}
 	return doc, nil
+}
+
+// issue returns evidence of m that binds userData.
+func (i *EnrolledIssuer) issue(ctx context.Context, m machine, userData []byte) ([]byte, error) {
+	key, err := m.key()
+	if err != nil {
+		return nil, err
+	}
+	cert, err := m.certificate()
+	switch {
+	case err != nil:
+		return nil, err
+	case key.kind() == "" || cert == nil:
+		return nil, errors.New("it has no key or no certificate: enrol the machine with `constellation machine add`")
+	case !key.is(cert.PublicKey):
+		return nil, fmt.Errorf("%s was issued for another key: enrol the machine with `constellation machine add`", certificateFile)
+	}
+	e := enrolled{kind: key.kind(), certificate: cert.Raw}
+	if key.tpm != nil {
+		return i.quote(ctx, key.tpm, e, userData)
+	}
+	if e.membership, err = m.membership(); err != nil {
+		return nil, err
+	}
+	if e.proof, err = ecdsa.SignASN1(rand.Reader, key.file, e.binding(userData)); err != nil {
+		return nil, err
+	}
+	return e.marshal()
+}
+
+// quote completes e with a quote of the TPM.
+func (i *EnrolledIssuer) quote(ctx context.Context, key *tpmKey, e enrolled, userData []byte) ([]byte, error) {
+	i.mu.Lock()
+	if i.quotes == nil || !i.quotes.machine.equal(key) {
+		i.quotes = newEnrolledTPMIssuer(key)
+	}
+	quotes := i.quotes
+	i.mu.Unlock()
+	for range quoteAttempts {
+		pcrs, err := ReadPCRs(ctx, key.address, pcrCluster)
+		if err != nil {
+			return nil, err
+		}
+		e.membership = pcrs[pcrCluster]
+		d, err := quotes.issue(ctx, e.binding(userData))
+		if err != nil {
+			return nil, err
+		}
+		if !bytes.Equal(d.pcrs[pcrCluster].value, e.membership) {
+			continue
+		}
+		if e.proof, err = d.marshal(); err != nil {
+			return nil, err
+		}
+		return e.marshal()
+	}
+	return nil, fmt.Errorf("register 15 changed during each of %d attempts", quoteAttempts)
 }

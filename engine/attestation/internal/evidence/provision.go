@@ -2,8 +2,6 @@ package evidence
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/sha256"
 	"errors"
@@ -46,11 +44,7 @@ func provision(t transport.TPM, ca *CA, id Identity) (err error) {
 	if err != nil {
 		return fmt.Errorf("read attestation key: %w", err)
 	}
-	point := make([]byte, 65)
-	point[0] = 4 // uncompressed
-	copy(point[33-len(ak.x):], ak.x)
-	copy(point[65-len(ak.y):], ak.y)
-	pub, err := ecdsa.ParseUncompressedPublicKey(elliptic.P256(), point)
+	pub, err := ak.ecdsa()
 	if err != nil {
 		return fmt.Errorf("read attestation key: %w", err)
 	}

@@ -76,24 +76,26 @@ func OpenTPM(ctx context.Context, address string) (transport.TPMCloser, error) {
 	return e, nil
 }
 
-// forget flushes the objects of clients that died: an emulator has room for three, and no
-// resource manager as a device has. The holder of the lock is the only user. A TPM that was
-// not started yet has none.
+// forget flushes the objects and sessions of clients that died: an emulator has room for three
+// of each, and no resource manager as a device has. The holder of the lock is the only user. A
+// TPM that was not started yet has none.
 func forget(t transport.TPM) error {
-	got, err := tpm2.GetCapability{Capability: tpm2.TPMCapHandles, Property: uint32(tpm2.TPMHTTransient) << 24, PropertyCount: 16}.Execute(t)
-	if errors.Is(err, tpm2.TPMRCInitialize) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("look for objects of dead clients: %w", err)
-	}
-	handles, err := got.CapabilityData.Data.Handles()
-	if err != nil {
-		return fmt.Errorf("look for objects of dead clients: %w", err)
-	}
-	for _, h := range handles.Handle {
-		if _, err := (tpm2.FlushContext{FlushHandle: h}).Execute(t); err != nil {
-			return fmt.Errorf("flush an object of a dead client: %w", err)
+	for _, kind := range []tpm2.TPMHT{tpm2.TPMHTTransient, tpm2.TPMHTHMACSession} { // the latter for sessions of all kinds
+		got, err := tpm2.GetCapability{Capability: tpm2.TPMCapHandles, Property: uint32(kind) << 24, PropertyCount: 16}.Execute(t)
+		if errors.Is(err, tpm2.TPMRCInitialize) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("look for objects of dead clients: %w", err)
+		}
+		handles, err := got.CapabilityData.Data.Handles()
+		if err != nil {
+			return fmt.Errorf("look for objects of dead clients: %w", err)
+		}
+		for _, h := range handles.Handle {
+			if _, err := (tpm2.FlushContext{FlushHandle: h}).Execute(t); err != nil {
+				return fmt.Errorf("flush an object of a dead client: %w", err)
+			}
 		}
 	}
 	return nil
@@ -307,11 +309,15 @@ func ReadPCRs(ctx context.Context, address string, indices ...uint32) (map[uint3
 		}
 	}
 	var pcrs map[uint32][]byte
-	if dir, ok := strings.CutPrefix(address, enrolledPrefix); ok {
+	address, dir, err := locate(address)
+	if err != nil {
+		return nil, err
+	}
+	if dir != "" {
 		err := useMachine(dir, func(m machine) (err error) { pcrs, err = m.registers(indices); return err })
 		return pcrs, err
 	}
-	err := use(ctx, address, func(t transport.TPM) (err error) {
+	err = use(ctx, address, func(t transport.TPM) (err error) {
 		pcrs, err = readPCRs(t, indices)
 		return err
 	})
@@ -325,11 +331,16 @@ func ExtendClusterID(ctx context.Context, address string, clusterID []byte) erro
 	if len(clusterID) == 0 {
 		return errors.New("extend cluster ID: it is empty")
 	}
-	if dir, ok := strings.CutPrefix(address, enrolledPrefix); ok {
-		return extendMachine(dir, clusterID)
+	address, dir, err := locate(address)
+	if err != nil {
+		return err
 	}
 	var foreign error
-	err := use(ctx, address, func(t transport.TPM) error {
+	if dir != "" {
+		err = useMachine(dir, func(m machine) (err error) { foreign, err = m.extend(clusterID); return err })
+		return errors.Join(foreign, err)
+	}
+	err = use(ctx, address, func(t transport.TPM) error {
 		pcrs, err := readPCRs(t, []uint32{pcrCluster})
 		if err != nil {
 			return err
@@ -343,17 +354,22 @@ func ExtendClusterID(ctx context.Context, address string, clusterID []byte) erro
 	return errors.Join(foreign, err)
 }
 
-// SoftwareMembership reports whether a file records the cluster that the machine
-// belongs to. It survives reboots, and ClearClusterID removes it.
-func SoftwareMembership(address string) bool { return strings.HasPrefix(address, enrolledPrefix) }
+// SoftwareMembership reports whether a file, instead of register 15 of a TPM, records
+// the cluster that the machine belongs to. It survives reboots, and ClearClusterID
+// removes it.
+func SoftwareMembership(address string) bool {
+	_, dir, err := locate(address)
+	return dir != "" && err == nil
+}
 
 // ClearClusterID makes a machine with SoftwareMembership unused. It does nothing to
 // others, whose TPM only a reset clears. Errors wrap ErrTPM.
 func ClearClusterID(address string) error {
-	if !SoftwareMembership(address) {
-		return nil
+	_, dir, err := locate(address)
+	if err != nil || dir == "" {
+		return err
 	}
-	return useMachine(strings.TrimPrefix(address, enrolledPrefix), machine.clear)
+	return useMachine(dir, machine.clear)
 }
 
 // EventLogPath returns where the event log of the TPM at address lies: beside the

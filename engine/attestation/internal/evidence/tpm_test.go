@@ -583,12 +583,15 @@ func must[T any](v T, err error) func(testing.TB) T {
 func TestDeadClientsLeaveRoomInTheTPM(t *testing.T) {
 	ca := newCA(t, "cloud")
 	address := bootedTPM(t, ca, worker(1))
-	for range 8 { // an emulator has room for three
+	for range 8 { // an emulator has room for three keys, and for three sessions
 		c, err := OpenTPM(t.Context(), address)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, _, err := primary(c, akPublic(make([]byte, 32), make([]byte, 32))); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := tpm2.PolicySession(c, tpm2.TPMAlgSHA256, 16); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.Close(); err != nil { // without flushing, as the kernel does it for the dead

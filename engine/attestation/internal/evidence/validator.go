@@ -152,8 +152,8 @@ func (c *claims) signedBy(cert *x509.Certificate) error {
 	switch {
 	case !c.key.is(cert.PublicKey):
 		return fmt.Errorf("%w: the certificate belongs to another key", ErrTrust)
-	case c.key.attributes&akAttributes != akAttributes || c.key.attributes&attrDecrypt != 0:
-		return fmt.Errorf("%w: the key may sign things that its TPM did not state (attributes %#x)", ErrTrust, c.key.attributes)
+	case c.key.restricted() != nil:
+		return fmt.Errorf("%w: %w", ErrTrust, c.key.restricted())
 	case c.key.scheme != algNull && c.key.scheme != c.sig.scheme:
 		return fmt.Errorf("%w: signature is of another scheme than its key", ErrQuote)
 	case subtle.ConstantTimeCompare(c.quoted.signer, c.key.qualifiedName()) != 1:

@@ -450,20 +450,44 @@ func (p publicArea) is(key crypto.PublicKey) bool {
 	return false
 }
 
+// ecdsa returns the public key of a P-256 key.
+func (p publicArea) ecdsa() (*ecdsa.PublicKey, error) {
+	if p.modulus != nil {
+		return nil, errors.New("it is not on P-256")
+	}
+	point := make([]byte, 65)
+	point[0] = 4 // uncompressed
+	copy(point[33-len(p.x):], p.x)
+	copy(point[65-len(p.y):], p.y)
+	return ecdsa.ParseUncompressedPublicKey(elliptic.P256(), point)
+}
+
+// restricted returns an error unless its TPM made the key, never exports it, and signs with it
+// nothing but what the TPM itself states.
+func (p publicArea) restricted() error {
+	if p.attributes&akAttributes != akAttributes || p.attributes&attrDecrypt != 0 {
+		return fmt.Errorf("the key may sign things that its TPM did not state (attributes %#x)", p.attributes)
+	}
+	return nil
+}
+
 // sameNumber compares big-endian numbers; TPMs may drop leading zeros.
 func sameNumber(a, b []byte) bool {
 	return bytes.Equal(bytes.TrimLeft(a, "\x00"), bytes.TrimLeft(b, "\x00"))
 }
 
+// name returns what a TPM calls the key. It covers every field of the public area.
+func (p publicArea) name() []byte { return tpmName(p.raw) }
+
 // qualifiedName returns what a TPM calls the key when it is a primary key of the
-// endorsement hierarchy. It covers every field of the public area.
+// endorsement hierarchy.
 func (p publicArea) qualifiedName() []byte {
-	name := sha256.Sum256(p.raw)
-	in := binary.BigEndian.AppendUint32(nil, handleEndorsement)
-	in = binary.BigEndian.AppendUint16(in, algSHA256)
-	in = append(in, name[:]...)
-	qn := sha256.Sum256(in)
-	return append(binary.BigEndian.AppendUint16(nil, algSHA256), qn[:]...)
+	return tpmName(append(binary.BigEndian.AppendUint32(nil, handleEndorsement), p.name()...))
+}
+
+func tpmName(b []byte) []byte {
+	h := sha256.Sum256(b)
+	return append(binary.BigEndian.AppendUint16(nil, algSHA256), h[:]...)
 }
 
 func addSized(b *cryptobyte.Builder, v []byte) {
