@@ -30,7 +30,8 @@
 //   - In any state, [Reset] followed by a reboot makes the machine unused again.
 //
 // An enrolled machine without a TPM has a file in the place of register 15, which survives
-// reboots. There, [Reset] alone makes the machine unused, and a reboot permits no new request.
+// reboots. There, [Reset] makes the machine unused at once. A join that failed or has no ticket
+// clears the file itself when the bootstrapper starts again: a reboot does no more elsewhere.
 //
 // A member that boots extends register 15 before anything else, starts its kubelet, and exits.
 //
@@ -338,15 +339,21 @@ func (b *bootstrapper) resumeJoin(ctx context.Context, h holder) error {
 		return err
 	}
 	log := b.m.Log.With("claimed_at", h.Time, "rebooted", zero)
-	if h.Failure != "" && !zero {
-		return fmt.Errorf("%w: its join failed: %s; %s to retry, or replace it", ErrStuck, h.Failure, b.m.registers.renewal())
+	if h.Failure != "" && !zero && !b.m.registers.survives() {
+		return fmt.Errorf("%w: its join failed: %s; restart the machine to retry, or replace it", ErrStuck, h.Failure)
 	}
 	ticket, _, err := keptTicket(b.state, time.Now())
 	if err != nil {
 		return err
 	}
-	if ticket == nil && !zero {
-		return fmt.Errorf("%w: it was claimed for a join, its ticket has expired, and join services issue tickets to unused machines only; %s, or replace it", ErrStuck, b.m.registers.renewal())
+	switch {
+	case zero || ticket != nil:
+	case b.m.registers.survives():
+		if err := b.m.registers.clear(); err != nil {
+			return fmt.Errorf("clear register 15: %w", err)
+		}
+	default:
+		return fmt.Errorf("%w: it was claimed for a join, its ticket has expired, and join services issue tickets to unused machines only; restart the machine, or replace it", ErrStuck)
 	}
 	b.m.Ready()
 	log.Info("join resumed", "ticket", ticket != nil)
@@ -373,7 +380,7 @@ func (b *bootstrapper) join(ctx context.Context, cluster []byte) error {
 		if e := b.lock.fail(err.Error(), false); e != nil {
 			return errors.Join(err, e)
 		}
-		return fmt.Errorf("%w: %w; %s to retry, or replace it", ErrStuck, err, b.m.registers.renewal())
+		return fmt.Errorf("%w: %w; restart the machine to retry, or replace it", ErrStuck, err)
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
@@ -15,8 +16,9 @@ import (
 )
 
 // enrol gives r's machine a key that the authority of a workspace certified, in place of the TPM of
-// a cloud. tpm is the address of the TPM with the key, or attestation.NoTPM.
-func (r *rig) enrol(tpm string) {
+// a cloud. tpm is the address of the TPM with the key, or attestation.NoTPM. It returns what enrols
+// another machine, and returns the address of its identity.
+func (r *rig) enrol(tpm string) (another func(attestation.Identity) string) {
 	r.t.Helper()
 	cert, key, err := workspace.Create("workspace")
 	if err != nil {
@@ -38,6 +40,14 @@ func (r *rig) enrol(tpm string) {
 	}
 	r.judge = func(rule attestation.PCR15) attestation.Validator {
 		return method.Validator(r.m.Roots, nil, attestation.Options{PCR15: rule, UID: r.tpm.id.UID, Role: r.tpm.id.Role})
+	}
+	return func(id attestation.Identity) string {
+		r.t.Helper()
+		dir := r.t.TempDir()
+		if err := attestationtest.Enrol(r.t.Context(), a, dir, id); err != nil {
+			r.t.Fatal(err)
+		}
+		return "enrolled:" + dir
 	}
 }
 
@@ -92,16 +102,6 @@ func TestLockAndMarkerMustAgree(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, stuck: "name different clusters"},
-		{name: "a join that failed", spoil: func(t *testing.T, r *rig) {
-			l, err := openLock(t.Context(), openState(t, r.m.StateDir), tpm(r.m.TPM))
-			if err != nil {
-				t.Fatal(err)
-			}
-			l.now.State, l.now.By = claimed, byJoin
-			if err := l.fail("no space", false); err != nil {
-				t.Fatal(err)
-			}
-		}, stuck: "its join failed: no space; run `bootstrapper reset` on it to retry"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, cloud.Worker)
@@ -132,6 +132,51 @@ func TestLockAndMarkerMustAgree(t *testing.T) {
 			}
 			if _, held := r.holder(); held {
 				t.Error("the claim is left after a reset")
+			}
+		})
+	}
+}
+
+// TestJoinOfAnEnrolledMachineIsRetried has joins that fail or are killed. The marker survives
+// reboots, so the next start clears it if it needs another ticket.
+func TestJoinOfAnEnrolledMachineIsRetried(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		tickets int // requested in all
+		expire  bool
+	}{
+		{name: "with its ticket", tickets: 1},
+		{name: "with another ticket", tickets: 2, expire: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t, cloud.Worker)
+			another := r.enrol(attestation.NoTPM)
+			s := r.serveJoins(func(s *service) {
+				address := another(s.member.id)
+				if err := attestation.ExtendClusterID(t.Context(), address, clusterB); err != nil {
+					t.Fatal(err)
+				}
+				s.issuer = attestation.NewEnrolledIssuer(address)
+			})
+			r.script("fail-join", "3") // a permanent failure
+			if err := r.start().end(t); !errors.Is(err, ErrStuck) || !strings.Contains(err.Error(), "scripted") || !strings.Contains(err.Error(), "restart the machine to retry") {
+				t.Fatalf("ended with %v", err)
+			}
+			if !bytes.Equal(r.register(), attestation.ClusterIDPCR(clusterB)) {
+				t.Errorf("register 15 of a claimed machine is %x", r.register())
+			}
+			if tt.expire {
+				old := time.Now().Add(-ticketLife - time.Second)
+				if err := os.Chtimes(filepath.Join(r.m.StateDir, ticketFile), old, old); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.unscript("fail-join")
+			if err := r.start().end(t); err != nil {
+				t.Errorf("the next start: %v", err)
+			}
+			if h, _ := r.holder(); h.State != member || s.asked() != tt.tickets || !bytes.Equal(r.register(), attestation.ClusterIDPCR(clusterB)) {
+				t.Errorf("holder %+v, %d tickets, register 15 is %x", h, s.asked(), r.register())
 			}
 		})
 	}

@@ -44,8 +44,9 @@ type service struct {
 	t  *testing.T
 	r  *rig
 	ca authority
-	// member is the machine that it runs on.
+	// member is the machine that it runs on, issuer makes its evidence.
 	member *softTPM
+	issuer attestation.Issuer
 	stop   func()
 
 	mu       sync.Mutex
@@ -64,6 +65,7 @@ func (r *rig) serveJoins(bend func(*service)) *service {
 	id := identity("control-plane-9", cloud.ControlPlane)
 	id.IP = netip.MustParseAddr("10.42.0.19")
 	s := &service{t: r.t, r: r, ca: newAuthority(), member: &softTPM{t: r.t, ca: r.ca, id: id, events: image("v1.1.0"), cluster: clusterB}}
+	s.issuer = s.member
 	if bend != nil {
 		bend(s)
 	}
@@ -81,10 +83,10 @@ func (s *service) serve() {
 	}
 	var v either // a machine that was claimed may report, and gets no ticket
 	for _, rule := range []attestation.PCR15{attestation.PCR15Zero(), attestation.PCR15Member()} {
-		v = append(v, attestation.NewTPMValidator(r.ca.Roots(), measured("v1.1.0"), attestation.Options{UID: "test-1", PCR15: rule}))
+		v = append(v, r.judge(rule))
 	}
 	g := grpc.NewServer(grpc.Creds(atls.NewServer(atls.Config{
-		Purpose: atls.PurposeJoin, Issuer: s.member, Validator: func() attestation.Validator { return v },
+		Purpose: atls.PurposeJoin, Issuer: s.issuer, Validator: func() attestation.Validator { return v },
 		OnFailure: func(_ net.Addr, err error) { s.mu.Lock(); defer s.mu.Unlock(); s.refusals = append(s.refusals, err) },
 	})))
 	joinproto.RegisterJoinServiceServer(g, s)

@@ -50,10 +50,10 @@ type registers interface {
 	// extend marks the machine as a member of the cluster. Repeating it changes nothing; for
 	// another cluster it fails.
 	extend(ctx context.Context, clusterID []byte) error
-	// clear makes the machine unused, if software can.
+	// survives is whether register 15 is a file, which no restart of the machine clears.
+	survives() bool
+	// clear makes a machine unused whose register 15 survives.
 	clear() error
-	// renewal is the step that makes a machine unused whose register 15 is set.
-	renewal() string
 }
 
 // tpm is the address of a TPM, or of the enrolled identity of a machine.
@@ -67,14 +67,9 @@ func (t tpm) extend(ctx context.Context, clusterID []byte) error {
 	return attestation.ExtendClusterID(ctx, string(t), clusterID)
 }
 
-func (t tpm) clear() error { return attestation.ClearClusterID(string(t)) }
+func (t tpm) survives() bool { return attestation.SoftwareMembership(string(t)) }
 
-func (t tpm) renewal() string {
-	if attestation.SoftwareMembership(string(t)) {
-		return "run `bootstrapper reset` on it"
-	}
-	return "restart the machine"
-}
+func (t tpm) clear() error { return attestation.ClearClusterID(string(t)) }
 
 // clusterRegister is the register that carries the cluster ID.
 const clusterRegister = 15
@@ -122,7 +117,11 @@ func openLock(ctx context.Context, state *os.Root, t registers) (*lock, error) {
 	switch zero := len(bytes.Trim(pcr, "\x00")) == 0; {
 	case zero:
 	case h == nil:
-		return nil, fmt.Errorf("%w: register 15 contains a cluster's ID, but the disk has no claim; %s to use it again, or replace it", ErrStuck, t.renewal())
+		remedy := "restart the machine"
+		if t.survives() {
+			remedy = "run `bootstrapper reset` on it"
+		}
+		return nil, fmt.Errorf("%w: register 15 contains a cluster's ID, but the disk has no claim; %s to use it again, or replace it", ErrStuck, remedy)
 	case !bytes.Equal(pcr, attestation.ClusterIDPCR(h.clusterID())):
 		return nil, fmt.Errorf("%w: register 15 and the claim on its disk name different clusters; replace the machine", ErrStuck)
 	}

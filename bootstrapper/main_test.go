@@ -279,8 +279,8 @@ func (s *softTPM) read(_ context.Context, indices ...uint32) (map[uint32][]byte,
 	return out, nil
 }
 
-func (*softTPM) clear() error    { return nil }
-func (*softTPM) renewal() string { return "restart the machine" }
+func (*softTPM) survives() bool { return false }
+func (*softTPM) clear() error   { return nil }
 
 func (s *softTPM) extend(_ context.Context, id []byte) error {
 	s.mu.Lock()
@@ -415,7 +415,7 @@ type rig struct {
 	tpm   *softTPM
 	cloud *fakeCloud
 	m     Machine
-	judge func(attestation.PCR15) attestation.Validator // of the console
+	judge func(attestation.PCR15) attestation.Validator // of the console and of join services
 
 	mu       sync.Mutex
 	kubelets []string // value of register 15 at each start of the kubelet
@@ -446,7 +446,7 @@ func newRig(t *testing.T, role cloud.Role) *rig {
 		Log: slog.New(slog.NewTextHandler(syncWriter{&r.mu, &r.log}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	r.judge = func(rule attestation.PCR15) attestation.Validator {
-		return attestation.NewTPMValidator(r.ca.Roots(), measured("v1.1.0"), attestation.Options{PCR15: rule})
+		return attestation.NewTPMValidator(r.ca.Roots(), measured("v1.1.0"), attestation.Options{PCR15: rule, UID: id.UID})
 	}
 	releasetest.Furnish(t, r.m.Root)
 	return r

@@ -235,7 +235,7 @@ func (s *Server) IssueJoinTicket(ctx context.Context, req *joinproto.IssueJoinTi
 		log.Warn("measurement differed", "warning", w)
 	}
 	log.Info("join ticket issued", "took", took, "provider_id", id.ProviderID, "ip", id.IP.String(),
-		"components", t.ComponentsReference, "version", t.KubernetesVersion)
+		"attested", st.Attested, "components", t.ComponentsReference, "version", t.KubernetesVersion)
 	return t, nil
 }
 
