@@ -99,7 +99,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	}
 	now := e.now()
 	p := &plan.Plan{
-		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbApply, Cluster: c.Config.Name, Simulated: e.simulated(), Nodes: c.Config.Counts(), Created: now.UTC(),
+		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbApply, Cluster: c.Config.Name, Simulated: e.simulated(), NotAttested: e.notAttested(), Nodes: c.Config.Counts(), Created: now.UTC(),
 		Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse,
 	}
 	p.End.Command = e.command(string(plan.VerbApply)) + r.flags()
@@ -619,7 +619,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	c.Sort()
 	now := e.now()
 	p := &plan.Plan{
-		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbExecute, Cluster: s.Infrastructure.Name, Simulated: e.simulated(), Findings: c.Out.Findings, Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse, Created: now.UTC(),
+		ID: newRunID(plan.VerbApply, now), Verb: plan.VerbExecute, Cluster: s.Infrastructure.Name, Simulated: e.simulated(), NotAttested: e.notAttested(), Findings: c.Out.Findings, Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse, Created: now.UTC(),
 		From: plan.Target{Release: c.Now.Services.String()}, To: plan.Target{Release: c.CLI.String()},
 	}
 	if cfg, err := e.ws.Config(); err == nil { // it is not needed

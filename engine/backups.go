@@ -167,7 +167,7 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 	now := e.now()
 	b.id = newRunID("backup", now)
 	path := filepath.Join(b.dir, b.id, backup.Dir)
-	p := &plan.Plan{ID: b.id, Verb: plan.VerbBackup, Cluster: b.name, Simulated: b.e.simulated(), Created: now.UTC()}
+	p := &plan.Plan{ID: b.id, Verb: plan.VerbBackup, Cluster: b.name, Simulated: b.e.simulated(), NotAttested: b.e.notAttested(), Created: now.UTC()}
 	p.Files = []plan.File{
 		{Path: filepath.Join(path, backup.ManifestFile), Mode: "0600", Note: "lists the content of the backup"},
 		{Path: filepath.Join(path, backup.Releases+".json"), Mode: "0600", Secret: true, Note: "Helm's records, with the values of charts"},

@@ -45,7 +45,7 @@ func (e *Engine) readFiles(h *Home) {
 	s, err := e.ws.State()
 	switch {
 	case err == nil:
-		h.State, h.Simulated = s, s.Simulated()
+		h.State, h.Simulated, h.NotAttested = s, s.Simulated(), s.NotAttested()
 		if h.Cluster == "" {
 			h.Cluster = s.Infrastructure.Name
 		}

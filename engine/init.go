@@ -132,7 +132,7 @@ func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
 		return nil, f.foreign
 	}
 	now := e.now()
-	p := &plan.Plan{ID: newRunID(plan.VerbInit, now), Verb: plan.VerbInit, Simulated: e.simulated(), Findings: findings, Created: now.UTC()}
+	p := &plan.Plan{ID: newRunID(plan.VerbInit, now), Verb: plan.VerbInit, Simulated: e.simulated(), NotAttested: e.notAttested(), Findings: findings, Created: now.UTC()}
 	if f.config == nil || f.state == nil {
 		// load has just read them: somebody changes the files at this moment.
 		return p, nil

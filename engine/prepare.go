@@ -72,7 +72,7 @@ func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(pl
 		return nil, err
 	}
 	now := e.now()
-	p := &plan.Plan{ID: newRunID(plan.VerbPrepare, now), Verb: plan.VerbPrepare, Cluster: c.Config.Name, Simulated: e.simulated(), From: c.Out.Current, Created: now.UTC()}
+	p := &plan.Plan{ID: newRunID(plan.VerbPrepare, now), Verb: plan.VerbPrepare, Cluster: c.Config.Name, Simulated: e.simulated(), NotAttested: e.notAttested(), From: c.Out.Current, Created: now.UTC()}
 	p.End.Command = e.command(string(plan.VerbPrepare)) + r.flags()
 	if c.Hop == nil {
 		c.Sort()

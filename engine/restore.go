@@ -365,7 +365,7 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(pl
 		return nil, x.clusterFailed("compare backup "+r.ID+" with the cluster", err)
 	}
 	now := e.now()
-	p := &plan.Plan{ID: newRunID(plan.VerbRestore, now), Verb: plan.VerbRestore, Cluster: x.name, Simulated: x.e.simulated(), Created: now.UTC()}
+	p := &plan.Plan{ID: newRunID(plan.VerbRestore, now), Verb: plan.VerbRestore, Cluster: x.name, Simulated: x.e.simulated(), NotAttested: x.e.notAttested(), Created: now.UTC()}
 	p.OnClose = x.b.Close
 	p.End.Command = e.command(string(plan.VerbRestore)) + r.flags()
 	p.End.Next = []string{e.command("backup diff") + RestoreRequest{ID: r.ID, Dir: r.Dir, Only: r.Only}.flags()}

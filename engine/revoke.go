@@ -109,7 +109,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 	}
 	now := e.now()
 	p := &plan.Plan{
-		ID: newRunID(plan.VerbRevoke, now), Verb: plan.VerbRevoke, Cluster: i.state.Infrastructure.Name, Node: r.Node, Simulated: e.simulated(), Created: now.UTC(), Rehearsal: r.Rehearse,
+		ID: newRunID(plan.VerbRevoke, now), Verb: plan.VerbRevoke, Cluster: i.state.Infrastructure.Name, Node: r.Node, Simulated: e.simulated(), NotAttested: e.notAttested(), Created: now.UTC(), Rehearsal: r.Rehearse,
 	}
 	p.End.Command = e.command(string(plan.VerbRevoke)) + r.flags()
 	p.End.Next = []string{e.command("status")}

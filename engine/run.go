@@ -74,7 +74,7 @@ func (e *Engine) Run(ctx context.Context, p *plan.Plan, emit func(plan.Event)) (
 			err = r.record(p)
 		}
 	}
-	r.Send(plan.Event{Kind: plan.KindHello, Schema: plan.Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Simulated: p.Simulated, Text: r.title(), By: p.By})
+	r.Send(plan.Event{Kind: plan.KindHello, Schema: plan.Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Simulated: p.Simulated, NotAttested: p.NotAttested, Text: r.title(), By: p.By})
 	if err != nil {
 		return err
 	}

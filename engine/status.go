@@ -31,6 +31,8 @@ type Status struct {
 	Notes []string         `json:"notes,omitempty"`
 	// Simulated says that the machines only do as machines would.
 	Simulated bool `json:"simulated,omitempty"`
+	// NotAttested says that no evidence of hardware vouches for the machines.
+	NotAttested bool `json:"notAttested,omitempty"`
 	// Provider is the name of the cloud that the machines come from.
 	Provider string    `json:"provider"`
 	Time     time.Time `json:"time"`
@@ -93,6 +95,8 @@ type Home struct {
 	Cluster string `json:"cluster,omitempty"`
 	// Simulated says that the machines only do as machines would.
 	Simulated bool `json:"simulated,omitempty"`
+	// NotAttested says that no evidence of hardware vouches for the machines.
+	NotAttested bool `json:"notAttested,omitempty"`
 	// Adopted says that `adopt` wrote the workspace: kubeadm made and upgrades the cluster.
 	Adopted bool `json:"adopted,omitempty"`
 	// Config and State are nil if the file is absent or cannot be read; Problems says why.
@@ -128,7 +132,7 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	st := Status{
-		Schema: plan.Schema, Cluster: c.Name, Simulated: s.Simulated(), Provider: c.Provider.Name, Time: e.now().UTC(), Stage: StageReady,
+		Schema: plan.Schema, Cluster: c.Name, Simulated: s.Simulated(), NotAttested: s.NotAttested(), Provider: c.Provider.Name, Time: e.now().UTC(), Stage: StageReady,
 		Nodes: []cluster.Node{}, Machines: []Machine{}, Health: []plan.Finding{}, Counts: map[string]int64{},
 	}
 	switch {

@@ -44,7 +44,7 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(plan.Event
 		return err
 	}
 	now := e.now()
-	p := &plan.Plan{ID: newRunID(plan.VerbWatch, now), Verb: plan.VerbWatch, Cluster: i.state.Infrastructure.Name, Simulated: e.simulated(), Created: now.UTC()}
+	p := &plan.Plan{ID: newRunID(plan.VerbWatch, now), Verb: plan.VerbWatch, Cluster: i.state.Infrastructure.Name, Simulated: e.simulated(), NotAttested: e.notAttested(), Created: now.UTC()}
 	p.End.Command = e.command(string(plan.VerbWatch))
 	if s := r.Cluster; s != nil {
 		p.End.Command += accessFlags(s.Access, s.Context)

@@ -107,7 +107,7 @@ func preview(s *session, pl *plan.Plan, out sink) (emit func(plan.Event)) {
 		out.event(ev)
 	}
 	data := func(v any) json.RawMessage { return eventData(s.log, v) }
-	emit(plan.Event{Kind: plan.KindHello, Schema: plan.Schema, Tool: "constellation " + s.Release, Object: pl.Cluster, Simulated: pl.Simulated})
+	emit(plan.Event{Kind: plan.KindHello, Schema: plan.Schema, Tool: "constellation " + s.Release, Object: pl.Cluster, Simulated: pl.Simulated, NotAttested: pl.NotAttested})
 	emit(plan.Event{Kind: plan.KindPlan, Data: data(pl)})
 	for _, f := range pl.Findings {
 		emit(plan.Event{

@@ -121,7 +121,7 @@ func runUpgrade(ctx context.Context, s *session, u *console.Upgrade, o runOption
 
 // planText renders an upgrade's plan for the prompt.
 func planText(pg view.Page, w int, p *plan.Plan) []string {
-	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, term.Clean(p.Cluster)+view.Marked(p.Simulated, ", "), term.Clean(p.From.String()), term.Clean(p.To.String())), ""}
+	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, term.Clean(p.Cluster)+view.Marked(p.Simulated, p.NotAttested, ", "), term.Clean(p.From.String()), term.Clean(p.To.String())), ""}
 	return append(lines, view.UpgradeSections(pg, w, p)...)
 }
 

@@ -72,7 +72,7 @@ func (m *runSummary) String() string {
 	if o := t.Result; o != nil {
 		status, text, exit = o.Ended, o.Text, o.Exit
 	}
-	fmt.Fprintf(&b, "## %s of cluster %s: %s\n\n", strings.ToUpper(verb[:1])+verb[1:], view.CodeOf(t.Cluster)+view.Marked(t.Simulated, ", "), view.CellOf(status))
+	fmt.Fprintf(&b, "## %s of cluster %s: %s\n\n", strings.ToUpper(verb[:1])+verb[1:], view.CodeOf(t.Cluster)+view.Marked(t.Simulated, t.NotAttested, ", "), view.CellOf(status))
 	fmt.Fprintf(&b, "%s (exit %d, %s, %s)\n", view.CellOf(text), exit, term.Duration(t.Last.Sub(t.Started)), cmp.Or(view.CellOf(t.Tool), "-"))
 	if o := t.Result; o != nil && o.Remedy != "" {
 		fmt.Fprintf(&b, "\n**To do**: %s\n", view.CellOf(m.sp.Text(o.Remedy)))

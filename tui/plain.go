@@ -183,7 +183,7 @@ func (p *plainPrinter) printBegin(at time.Time) {
 	if p.t.Cluster != "" {
 		text += "  cluster " + p.t.Cluster
 	}
-	text += view.Marked(p.t.Simulated, "  ")
+	text += view.Marked(p.t.Simulated, p.t.NotAttested, "  ")
 	if p.t.Run != "" {
 		text += "  run " + p.t.Run
 	}

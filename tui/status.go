@@ -83,7 +83,7 @@ func printStatus(ctx context.Context, s *session, f format) error {
 // statusText renders the output of status.
 func statusText(pg view.Page, st *engine.Status) []string {
 	w := view.PrintedWidth
-	lines := []string{pg.Row(w).Add(term.Plain, "cluster "+cmp.Or(term.Clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+view.Marked(st.Simulated, "   ")).String()}
+	lines := []string{pg.Row(w).Add(term.Plain, "cluster "+cmp.Or(term.Clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+view.Marked(st.Simulated, st.NotAttested, "   ")).String()}
 	lines = append(lines, view.ClusterSummary(pg, w, st, nil)...)
 	lines = append(lines, view.Findings(pg, w, st.Health, len(st.Health))...)
 	lines = append(lines, view.NodeRows(pg, w, len(st.Nodes)+len(st.Machines)+2, st, 0)...)
@@ -178,7 +178,7 @@ func printHome(ctx context.Context, s *session) error {
 		return err
 	}
 	pg := s.page()
-	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", term.Clean(h.Dir), cmp.Or(term.Clean(h.Cluster), "(none)"), stageWord(h.Stage)+view.Marked(h.Simulated, ", "))
+	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", term.Clean(h.Dir), cmp.Or(term.Clean(h.Cluster), "(none)"), stageWord(h.Stage)+view.Marked(h.Simulated, h.NotAttested, ", "))
 	s.print(view.Findings(pg, view.PrintedWidth, h.Problems, len(h.Problems)))
 	s.print(view.Recent(pg, view.PrintedWidth, 6, &h))
 	for _, n := range h.Next {

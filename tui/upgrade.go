@@ -190,7 +190,7 @@ func writeCheck(s *session, k *check.Check, r check.Request, f checkFormat) erro
 func checkText(pg view.Page, w int, k *check.Check, r check.Request) []string {
 	severity, text := view.Verdict(k)
 	sign, st := view.SeveritySignOf(pg, severity)
-	head, feed := "upgrade check of cluster "+term.Clean(k.Cluster)+view.Marked(k.Simulated, ", "), view.FeedText(k.Feed, pg.Now)
+	head, feed := "upgrade check of cluster "+term.Clean(k.Cluster)+view.Marked(k.Simulated, k.NotAttested, ", "), view.FeedText(k.Feed, pg.Now)
 	lines := []string{head + ", " + feed}
 	if term.Width(lines[0]) > w {
 		lines = append([]string{head}, term.Wrap(feed, w)...)

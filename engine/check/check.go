@@ -136,7 +136,7 @@ func (c *Run) Begin() (err error) {
 		return err
 	}
 	c.Out = Check{
-		Schema: plan.Schema, Cluster: c.Config.Name, Simulated: c.State.Simulated(), Provider: c.Config.Provider.Name, Time: c.Clock().UTC(), CLI: c.CLI.String(),
+		Schema: plan.Schema, Cluster: c.Config.Name, Simulated: c.State.Simulated(), NotAttested: c.State.NotAttested(), Provider: c.Config.Provider.Name, Time: c.Clock().UTC(), CLI: c.CLI.String(),
 		Components: []plan.ComponentCheck{}, Path: []compat.Hop{}, Findings: []plan.Finding{},
 	}
 	return nil

@@ -64,6 +64,8 @@ type Check struct {
 	Cluster string `json:"cluster"`
 	// Simulated is set if the machines are simulated.
 	Simulated bool      `json:"simulated,omitempty"`
+	// NotAttested is set if no evidence of hardware vouches for the machines.
+	NotAttested bool `json:"notAttested,omitempty"`
 	Provider  string    `json:"provider"`
 	Time      time.Time `json:"time"`
 	// CLI is the version of this program.

@@ -62,6 +62,8 @@ type Event struct {
 	Run    string `json:"run,omitempty"`
 	// Simulated says, in hello, that the machines only do as machines would.
 	Simulated bool `json:"simulated,omitempty"`
+	// NotAttested says, in hello, that no evidence of hardware vouches for the machines.
+	NotAttested bool `json:"notAttested,omitempty"`
 	// By is who started the run, in hello: ops@laptop.
 	By string `json:"by,omitempty"`
 	// Step is the ID of the step that the event belongs to.

@@ -100,9 +100,11 @@ type Plan struct {
 	// Node is the one node that the plan is about; empty if it is about all.
 	Node string `json:"node,omitempty"`
 	// Simulated says that the cluster's machines only do as machines would.
-	Simulated bool   `json:"simulated,omitempty"`
-	From      Target `json:"from,omitzero"`
-	To        Target `json:"to"`
+	Simulated bool `json:"simulated,omitempty"`
+	// NotAttested says that no evidence of hardware vouches for the cluster's machines.
+	NotAttested bool   `json:"notAttested,omitempty"`
+	From        Target `json:"from,omitzero"`
+	To          Target `json:"to"`
 	// Nodes is how many machines the cluster will have, by group.
 	Nodes    map[string]int `json:"nodes,omitempty"`
 	Findings []Finding      `json:"findings,omitempty"`

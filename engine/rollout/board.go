@@ -43,6 +43,8 @@ type Board struct {
 	Run, Cluster, Tool, By string
 	// Simulated says that the machines only do as machines would.
 	Simulated bool
+	// NotAttested says that no evidence of hardware vouches for the machines.
+	NotAttested bool
 	// From and To are the versions of the plan, as text.
 	From, To string
 	Plan     *plan.Plan // nil if the stream has none
@@ -309,7 +311,7 @@ func (b *Board) Apply(e plan.Event) {
 	}
 	switch e.Kind {
 	case plan.KindHello:
-		b.Cluster, b.Tool, b.By, b.Simulated = bounded(e.Object), bounded(e.Tool), bounded(e.By), e.Simulated
+		b.Cluster, b.Tool, b.By, b.Simulated, b.NotAttested = bounded(e.Object), bounded(e.Tool), bounded(e.By), e.Simulated, e.NotAttested
 	case plan.KindPlan:
 		b.plan(e)
 	case plan.KindStep:
@@ -353,7 +355,7 @@ func (b *Board) plan(e plan.Event) {
 		return
 	}
 	b.Plan, b.From, b.To = &p, bounded(e.From), bounded(e.To)
-	b.Simulated = b.Simulated || p.Simulated
+	b.Simulated, b.NotAttested = b.Simulated || p.Simulated, b.NotAttested || p.NotAttested
 	if p.Cluster != "" {
 		b.Cluster = bounded(p.Cluster)
 	}

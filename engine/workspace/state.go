@@ -93,6 +93,10 @@ func (s *State) Adopted() bool {
 	return ok && p.Inventory
 }
 
+// NotAttested reports whether no evidence of hardware vouches for the machines: they were adopted, or enrolled with keys
+// on disk.
+func (s *State) NotAttested() bool { return s.Adopted() || s.Enrolled() }
+
 // Enrolled reports whether the machines are those that `machine add` prepared.
 func (s *State) Enrolled() bool {
 	p, ok := providers.Named(s.Infrastructure.Provider)

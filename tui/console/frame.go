@@ -93,7 +93,7 @@ func (c *console) header() []string {
 
 // mark is the label behind the cluster's name in the header.
 func (c *console) mark() string {
-	return view.MarkIf(c.page(), c.w, c.t.Simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated)
+	return view.MarkIf(c.page(), c.w, c.t.Simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated, c.t.NotAttested || c.home != nil && c.home.NotAttested || c.plan != nil && c.plan.NotAttested)
 }
 
 func (c *console) headTarget() string {

@@ -15,7 +15,7 @@ import (
 // below it the progress line.
 func (scr *watchScreen) header() []string {
 	b, now := scr.shown(), scr.clock()
-	r := scr.c.th.Row(scr.c.w).Add(term.Accent, " "+scr.c.th.Brand+" ").Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")).Add(term.Caution, view.MarkIf(scr.page(), scr.c.w, b.Simulated))
+	r := scr.c.th.Row(scr.c.w).Add(term.Accent, " "+scr.c.th.Brand+" ").Add(term.Strong, cmp.Or(term.Clean(b.Cluster), "cluster")).Add(term.Caution, view.MarkIf(scr.page(), scr.c.w, b.Simulated, b.NotAttested))
 	word, st := scr.badge(b)
 	tail := []string{now.UTC().Format("15:04:05 UTC")}
 	if !b.Started.IsZero() {

@@ -406,7 +406,7 @@ func shortValue(s string) string {
 // Markdown renders a check for a ticket or a pull request.
 func Markdown(k *check.Check, sp CommandFormatter) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", CodeOf(k.Cluster)+Marked(k.Simulated, ", "), k.Time.UTC().Format(time.RFC3339), CellOf(k.CLI), CellOf(FeedText(k.Feed, k.Time)))
+	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", CodeOf(k.Cluster)+Marked(k.Simulated, k.NotAttested, ", "), k.Time.UTC().Format(time.RFC3339), CellOf(k.CLI), CellOf(FeedText(k.Feed, k.Time)))
 	severity, text := Verdict(k)
 	fmt.Fprintf(&b, "**%s**: %s\n\n", severity, CellOf(text))
 	b.WriteString("| component | now | reachable in one hop | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")

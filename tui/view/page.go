@@ -44,23 +44,30 @@ func Dim(pg Page, line string) string {
 	return pg.Paint(term.Faint, term.StripStyle(line))
 }
 
-// simulatedLabel are in every screen and answer about simulated machines.
-const simulatedLabel = "simulated machines"
+// Labels that are in every screen and answer about such machines.
+const (
+	simulatedLabel   = "simulated machines"
+	notAttestedLabel = "not attested"
+)
 
-// Marked returns the label for a cluster of simulated machines, or "" for a real one.
-func Marked(simulated bool, before string) string {
-	if !simulated {
-		return ""
+// Marked returns the label for a cluster of simulated machines, or of machines that no evidence of hardware
+// vouches for; empty for others.
+func Marked(simulated, notAttested bool, before string) string {
+	switch {
+	case simulated:
+		return before + simulatedLabel
+	case notAttested:
+		return before + notAttestedLabel
 	}
-	return before + simulatedLabel
+	return ""
 }
 
-// MarkIf is the label behind the cluster's name for simulated machines, shortened in a narrow window.
-func MarkIf(pg Page, w int, simulated bool) string {
+// MarkIf is the label behind the cluster's name, shortened in a narrow window.
+func MarkIf(pg Page, w int, simulated, notAttested bool) string {
 	if w < 80 && simulated {
 		return "  simulated"
 	}
-	return Marked(simulated, "  ")
+	return Marked(simulated, notAttested, "  ")
 }
 
 // BoxTop is the upper border of a box.

@@ -25,6 +25,7 @@ const LogLines = 20_000
 type Timeline struct {
 	Run, Cluster, Tool string
 	Simulated          bool // the machines are simulated
+	NotAttested        bool // no evidence of hardware vouches for the machines
 	schema             string
 	Started, Last      time.Time
 	Plan               *plan.Plan
@@ -188,7 +189,7 @@ func (t *Timeline) Apply(ev plan.Event) (change, int) {
 	}
 	switch ev.Kind {
 	case plan.KindHello:
-		t.schema, t.Tool, t.Cluster, t.Simulated = term.Clean(ev.Schema), term.Clean(ev.Tool), term.Clean(ev.Object), ev.Simulated
+		t.schema, t.Tool, t.Cluster, t.Simulated, t.NotAttested = term.Clean(ev.Schema), term.Clean(ev.Tool), term.Clean(ev.Object), ev.Simulated, ev.NotAttested
 		return Began, 0
 	case plan.KindPlan:
 		return t.applyPlan(ev)
@@ -243,7 +244,7 @@ func (t *Timeline) applyPlan(ev plan.Event) (change, int) {
 // SetPlan sets the plan and keeps the state of its known steps.
 func (t *Timeline) SetPlan(p *plan.Plan) {
 	t.Plan = p
-	t.Cluster, t.Simulated = term.Clean(p.Cluster), p.Simulated
+	t.Cluster, t.Simulated, t.NotAttested = term.Clean(p.Cluster), p.Simulated, p.NotAttested
 	old := t.Steps
 	t.Steps = make([]Step, 0, len(p.Steps))
 	t.current = -1

@@ -205,7 +205,7 @@ func (v *verbs) upWithPackages(ctx context.Context, box engine.Sandbox, spec eng
 			spec.Install = true
 			continue
 		}
-		kind, next := view.Marked(info.Simulated, ", "), []string{v.Command("init")}
+		kind, next := view.Marked(info.Simulated, false, ", "), []string{v.Command("init")}
 		if info.Hollow {
 			kind, next = " (hollow: all machines are simulated)", v.afterHollow(info)
 		}
@@ -303,7 +303,7 @@ func (v *verbs) sandboxStatus() *cobra.Command {
 func (v *verbs) sandboxText(st *engine.SandboxStatus) []string {
 	t := v.Theme()
 	lines := []string{
-		t.Row(view.PrintedWidth).Add(term.Plain, "sandbox "+term.Clean(st.Name)+"   "+term.Clean(st.State)+view.Marked(st.Simulated, "   ")).String(),
+		t.Row(view.PrintedWidth).Add(term.Plain, "sandbox "+term.Clean(st.Name)+"   "+term.Clean(st.State)+view.Marked(st.Simulated, false, "   ")).String(),
 		t.Row(view.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "Kubernetes", 12).Col(term.Plain, term.Clean(st.Kubernetes), 22).Col(term.Faint, "API server", 12).Add(term.Plain, term.Clean(st.ClusterEndpoint)).String(),
 	}
 	image, release := t.Row(view.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "OS image", 12), t.Row(view.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "Release", 12)
