@@ -91,10 +91,11 @@ func TestIdentityVerbs(t *testing.T) {
 	if code := identity(t.Context(), m, []string{"answer"}, iotest.ErrReader(errors.New("cut")), &errs, &errs); code != exitFailed || !strings.Contains(errs.String(), "read stdin: cut") {
 		t.Errorf("a lost connection: exit %d, %s", code, errs.String())
 	}
+	errs.Reset()
 	other := m
 	other.Root, other.TPM = t.TempDir(), "enrolled:/elsewhere"
-	if code := identity(t.Context(), other, []string{"store"}, bytes.NewReader(certificate), &errs, &errs); code != exitFailed {
-		t.Errorf("a stolen certificate: exit %d", code)
+	if code := identity(t.Context(), other, []string{"store"}, bytes.NewReader(certificate), &errs, &errs); code != exitFailed || !strings.Contains(errs.String(), "enrol the machine with") {
+		t.Errorf("a machine without an identity: exit %d, %s", code, errs.String())
 	}
 	var out bytes.Buffer
 	if code := identity(t.Context(), other, []string{"request", "-tpm=none"}, nil, &out, &errs); code != 0 {

@@ -16,6 +16,7 @@
 package authority
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -195,6 +196,9 @@ func parseTPMRequest(m evidence.MachineRequest) (request, error) {
 	if err != nil {
 		return request{}, fmt.Errorf("endorsement key: %w", err)
 	}
+	if !bytes.Equal(tpm2.Marshal(*ek), m.EK) { // Expectation.EK is a hash of the bytes
+		return request{}, errors.New("endorsement key: it is encoded in another way than a TPM does")
+	}
 	// The whole template is compared: a key that decrypts for its owner would release the
 	// credential of another attestation key.
 	template := *ek
@@ -204,7 +208,7 @@ func parseTPMRequest(m evidence.MachineRequest) (request, error) {
 	case tpm2.TPMAlgRSA:
 		template.Unique = tpm2.RSAEKTemplate.Unique
 	}
-	if got := tpm2.Marshal(template); !slices.Equal(got, tpm2.Marshal(tpm2.ECCEKTemplate)) && !slices.Equal(got, tpm2.Marshal(tpm2.RSAEKTemplate)) {
+	if got := tpm2.Marshal(template); !bytes.Equal(got, tpm2.Marshal(tpm2.ECCEKTemplate)) && !bytes.Equal(got, tpm2.Marshal(tpm2.RSAEKTemplate)) {
 		return request{}, errors.New("endorsement key: it was not made from a template of the TCG")
 	}
 	if r.encapsulate, err = tpm2.ImportEncapsulationKey(ek); err != nil {

@@ -160,3 +160,27 @@ func TestEnrolmentRefuses(t *testing.T) {
 		}
 	}
 }
+
+// requestOfATPM was recorded from an emulator.
+const requestOfATPM = `{"version":1,"kind":"tpm","ak":"ACMACwAFBHIAAAAQABgACwADABAAIM4Qk29kGASMs3KJCOx2qw+6hkC1kTz33jSSgqdMHhPBACDC/ZbIl3BUOYAlqId3PruKWove2HO7Majnnuj4YG+1Dw==",` +
+	`"ek":"ACMACwADALIAIINxl2dEhLP4GpDMjUal1yT9UtduBlILZPKh2hszFGmqAAYAgABDABAAAwAQACAEDv3xMMnhdX7Tn5CpiAwOrolukc2Y+6wCX9BN5W3VPgAgD2p22i66+ipV5bx62gl2uEAogPUuxuP68/mthJ5ezOo="}`
+
+// FuzzRequest has a hostile machine enrol. The authority must not panic, and certifies nothing
+// without an answer.
+func FuzzRequest(f *testing.F) {
+	a, _ := newAuthority(f, "demo")
+	f.Add(requestOfATPM, `{"version":1,"secret":"AAAA"}`)
+	f.Add(string(request(f, f.TempDir())), `{"version":1,"signature":"AAAA"}`)
+	if _, e, err := a.Challenge([]byte(requestOfATPM)); err != nil || e.Kind != attestation.KindTPM {
+		f.Fatalf("the recorded request: %+v, %v", e, err)
+	}
+	f.Fuzz(func(t *testing.T, request, answer string) {
+		_, e, err := a.Challenge([]byte(request))
+		if err != nil {
+			return
+		}
+		if _, err := a.Certify([]byte(request), []byte(answer), e, identity("worker-0")); err == nil {
+			t.Errorf("certified %q by the answer %q", request, answer)
+		}
+	})
+}

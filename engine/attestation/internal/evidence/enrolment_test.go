@@ -187,6 +187,7 @@ func TestEnrolmentRefusesKeysOfNoTPM(t *testing.T) {
 		{name: "the key as endorsement key", edit: func(_ *testing.T, r *evidence.MachineRequest) { r.EK = r.AK }, text: "not made from a template of the TCG"},
 		{name: "a point that is not on the curve", edit: func(_ *testing.T, r *evidence.MachineRequest) { r.EK[len(r.EK)-1] ^= 1 }, text: "endorsement key"},
 		{name: "no endorsement key", edit: func(_ *testing.T, r *evidence.MachineRequest) { r.EK = nil }, text: "endorsement key"},
+		{name: "data after the endorsement key", edit: func(_ *testing.T, r *evidence.MachineRequest) { r.EK = append(r.EK, 0) }, text: "endorsement key"},
 		{name: "a large endorsement key", edit: func(_ *testing.T, r *evidence.MachineRequest) { r.EK = make([]byte, 2000) }, text: "2000 bytes"},
 		{name: "a damaged certificate", edit: func(_ *testing.T, r *evidence.MachineRequest) { r.EKCertificate = []byte("x") }, text: "verify certificate of the TPM's endorsement key"},
 		{name: "both kinds of key", edit: func(t *testing.T, r *evidence.MachineRequest) {

@@ -90,12 +90,14 @@ func withMachine(dir string, f func(machine) error) error {
 
 // changeMachine is withMachine for one enrolment at a time.
 func changeMachine(ctx context.Context, dir string, f func(machine) error) error {
-	lock, err := lockFile(ctx, filepath.Join(dir, "enrolment.lock"))
-	if err != nil {
-		return fmt.Errorf("wait for another enrolment of this machine: %w", err)
-	}
-	defer lock.Close()
-	return withMachine(dir, f)
+	return withMachine(dir, func(m machine) error {
+		lock, err := lockFile(ctx, filepath.Join(dir, "enrolment.lock"))
+		if err != nil {
+			return fmt.Errorf("wait for another enrolment of this machine: %w", err)
+		}
+		defer lock.Close()
+		return f(m)
+	})
 }
 
 // useMachine is withMachine for an identity in use. Errors wrap ErrTPM.
