@@ -148,6 +148,9 @@ func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
 	i.components = cluster.Components{Name: cluster.ComponentsName(f.list), Kubernetes: f.config.Kubernetes.String(), List: f.list, Statement: f.statement}
 	i.target = cluster.NodeTarget{Image: f.image.Reference, ImageVersion: f.image.Version, Components: i.components.Name, Kubernetes: i.components.Kubernetes}
 	i.etcdTag = f.nextEtcd()
+	if f.state.Enrolled() {
+		p.Notes = append(p.Notes, "The network of pods is yours to install, when the first node is there: nodes are not Ready before.")
+	}
 	p.Steps = i.steps()
 	if len(p.Blocked()) > 0 {
 		return p, nil
@@ -238,6 +241,10 @@ func (i *initRun) steps() []plan.Step {
 	c := i.config
 	all := words.Count(c.ControlPlanes(), "control plane") + " and " + words.Count(c.Workers(), "worker")
 	kubernetes := "Kubernetes " + c.Kubernetes.String()
+	proof := "is attested"
+	if i.state.NotAttested() {
+		proof = "shows its certificate"
+	}
 	if i.etcdTag != "" {
 		kubernetes += " and etcd " + i.etcdTag + ", which the next minor needs"
 	}
@@ -252,7 +259,7 @@ func (i *initRun) steps() []plan.Step {
 		{
 			ID:     StepFirstNode,
 			Title:  "Bootstrap the first node",
-			Effect: fmt.Sprintf("one control plane is attested and runs kubeadm init with %s; %s is written", kubernetes, workspace.MasterSecretFile),
+			Effect: fmt.Sprintf("one control plane %s and runs kubeadm init with %s; %s is written", proof, kubernetes, workspace.MasterSecretFile),
 			Done: func(context.Context) (bool, error) {
 				return i.e.ws.Has(workspace.KubeconfigFile) || i.e.ws.Has(workspace.PendingFile), nil
 			},

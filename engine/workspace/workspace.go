@@ -255,6 +255,11 @@ func (w *Workspace) State() (*State, error) {
 			Op: "read state", Err: absentFile{StateFile, w.root}, Exit: plan.ExitUsage,
 			Remedy: providers.Start() + "; if the machines exist already, copy the file to this directory",
 		}
+		if c, err := w.Config(); err == nil {
+			if p, ok := providers.Named(c.Provider.Name); ok && p.Enrolled {
+				e.Remedy = "run `constellation machine add --group control-plane --ssh USER@HOST`, which writes it"
+			}
+		}
 		if w.Has(KubeconfigFile) || w.Has(MasterSecretFile) {
 			// The verb that creates machines would refuse: these are of a cluster that it does not know.
 			e.Remedy = "restore the file from your copy: the other files here are of a cluster that it belongs to; if that is gone, move " +
