@@ -29,10 +29,11 @@ linters() {
 vet() { [ ${#changed[@]} = 0 ] || go vet "${changed[@]}"; } # CI's linters vet all packages
 prose() { (cd .ci && go run ./prose); }
 # Some packages wait more than they compute, such as the agent's: one more than there are cores is tested at a time.
+# Without debug information, linking a test takes 45 % less processor time.
 tests() {
   local rc=0
   go tool -modfile=.ci/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary=skipped --jsonfile bin/check.json \
-    --packages ./... -- -p $(($(nproc) + 1)) -short -vet=off -timeout 5m "$@" || rc=1
+    --packages ./... -- -p $(($(nproc) + 1)) -short -vet=off -ldflags=-w -timeout 5m "$@" || rc=1
   (cd .ci && go run ./testreport -slow 5 ../bin/check.json) || rc=1
   return "$rc"
 }
