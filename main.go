@@ -47,6 +47,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/check"
 	"constellation/engine/cloud/sandboxapi/sandboxexec"
+	"constellation/engine/enrol"
 	"constellation/engine/kube"
 	"constellation/engine/lifecycle"
 	"constellation/engine/machinecheck"
@@ -69,6 +70,7 @@ func main() {
 		Clusters:      kube.NewClusters(),
 		CheckOffline:  offline.Check,
 		CheckMachines: machinecheck.Check, FixMachines: machinecheck.Fix,
+		Enrol:       tui.Enrol{Programs: enrol.FindPrograms, Install: enrol.InstallAll, Remove: enrol.RemoveOne, Logs: enrol.Follow},
 		ServeMCP:    serveMCP,
 		FindSandbox: sandboxexec.Find,
 		RunSandbox:  sandboxexec.Run,

@@ -18,7 +18,7 @@ var imports = []struct {
 	{"distribution", nil},
 	{"sshhost", []string{"plain", "plan"}},
 	{"machinecheck", []string{"cloud", "plan", "sshhost", "words"}},
-	{"enrol", []string{"assets", "plan", "sshhost", "words"}},
+	{"enrol", []string{"assets", "attestation", "attestation/authority", "plan", "sshhost", "words"}},
 	{"adopt", []string{"cloud", "cloud/machines", "distribution", "plan", "version", "words"}},
 	{"preferences", []string{"plan", "words"}},
 	{"cluster", []string{"assets", "attestation", "cloud", "component", "plan", "version"}},

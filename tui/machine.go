@@ -12,10 +12,10 @@ import (
 )
 
 func machineCommand(s *session) *cobra.Command {
-	cmd := group("machine", "Check Linux machines, revoke a compromised one",
-		"Check whether Linux machines can become nodes, and remove a machine of the cluster in an\nincident. Rollouts replace machines by themselves.",
-		"  constellation machine check --ssh root@10.0.0.11\n  constellation machine revoke worker-1 --replace")
-	cmd.AddCommand(machineCheck(s), machineRevoke(s))
+	cmd := group("machine", "Check and prepare Linux machines, revoke one",
+		"Check whether Linux machines can become nodes, prepare them for a cluster, give them back, and\nremove a machine of the cluster in an incident. Rollouts replace machines by themselves.",
+		"  constellation machine check --ssh root@10.0.0.11\n  constellation machine add --ssh root@10.0.0.11 --group control-plane\n  constellation machine list\n  constellation machine revoke worker-1 --replace")
+	cmd.AddCommand(machineCheck(s), machineAdd(s), machineList(s), machineLogs(s), machineRemove(s), machineRevoke(s))
 	return cmd
 }
 

@@ -49,7 +49,7 @@ func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)
 
 // longVerbs are the verbs that change something step by step. A signal stops them at a
 // point where they can be resumed; see also Resumable. All other verbs are read-only or short.
-var longVerbs = []string{"init", "upgrade prepare", "backup create", "backup restore", "upgrade apply", "upgrade execute", "machine revoke"}
+var longVerbs = []string{"init", "upgrade prepare", "backup create", "backup restore", "upgrade apply", "upgrade execute", "machine revoke", "machine add", "machine remove"}
 
 func newSession(a App) *session {
 	s := &session{App: a, level: &slog.LevelVar{}}
@@ -338,6 +338,12 @@ func (s *session) liveLine() term.LiveLine {
 		return term.LiveLine{Out: f, Display: term.Display{Ascii: term.DisplayOf(s.Env).Ascii}}
 	}
 	return term.LiveLine{}
+}
+
+// liveTable is liveLine with several lines.
+func (s *session) liveTable() term.LiveTable {
+	l := s.liveLine()
+	return term.LiveTable{Out: l.Out, Display: l.Display}
 }
 
 // framed returns the event stream of a verb without a plan that works on object.

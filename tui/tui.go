@@ -42,6 +42,7 @@ import (
 	"constellation/engine/adopt"
 	"constellation/engine/check"
 	"constellation/engine/cluster"
+	"constellation/engine/enrol"
 	"constellation/engine/findings"
 	"constellation/engine/machinecheck"
 	"constellation/engine/plan"
@@ -108,6 +109,18 @@ type Clusters interface {
 	CheckRole(dryRun bool) string
 }
 
+// Enrol is what this package needs to enrol machines by SSH. Package enrol has the functions.
+type Enrol struct {
+	// Programs finds the programs of a release for an architecture.
+	Programs func(dir, release, arch string) (enrol.Programs, error)
+	// Install enrols machines, or reports what that would do. step and done are never called concurrently.
+	Install func(ctx context.Context, b enrol.Batch, step func(i int, s enrol.Step), done func(i int, r enrol.Result)) []enrol.Result
+	// Remove gives a machine back.
+	Remove func(context.Context, enrol.Removal) (enrol.Outcome, error)
+	// Logs writes messages of a machine, as the machine prints them.
+	Logs func(context.Context, enrol.LogRequest, io.Writer) error
+}
+
 // App is the program: its parts, which main provides, and its environment.
 type App struct {
 	// Release is the version of this program, such as v1.1.0.
@@ -135,6 +148,8 @@ type App struct {
 	FixMachines func(ctx context.Context, r machinecheck.Request, results []machinecheck.Result, done func(machinecheck.Fixed)) []machinecheck.Fixed
 	// CheckMachines checks machines by SSH. done is called after each, never concurrently.
 	CheckMachines func(ctx context.Context, r machinecheck.Request, done func(machinecheck.Result)) []machinecheck.Result
+	// Enrol works on machines that become nodes.
+	Enrol Enrol
 	// ServeMCP serves read-only tools to an assistant until its input ends.
 	ServeMCP func(context.Context, MCPRequest) error
 	// RunSandbox executes the verb sandbox, its help and its completions in another program.

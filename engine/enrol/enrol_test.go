@@ -337,7 +337,11 @@ func TestInstallAndRemove(t *testing.T) {
 	}
 	var steps []string
 	r := b.request(s)
-	r.Report = func(x enrol.Step) { steps = append(steps, x.Title) }
+	r.Report = func(x enrol.Step) {
+		if steps = append(steps, x.Title); x.Title == "verify" && x.Done+1 != x.Total {
+			t.Errorf("the last step is %d of %d", x.Done+1, x.Total)
+		}
+	}
 	prepared := 0
 	r.Prepare = func(context.Context, enrol.Machine) error {
 		if prepared++; strings.Contains(b.log(), "start new.service") {
@@ -391,6 +395,7 @@ func TestInstallAndRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, b.path("var/data/deep/file"), "x", 0o600)
+	write(t, b.path("var/.data.0123.partial"), "x", 0o600)
 	reset := b.request(enrol.Spec{Cluster: "uid-1"})
 	reset.Reset = func(context.Context, enrol.Machine) error {
 		if _, err := os.Stat(filepath.Join(b.dir, "active/new.service")); err == nil {

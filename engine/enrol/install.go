@@ -173,7 +173,7 @@ func Install(ctx context.Context, m Machine, r Request) (Outcome, error) {
 		return Outcome{}, err
 	}
 	out := Outcome{Changes: t.changes(s), Notes: t.notes}
-	p.total = 5 + len(t.o.change)
+	p.total = 5 + s.sends(t.o.change)
 	if len(out.Changes) == 0 && j != nil && j.State == Installed && j.Machine == s.Machine && j.Release == s.Release {
 		return out, r.prepare(ctx, m, p)
 	}
@@ -207,6 +207,19 @@ func Install(ctx context.Context, m Machine, r Request) (Outcome, error) {
 	}
 	j.State, j.Changed = Installed, r.Now().UTC()
 	return out, c.write(ctx, j)
+}
+
+// sends is how many steps it takes to place files: one for each, and one for all links.
+func (s *Spec) sends(files []int) (n int) {
+	links := 0
+	for _, i := range files {
+		if s.Files[i].Link != "" {
+			links = 1
+			continue
+		}
+		n++
+	}
+	return n + links
 }
 
 // prepare calls Prepare.

@@ -161,10 +161,7 @@ func ResetNode(ctx context.Context, m Machine) error {
 	op := "reset " + m.Target().String()
 	ctx, cancel := context.WithTimeoutCause(ctx, packageLimit, &plan.Error{Op: op, Err: errors.New("it did not end within " + packageLimit.String()), Remedy: "read `journalctl` on the machine, then run the same command again"})
 	defer cancel()
-	const program = `[ -x "$1" ] || exit 0
-if [ -e "$2" ]; then set -a; . "$2"; set +a; fi
-exec "$1" reset`
-	r, err := m.Run(ctx, sshhost.Command{Argv: []string{"sh", "-c", program, "sh", Bootstrapper, EnvironmentFile}, Root: true})
+	r, err := m.Run(ctx, sshhost.Command{Argv: inEnvironment("reset"), Root: true})
 	if err != nil {
 		return err
 	}

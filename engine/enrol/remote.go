@@ -202,7 +202,8 @@ func (r *remote) belongs(j *Journal, s *Spec) error {
 	name := cmp.Or(j.ClusterName, j.Cluster)
 	return &plan.Error{
 		Op: r.op, Err: fmt.Errorf("%w: %s (%s) as %s, since %s", ErrOtherCluster, name, j.Cluster, j.Machine, j.Begun.Format(time.DateOnly)), Exit: plan.ExitBlocked,
-		Remedy: fmt.Sprintf("remove it in the workspace of that cluster: `constellation machine remove %s --ssh %s`; if that workspace is gone, reinstall the machine", j.Machine, r.m.Target()),
+		// The command is for another workspace than that of this program, so it does not name the program.
+		Remedy: fmt.Sprintf("in the workspace of that cluster, run `machine remove %s --ssh %s`; if that workspace is gone, reinstall the machine", j.Machine, r.m.Target()),
 	}
 }
 

@@ -215,6 +215,7 @@ trees() {
       stop 1 "file systems are mounted below $t"
     fi
     rm -rf --one-file-system -- "$t"
+    rm -f -- "${t%/*}/.${t##*/}".*.partial # of a download that did not end
   done
 }
 

@@ -765,3 +765,49 @@ func (l *LiveLine) Clear() {
 	l.drawn = false
 	_, _ = io.WriteString(l.Out, "\r"+seqClearRight)
 }
+
+// LiveTable is LiveLine with several lines. A table that is higher than the terminal shows its first lines.
+type LiveTable struct {
+	Out     *os.File
+	Display Display
+	drawn   int // lines
+}
+
+// Set replaces the lines.
+func (l *LiveTable) Set(lines []string) {
+	if l.Out == nil {
+		return
+	}
+	w, h, err := term.GetSize(int(l.Out.Fd()))
+	if err != nil || w < 2 || h < 3 {
+		return
+	}
+	if len(lines) > h-2 {
+		lines = lines[:h-2]
+	}
+	var out strings.Builder
+	out.WriteString(l.erase())
+	ellipsis := NewTheme(Display{Ascii: l.Display.Ascii}).Ellipsis
+	for _, line := range lines {
+		out.WriteString(AsciiIf(l.Display.Ascii, Cut(line, w-1, ellipsis)) + seqClearRight + "\r\n")
+	}
+	l.drawn = len(lines)
+	_, _ = io.WriteString(l.Out, out.String())
+}
+
+// Clear removes the lines.
+func (l *LiveTable) Clear() {
+	if l.Out == nil || l.drawn == 0 {
+		return
+	}
+	_, _ = io.WriteString(l.Out, l.erase())
+	l.drawn = 0
+}
+
+// erase goes to the first line, and clears all of them.
+func (l *LiveTable) erase() string {
+	if l.drawn == 0 {
+		return ""
+	}
+	return fmt.Sprintf("\r\x1b[%dA\x1b[J", l.drawn)
+}

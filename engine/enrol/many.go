@@ -1,0 +1,244 @@
+package enrol
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"constellation/engine/attestation"
+	"constellation/engine/attestation/authority"
+	"constellation/engine/plan"
+	"constellation/engine/sshhost"
+)
+
+// parallel is how many machines are enrolled at a time.
+const parallel = 8
+
+// Job is one machine of a batch.
+type Job struct {
+	Target sshhost.Target
+	Spec   Spec
+	// Authority certifies the machine as Identity; nil: it gets no identity.
+	Authority *authority.Authority
+	Identity  attestation.Identity
+}
+
+// Batch are machines that are enrolled side by side.
+type Batch struct {
+	// SSH are the options for all of them; its Target is not used.
+	SSH  sshhost.Options
+	Jobs []Job
+	Who  string
+	Now  func() time.Time
+	// Rehearse only reports what would be done.
+	Rehearse bool
+}
+
+// Result is the enrolment or the removal of one machine.
+type Result struct {
+	Outcome
+	Took time.Duration
+	Err  error
+}
+
+// InstallAll enrols machines and returns their results in the order of the jobs. step is called at each step of
+// a machine, done after the last one; neither is called concurrently.
+func InstallAll(ctx context.Context, b Batch, step func(i int, s Step), done func(i int, r Result)) []Result {
+	out := make([]Result, len(b.Jobs))
+	places := make(chan struct{}, parallel)
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for i, j := range b.Jobs {
+		all.Go(func() {
+			places <- struct{}{}
+			defer func() { <-places }()
+			began := time.Now()
+			out[i].Outcome, out[i].Err = b.one(ctx, j, func(s Step) {
+				mu.Lock()
+				defer mu.Unlock()
+				step(i, s)
+			})
+			out[i].Took = time.Since(began).Round(time.Millisecond)
+			mu.Lock()
+			defer mu.Unlock()
+			done(i, out[i])
+		})
+	}
+	all.Wait()
+	return out
+}
+
+func (b *Batch) one(ctx context.Context, j Job, report func(Step)) (Outcome, error) {
+	if ctx.Err() != nil {
+		return Outcome{}, context.Cause(ctx)
+	}
+	report(Step{Title: "log in"})
+	o := b.SSH
+	o.Target = j.Target
+	h, err := sshhost.Dial(ctx, o)
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer h.Close()
+	r := Request{Spec: j.Spec, Who: b.Who, Now: b.Now, Report: report}
+	if b.Rehearse {
+		return Examine(ctx, h, r)
+	}
+	if j.Authority != nil {
+		r.Prepare = func(ctx context.Context, m Machine) error { return Identify(ctx, m, j.Authority, j.Identity) }
+	}
+	return Install(ctx, h, r)
+}
+
+// Identify has the bootstrapper of a machine make a key, and certifies it as that of the machine id. A machine
+// that has a certificate gets a new one for the same key.
+func Identify(ctx context.Context, m Machine, a *authority.Authority, id attestation.Identity) error {
+	op := "certify " + m.Target().String()
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, &plan.Error{Op: op, Err: fmt.Errorf("it did not end within %s", limit), Remedy: "check the load of the machine, then run the same command again"})
+	defer cancel()
+	verb := func(name string, in []byte) ([]byte, error) {
+		r, err := m.Run(ctx, sshhost.Command{Argv: inEnvironment("identity", name), Root: true, Stdin: bytes.NewReader(in)})
+		if err != nil {
+			return nil, err
+		}
+		if err := r.Err(); err != nil {
+			return nil, &plan.Error{Op: op, Err: fmt.Errorf("bootstrapper identity %s: %w", name, err), Remedy: "mend it on the machine, then run the same command again"}
+		}
+		return document(r.Stdout), nil
+	}
+	bad := func(err error) error {
+		return &plan.Error{Op: op, Err: errors.New(sshhost.Text([]byte(err.Error()))), Remedy: "run the same command again; if it repeats, the machine runs another program than the one that was sent"}
+	}
+	request, err := verb("request", nil)
+	if err != nil {
+		return err
+	}
+	challenge, expect, err := a.Challenge(request)
+	if err != nil {
+		return bad(err)
+	}
+	answer, err := verb("answer", challenge)
+	if err != nil {
+		return err
+	}
+	certificate, err := a.Certify(request, answer, expect, id)
+	if err != nil {
+		return bad(err)
+	}
+	_, err = verb("store", certificate)
+	return err
+}
+
+// document is the JSON document at the end of an output. A startup file of the shell may print before.
+func document(out []byte) []byte {
+	if i := bytes.IndexByte(out, '{'); i > 0 {
+		return out[i:]
+	}
+	return out
+}
+
+// inEnvironment is the bootstrapper with the environment that its unit gives it. Without the bootstrapper
+// there is nothing to do.
+func inEnvironment(args ...string) []string {
+	const program = `[ -x "$1" ] || exit 0
+b=$1
+if [ -e "$2" ]; then set -a; . "$2"; set +a; fi
+shift 2
+exec "$b" "$@"`
+	return append([]string{"sh", "-c", program, "sh", Bootstrapper, EnvironmentFile}, args...)
+}
+
+// Removal is a machine to give back.
+type Removal struct {
+	SSH sshhost.Options // with its Target
+	// Cluster is the unique ID of the cluster of the workspace, Machine the name of the machine there.
+	Cluster, Machine string
+	Who              string
+	Now              func() time.Time
+	Report           func(Step)
+}
+
+// RemoveOne resets a machine and takes its enrolment back. It returns an error that wraps ErrNotEnrolled if
+// the machine has none, and a plan.Error if it is enrolled under another name.
+func RemoveOne(ctx context.Context, r Removal) (Outcome, error) {
+	r.Report(Step{Title: "log in"})
+	h, err := sshhost.Dial(ctx, r.SSH)
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer h.Close()
+	if err := named(ctx, h, r.Cluster, r.Machine, "remove"); err != nil {
+		return Outcome{}, err
+	}
+	return Remove(ctx, h, Request{Spec: Spec{Cluster: r.Cluster}, Who: r.Who, Now: r.Now, Reset: ResetNode, Report: r.Report})
+}
+
+// named returns an error if the machine is enrolled under another name.
+func named(ctx context.Context, m Machine, cluster, name, verb string) error {
+	j, err := Read(ctx, m)
+	if err != nil || j == nil || j.Cluster != cluster || j.Machine == name {
+		return err
+	}
+	return &plan.Error{Op: verb + " " + name, Err: fmt.Errorf("%s is the machine %s of this cluster", m.Target(), j.Machine), Remedy: "correct the name or --ssh", Exit: plan.ExitUsage}
+}
+
+// Logs are the units whose messages [Follow] prints.
+var Logs = []string{"constellation-bootstrapper", "constellation-agent", "kubelet", "containerd"}
+
+// LogRequest selects messages of a machine.
+type LogRequest struct {
+	SSH              sshhost.Options // with its Target
+	Cluster, Machine string
+	Units            []string // empty: all of Logs
+	Lines            int
+	Follow           bool
+}
+
+// Follow writes messages of a machine to w, as the machine prints them: they are hostile.
+func Follow(ctx context.Context, r LogRequest, w io.Writer) error {
+	h, err := sshhost.Dial(ctx, r.SSH)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	if err := named(ctx, h, r.Cluster, r.Machine, "read the log of"); err != nil {
+		return err
+	}
+	argv := []string{"journalctl", "--no-pager", "-q", "-o", "short-iso", "-n", fmt.Sprint(r.Lines)}
+	units := r.Units
+	if len(units) == 0 {
+		units = Logs
+	}
+	for _, u := range units {
+		argv = append(argv, "-u", u)
+	}
+	if r.Follow {
+		argv = append(argv, "-f")
+	}
+	res, err := h.Run(ctx, sshhost.Command{Argv: argv, Root: true, Stdout: w})
+	if err != nil {
+		return err
+	}
+	if err := res.Err(); err != nil {
+		return &plan.Error{Op: "read the log of " + r.Machine, Err: err, Remedy: "check that journald runs on the machine"}
+	}
+	return nil
+}
+
+// Self names this console to others: the user and the computer.
+func Self(env func(string) string) string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	user := env("USER")
+	if user == "" {
+		user = fmt.Sprint("uid ", os.Getuid())
+	}
+	return user + "@" + host
+}

@@ -1,0 +1,582 @@
+package tui
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"constellation/engine/enrol"
+	"constellation/engine/machinecheck"
+	"constellation/engine/plan"
+	"constellation/engine/sshhost"
+	"constellation/engine/words"
+	"constellation/engine/workspace"
+	"constellation/tui/term"
+	"constellation/tui/view"
+)
+
+// adding are the flags of `machine add`.
+type adding struct {
+	ssh                            sshOptions
+	group, name, address, programs string
+	yes, rehearse                  bool
+	out                            format
+}
+
+func machineAdd(s *session) *cobra.Command {
+	var a adding
+	cmd := &cobra.Command{
+		Use:   "add",
+		Short: "Prepare Linux machines for the cluster of the workspace",
+		Long: `Prepare Linux machines by SSH, so that init makes them nodes, or so that they join the cluster.
+Add works in a workspace of ` + "`constellation config generate machines`" + `. It checks each machine as
+` + "`machine check`" + ` does, lists the changes, and after a prompt, or with --yes, makes them on all
+machines side by side:
+
+  - containerd, runc and network plugins of the distribution, where they are missing; they are
+    held back from upgrades
+  - bootstrapper and agent of this release, their units and configuration
+  - a key of the machine, which the authority of the workspace certifies
+
+Then it writes the machine into constellation-conf.yaml. Each step can be repeated: an
+interrupted run is continued by the same command, and files that the machine has are not sent
+again. A journal on the machine has the previous files, and ` + "`machine remove`" + ` restores them.
+
+The name of a machine is its host name, and its address the one that --ssh names, if the machine
+has it. Add control planes before workers: a worker gets their addresses. Programs for another
+architecture than that of this computer are in the archive of that architecture: unpack it, and
+name its folder with --programs.
+
+Exit code: 0 all machines are prepared; 1 one could not be prepared; 2 bad flag or workspace;
+3 a machine is a node already; 4 a finding stands in the way, or the machine belongs to another
+cluster; 5 the changes were not accepted; 8 another console works on the machine.`,
+		Example: `  constellation machine add --ssh root@10.0.0.11 --group control-plane
+  constellation machine add --ssh admin@10.0.0.12 --ssh admin@10.0.0.13 --sudo
+  constellation machine add --ssh root@10.0.0.12 --dry-run
+  constellation machine add --ssh root@node.example.com --name worker-1 --address 10.0.0.12
+  constellation machine add --ssh root@10.0.0.12 --yes -o json | jq '.machines[] | {name, error}'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runMachineAdd(cmd.Context(), s, &a) },
+	}
+	sshFlags(cmd, &a.ssh, "; may be repeated")
+	fl := cmd.Flags()
+	fl.StringVar(&a.group, "group", "worker", "`group` of the machines: control-plane or worker")
+	fl.StringVar(&a.name, "name", "", "`name` of the machine's Node (default: its host name)")
+	fl.StringVar(&a.address, "address", "", "`IP` address at which the other machines reach it (default: the one of --ssh)")
+	fl.StringVar(&a.programs, "programs", "", "`folder` with bootstrapper and agent for the machine's architecture")
+	fl.BoolVar(&a.rehearse, "dry-run", false, "show the changes and make none")
+	fl.BoolVarP(&a.yes, "yes", "y", false, "make the changes without a prompt")
+	_ = cmd.RegisterFlagCompletionFunc("group", fixed("control-plane", "worker"))
+	_ = cmd.RegisterFlagCompletionFunc("name", fixed())
+	_ = cmd.RegisterFlagCompletionFunc("address", fixed())
+	_ = cmd.MarkFlagDirname("programs")
+	outputFlag(cmd, &a.out, "output format: text, or json for one document")
+	return cmd
+}
+
+// addReport is the document of `machine add -o json`.
+type addReport struct {
+	Schema  string    `json:"schema"`
+	Time    time.Time `json:"time"`
+	CLI     string    `json:"cli"`
+	Cluster string    `json:"cluster"`
+	DryRun  bool      `json:"dryRun,omitempty"`
+	// Machines are in the order of --ssh.
+	Machines []addedMachine `json:"machines"`
+}
+
+// addedMachine is one machine of the document.
+type addedMachine struct {
+	Machine  string         `json:"machine"`
+	Name     string         `json:"name"`
+	Address  string         `json:"address"`
+	Group    string         `json:"group"`
+	HostKey  string         `json:"hostKey"`
+	Findings []plan.Finding `json:"findings,omitempty"`
+	enrol.Outcome
+	Error  string        `json:"error,omitempty"`
+	Remedy string        `json:"remedy,omitempty"`
+	Took   time.Duration `json:"took,omitempty"` // nanoseconds in JSON
+}
+
+var nodeName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
+
+// request validates the flags.
+func (a *adding) request() ([]sshhost.Target, error) {
+	usage := func(err error, remedy string) ([]sshhost.Target, error) {
+		return nil, &plan.Error{Op: "read flags", Err: err, Remedy: remedy, Exit: plan.ExitUsage}
+	}
+	targets, err := a.ssh.targets()
+	if err != nil {
+		return nil, err
+	}
+	if len(targets) > 1 && (a.name != "" || a.address != "") {
+		return usage(errors.New("--name and --address are of one machine, and --ssh names several"), "add this machine alone")
+	}
+	if a.name != "" && !nodeName.MatchString(a.name) {
+		return usage(fmt.Errorf("--name %q cannot name a node", a.name), "use at most 253 of a-z, 0-9, - and .")
+	}
+	if _, err := netip.ParseAddr(a.address); a.address != "" && err != nil {
+		return usage(fmt.Errorf("--address %q is no IP address", a.address), "write the address without a port")
+	}
+	return targets, nil
+}
+
+// runMachineAdd runs `machine add`.
+func runMachineAdd(ctx context.Context, s *session, a *adding) error {
+	role, err := machinecheck.ParseRole(a.group)
+	if err != nil {
+		return err
+	}
+	targets, err := a.request()
+	if err != nil {
+		return err
+	}
+	ws, _, err := s.workspace()
+	if err != nil {
+		return err
+	}
+	e, done, err := enrolment(ws, a.rehearse)
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	live := &enrolTable{t: s.liveTable(), names: a.ssh.machines}
+	ssh := a.ssh.options(s, live.around)
+	live.all("checking")
+	results := s.CheckMachines(ctx, machinecheck.Request{Targets: targets, SSH: ssh, Needs: machinecheck.Needs{Role: role, CA: ownCA(s)}}, func(machinecheck.Result) {})
+	live.clear()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := a.verdict(s, machinecheck.Report{Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release, Role: role, Machines: results}); err != nil {
+		return err
+	}
+	r := addReport{Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release, Cluster: e.Cluster, DryRun: a.rehearse}
+	list, err := a.rows(results, targets, workspace.Machine{Group: role}, e.Machines)
+	if err != nil {
+		return err
+	}
+	batch, err := a.batch(s, e, results, targets, list)
+	if err != nil {
+		return err
+	}
+	batch.SSH, batch.Who, batch.Now = ssh, enrol.Self(s.Env), s.Now
+	r.fill(results, list)
+	if err := a.examine(ctx, s, batch, live, &r); err != nil {
+		return err
+	}
+	if a.rehearse {
+		return a.print(s, &r, nil)
+	}
+	if err := a.confirm(s, &r); err != nil {
+		return err
+	}
+	live.names = nil
+	for _, m := range list {
+		live.names = append(live.names, m.Name)
+	}
+	var failed error
+	live.all("waiting")
+	s.Enrol.Install(ctx, batch, live.step, func(i int, x enrol.Result) {
+		if x.Err == nil {
+			x.Err = ws.AddMachine(list[i])
+		}
+		r.Machines[i].result(x)
+		failed = cmp.Or(failed, x.Err)
+		live.done(i, x)
+	})
+	live.clear()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return a.print(s, &r, failed)
+}
+
+// enrolment returns what machines get from the workspace. A rehearsal writes nothing: without a state, it
+// works in a copy that done deletes.
+func enrolment(ws *workspace.Workspace, rehearse bool) (e *workspace.Enrolment, done func(), err error) {
+	done = func() {}
+	if rehearse && !ws.Has(workspace.StateFile) {
+		b, err := ws.ReadConfig()
+		if err != nil {
+			return nil, nil, err
+		}
+		dir, err := os.MkdirTemp("", "constellation-rehearsal")
+		if err != nil {
+			return nil, nil, fmt.Errorf("rehearse: %w", err)
+		}
+		done = func() { os.RemoveAll(dir) }
+		copied, err := workspace.OpenWorkspace(dir)
+		if err == nil {
+			err = copied.Write(workspace.ConfigFile, b, 0o600)
+		}
+		if err != nil {
+			done()
+			return nil, nil, err
+		}
+		ws = copied
+	}
+	if e, err = ws.Enrolment(); err != nil {
+		done()
+		return nil, nil, err
+	}
+	return e, done, nil
+}
+
+// verdict returns an error if findings stand in the way of a machine, after it printed them.
+func (a *adding) verdict(s *session, report machinecheck.Report) error {
+	results := report.Machines
+	for i := range results {
+		r := &results[i]
+		if slices.ContainsFunc(r.Findings, func(f plan.Finding) bool { return f.ID == "machine-member" }) {
+			return &plan.Error{Op: r.Machine + " is a node of this cluster already", Remedy: "run `constellation machine list`", Exit: plan.ExitNothing}
+		}
+	}
+	err := machineVerdict(results)
+	warned := slices.ContainsFunc(results, func(r machinecheck.Result) bool {
+		return slices.ContainsFunc(r.Findings, func(f plan.Finding) bool { return f.Severity == plan.Warn })
+	})
+	switch {
+	case a.out == asJSON && err != nil:
+		if err := document(s.out, report); err != nil {
+			return err
+		}
+	case a.out != asJSON && (err != nil || warned) && (len(results) != 1 || results[0].Err == nil):
+		s.print(append(machineText(s.page(), s.answerWidth(), &report), ""))
+	}
+	return err
+}
+
+// rows returns the machines as rows of the configuration.
+func (a *adding) rows(results []machinecheck.Result, targets []sshhost.Target, as workspace.Machine, have []workspace.Machine) ([]workspace.Machine, error) {
+	var out []workspace.Machine
+	for i, r := range results {
+		address, err := ownAddress(targets[i], r.Facts, a.address)
+		if err != nil {
+			return nil, err
+		}
+		m := workspace.Machine{Name: cmp.Or(a.name, strings.ToLower(r.Facts.HostName)), Address: address.String(), Group: as.Group}
+		for _, x := range append(slices.Clone(out), have...) {
+			if x.ProviderID = ""; x != m && (x.Name == m.Name || x.Address == m.Address) {
+				return nil, &plan.Error{
+					Op: "add " + r.Machine, Err: fmt.Errorf("it would be %s with address %s and group %s, and there is %s with address %s and group %s", m.Name, m.Address, m.Group, x.Name, x.Address, x.Group), Exit: plan.ExitUsage,
+					Remedy: "choose another --name or --address, or remove that machine first: `constellation machine remove " + x.Name + "`",
+				}
+			}
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+// ownAddress is the address of a machine for the others: the given one, that of --ssh, or its only one.
+func ownAddress(t sshhost.Target, f *machinecheck.Facts, given string) (netip.Addr, error) {
+	var own []netip.Addr
+	var names []string
+	for _, p := range f.Addresses {
+		own, names = append(own, p.Addr()), append(names, p.Addr().String())
+	}
+	want, named := netip.Addr{}, ""
+	if given != "" {
+		want, named = netip.MustParseAddr(given), "--address "+given
+	} else if ip, err := netip.ParseAddr(t.Host); err == nil {
+		want = ip
+	}
+	switch {
+	case want.IsValid() && slices.Contains(own, want):
+		return want, nil
+	case named == "" && len(own) == 1:
+		return own[0], nil
+	case named == "":
+		named = "the host of --ssh"
+	}
+	return netip.Addr{}, &plan.Error{
+		Op: "add " + t.String(), Err: fmt.Errorf("%s is no address of the machine, which has %s", named, cmp.Or(words.And(names), "none")), Exit: plan.ExitUsage,
+		Remedy: "name the one at which the other machines reach it: --address IP",
+	}
+}
+
+// batch returns the work of the enrolment.
+func (a *adding) batch(s *session, e *workspace.Enrolment, results []machinecheck.Result, targets []sshhost.Target, list []workspace.Machine) (enrol.Batch, error) {
+	// Each machine also gets the addresses of those that are added with it.
+	all := *e
+	all.Machines = slices.Clone(e.Machines)
+	for _, m := range list {
+		if !slices.ContainsFunc(all.Machines, func(x workspace.Machine) bool { return x.Name == m.Name }) {
+			all.Machines = append(all.Machines, m)
+		}
+	}
+	var b enrol.Batch
+	for i, m := range list {
+		programs, err := s.Enrol.Programs(a.programs, s.Release, results[i].Facts.Arch)
+		if err != nil {
+			return b, err
+		}
+		files, err := all.Files(m)
+		if err != nil {
+			return b, err
+		}
+		id, err := all.Identity(m)
+		if err != nil {
+			return b, err
+		}
+		spec := enrol.Spec{Cluster: e.UID, ClusterName: e.Cluster, Machine: m.Name, Release: s.Release}
+		for _, f := range files {
+			spec.Files = append(spec.Files, enrol.File{Path: f.Path, Mode: f.Mode, Data: f.Data})
+		}
+		if spec, err = enrol.Node(spec, programs); err != nil {
+			return b, err
+		}
+		b.Jobs = append(b.Jobs, enrol.Job{Target: targets[i], Spec: spec, Authority: e.Authority, Identity: id})
+	}
+	return b, nil
+}
+
+func (r *addReport) fill(results []machinecheck.Result, list []workspace.Machine) {
+	for i, m := range list {
+		r.Machines = append(r.Machines, addedMachine{Machine: results[i].Machine, Name: m.Name, Address: m.Address, Group: string(m.Group), HostKey: results[i].HostKey, Findings: results[i].Findings})
+	}
+}
+
+func (m *addedMachine) result(x enrol.Result) {
+	m.Outcome, m.Took = x.Outcome, x.Took
+	if x.Err != nil {
+		m.Error, m.Remedy = x.Err.Error(), plan.Remedy(x.Err)
+	}
+}
+
+// examine reads what is to do on each machine.
+func (a *adding) examine(ctx context.Context, s *session, b enrol.Batch, live *enrolTable, r *addReport) error {
+	b.Rehearse = true
+	live.all("comparing")
+	var failed error
+	s.Enrol.Install(ctx, b, live.step, func(i int, x enrol.Result) {
+		r.Machines[i].result(x)
+		if x.Err != nil && failed == nil {
+			failed = x.Err
+		}
+	})
+	live.clear()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if failed != nil && a.out == asJSON {
+		if err := document(s.out, r); err != nil {
+			return err
+		}
+	}
+	return failed
+}
+
+// confirm shows the changes and returns an error unless the user wants them.
+func (a *adding) confirm(s *session, r *addReport) error {
+	if a.out != asJSON {
+		s.print(changeText(s.page(), s.answerWidth(), r, false))
+	}
+	op := "add " + words.Count(len(r.Machines), "machine")
+	switch {
+	case a.yes:
+		return nil
+	case a.out == asJSON || a.ssh.nonInteractive || !s.asks():
+		return &plan.Error{Op: op, Err: errors.New("the changes were not accepted; nothing was changed on the machines"), Remedy: "read them with --dry-run, then run the same command with --yes", Exit: plan.ExitUnacknowledged}
+	case !s.prompt().confirmed(fmt.Sprintf("Make these changes on %s?", words.Count(len(r.Machines), "machine"))):
+		return &plan.Error{Op: op, Err: errors.New("the changes were not accepted; nothing was changed on the machines"), Exit: plan.ExitUnacknowledged}
+	}
+	return nil
+}
+
+// print prints the result of a run or of a rehearsal, and returns its error.
+func (a *adding) print(s *session, r *addReport, failed error) error {
+	bad := 0
+	for _, m := range r.Machines {
+		if m.Error != "" {
+			bad++
+		}
+	}
+	switch {
+	case a.out == asJSON:
+		if err := document(s.out, r); err != nil {
+			return err
+		}
+	case r.DryRun:
+		s.print(changeText(s.page(), s.answerWidth(), r, true))
+	default:
+		s.print(addedText(s.page(), s.answerWidth(), r))
+		if bad == 0 {
+			fmt.Fprintf(s.out, "next  %s\n", s.command("init"))
+		}
+	}
+	if bad == 0 {
+		return nil
+	}
+	if len(r.Machines) == 1 {
+		return failed
+	}
+	return &plan.Error{Op: "add " + words.Count(len(r.Machines), "machine"), Err: fmt.Errorf("%d of them could not be added: %w", bad, failed), Remedy: "run the same command again when that is mended; machines that are done are not changed again"}
+}
+
+// changeText lists the changes of each machine: all of them, or those of files by their folders.
+func changeText(pg view.Page, w int, r *addReport, all bool) (lines []string) {
+	for _, m := range r.Machines {
+		as := strings.ReplaceAll(m.Group, "-", " ")
+		lines = append(lines, pg.Rule(w, term.Clean(m.Machine), ""), pg.Row(w).Pad(2).Add(term.Strong, term.Clean(fmt.Sprintf("%s, %s at %s", m.Name, as, m.Address))).String())
+		list := m.Changes
+		if !all {
+			list = summary(list)
+		}
+		if len(list) == 0 {
+			list = []string{"nothing to change"}
+		}
+		for _, c := range append(list, m.Notes...) {
+			for k, p := range term.Wrap(term.Clean(c), max(20, w-4)) {
+				x := pg.Row(w).Pad(4)
+				if k == 0 {
+					x = pg.Row(w).Pad(2).Add(term.Plain, "- ")
+				}
+				lines = append(lines, x.Add(term.Plain, p).String())
+			}
+		}
+	}
+	return append(lines, "")
+}
+
+// summary replaces the changes of files by one line for each verb, with the folders.
+func summary(changes []string) (out []string) {
+	count, folders := map[string]int{}, map[string][]string{}
+	var verbs []string
+	for _, c := range changes {
+		verb, file, ok := strings.Cut(c, " ")
+		if !ok || !strings.HasPrefix(file, "/") {
+			out = append(out, c)
+			continue
+		}
+		if count[verb]++; count[verb] == 1 {
+			verbs = append(verbs, verb)
+			out = append(out, verb)
+		}
+		if dir := path.Dir(file); !slices.Contains(folders[verb], dir) {
+			folders[verb] = append(folders[verb], dir)
+		}
+	}
+	for _, v := range verbs {
+		out[slices.Index(out, v)] = fmt.Sprintf("%s %s in %s", v, words.Count(count[v], "file"), words.And(folders[v]))
+	}
+	return out
+}
+
+// addedText is the result of each machine on a line, with its notes.
+func addedText(pg view.Page, w int, r *addReport) (lines []string) {
+	name := 0
+	for _, m := range r.Machines {
+		name = max(name, term.Width(term.Clean(m.Name)))
+	}
+	name = min(name, 40)
+	for _, m := range r.Machines {
+		severity, verdict := plan.Info, fmt.Sprintf("prepared as %s in %s", strings.ReplaceAll(m.Group, "-", " "), m.Took.Round(100*time.Millisecond))
+		switch {
+		case m.Error != "":
+			severity, verdict = plan.Block, m.Error
+		case len(m.Changes) == 0:
+			verdict = "prepared already"
+		}
+		sign, st := view.SeveritySignOf(pg, severity)
+		for k, p := range term.Wrap(term.Clean(verdict), max(20, w-name-4)) {
+			x := pg.Row(w).Pad(name + 4)
+			if k == 0 {
+				x = pg.Row(w).Add(st, sign+" ").Col(term.Strong, term.Clean(m.Name), name+2)
+			}
+			lines = append(lines, x.Add(term.Plain, p).String())
+		}
+		for _, n := range m.Notes {
+			lines = append(lines, pg.Row(w).Pad(2).Add(term.Faint, term.Clean(n)).String())
+		}
+	}
+	return lines
+}
+
+// enrolTable is the live table of several machines.
+type enrolTable struct {
+	mu    sync.Mutex
+	t     term.LiveTable
+	names []string
+	texts []string
+}
+
+// all sets the text of all machines.
+func (e *enrolTable) all(text string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.names = slices.Clone(e.names)
+	e.texts = make([]string, len(e.names))
+	for i := range e.texts {
+		e.texts[i] = text
+	}
+	e.draw()
+}
+
+func (e *enrolTable) draw() {
+	if len(e.texts) == 0 {
+		return
+	}
+	width := 0
+	for _, n := range e.names {
+		width = max(width, term.Width(term.Clean(n)))
+	}
+	lines := make([]string, len(e.texts))
+	for i, t := range e.texts {
+		n := term.Clean(e.names[i])
+		lines[i] = n + strings.Repeat(" ", width-term.Width(n)+2) + term.Clean(t)
+	}
+	e.t.Set(lines)
+}
+
+func (e *enrolTable) step(i int, s enrol.Step) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	text := s.Title
+	if s.Total > 0 {
+		text = fmt.Sprintf("%d/%d  %s", min(s.Done+1, s.Total), s.Total, s.Title)
+	}
+	e.texts[i] = text
+	e.draw()
+}
+
+func (e *enrolTable) done(i int, r enrol.Result) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.texts[i] = "done"
+	if r.Err != nil {
+		e.texts[i] = "failed: " + r.Err.Error()
+	}
+	e.draw()
+}
+
+func (e *enrolTable) clear() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.t.Clear()
+	e.texts = nil
+}
+
+// around shows a prompt in place of the table.
+func (e *enrolTable) around(prompt func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.t.Clear()
+	prompt()
+	e.draw()
+}

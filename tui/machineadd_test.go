@@ -1,0 +1,361 @@
+package tui
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/machines"
+	"constellation/engine/cluster"
+	"constellation/engine/enrol"
+	"constellation/engine/machinecheck"
+	"constellation/engine/plan"
+	"constellation/engine/sshhost"
+	"constellation/engine/sshhost/sshdtest"
+	"constellation/engine/workspace"
+	"constellation/internal/golden"
+	"constellation/tui/internal/enginefake"
+)
+
+// enrolStage is a workspace with `machine` verbs. Machines are not real: package enrol has the tests with
+// real ones.
+type enrolStage struct {
+	t       *testing.T
+	ws      *workspace.Workspace
+	checked []machinecheck.Result
+	fails   map[string]error // by name of the machine
+	batch   enrol.Batch
+	ran     int // installations
+	removed *enrol.Removal
+	remove  error
+	log     string
+	engine  enginefake.Engine
+	check   func(context.Context, machinecheck.Request, func(machinecheck.Result)) []machinecheck.Result
+}
+
+func newEnrolStage(t *testing.T) *enrolStage {
+	t.Helper()
+	b, err := workspace.GenerateConfig("machines", workspace.GenerateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ws, err := workspace.OpenWorkspace(t.TempDir())
+	if err == nil {
+		_, err = ws.WriteConfig(b)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := checkedMachines()[0]
+	second, facts := good, *good.Facts
+	facts.HostName, facts.Addresses = "Node-12", []netip.Prefix{netip.MustParsePrefix("10.0.0.12/24"), netip.MustParsePrefix("192.168.0.12/24")}
+	second.Machine, second.Facts = "root@10.0.0.12", &facts
+	return &enrolStage{t: t, ws: ws, checked: []machinecheck.Result{good, second}, fails: map[string]error{}}
+}
+
+func (e *enrolStage) run(args ...string) (stdout, stderr string, code int) {
+	e.t.Helper()
+	var out, errs bytes.Buffer
+	home := e.t.TempDir()
+	check := e.check
+	if check == nil {
+		check = func(_ context.Context, r machinecheck.Request, done func(machinecheck.Result)) []machinecheck.Result {
+			return slices.Clone(e.checked[:len(r.Targets)])
+		}
+	}
+	code = App{
+		Release: "v1.1.0", Program: "constellation", CheckMachines: check, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
+		Env: func(name string) string {
+			return map[string]string{"HOME": home, "LANG": "C.UTF-8", "USER": "admin"}[name]
+		}, Now: func() time.Time { return enginefake.Start },
+		Engine: func(*workspace.Workspace, *slog.Logger) (Engine, error) { return &e.engine, nil },
+		Enrol: Enrol{
+			Programs: func(_, _, arch string) (enrol.Programs, error) {
+				return enrol.Programs{Bootstrapper: "/" + arch + "/bootstrapper", Agent: "/" + arch + "/agent"}, nil
+			},
+			Install: func(_ context.Context, b enrol.Batch, step func(int, enrol.Step), done func(int, enrol.Result)) []enrol.Result {
+				e.batch = b
+				for i, j := range b.Jobs {
+					step(i, enrol.Step{Title: "send", Done: 1, Total: 2})
+					r := enrol.Result{Took: 1500 * time.Millisecond, Outcome: enrol.Outcome{Changes: []string{"install runc of the distribution, held back from upgrades", "write /etc/constellation/a", "write /etc/constellation/b", "replace /usr/lib/c", "restart x.service"}}}
+					if !b.Rehearse {
+						e.ran++
+						r.Err = e.fails[j.Spec.Machine]
+					} else if err := e.fails["rehearsal"]; err != nil {
+						r = enrol.Result{Err: err}
+					}
+					done(i, r)
+				}
+				return nil
+			},
+			Remove: func(_ context.Context, r enrol.Removal) (enrol.Outcome, error) {
+				e.removed = &r
+				r.Report(enrol.Step{Title: "log in"})
+				return enrol.Outcome{Changes: []string{"deleted 3 files"}, Notes: []string{"restart the machine"}}, e.remove
+			},
+			Logs: func(_ context.Context, r enrol.LogRequest, w io.Writer) error {
+				_, err := io.WriteString(w, e.log)
+				return err
+			},
+		},
+	}.Run(append([]string{"-C", e.ws.Dir()}, args...))
+	return out.String(), errs.String(), code
+}
+
+func (e *enrolStage) machines() []machines.Machine {
+	e.t.Helper()
+	c, err := e.ws.Config()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return machines.List(c.Provider.Section)
+}
+
+var (
+	oneSSH   = []string{"machine", "add", "--ssh", "root@10.0.0.11"}
+	twoSSH   = append(slices.Clone(oneSSH), "--ssh", "root@10.0.0.12")
+	lostConn = &plan.Error{Op: "run sh on root@10.0.0.12", Err: sshhost.ErrLost, Remedy: "run the command again"}
+	ofOthers = &plan.Error{Op: "examine root@10.0.0.11", Err: fmt.Errorf("%w: other", enrol.ErrOtherCluster), Remedy: "remove it there", Exit: plan.ExitBlocked}
+)
+
+func TestMachineAdd(t *testing.T) {
+	t.Parallel()
+	blocked := checkedMachines()[1]
+	member := checkedMachines()[0]
+	member.Findings = []plan.Finding{{ID: "machine-member", Severity: plan.Info}}
+	for _, tt := range []struct {
+		name    string
+		args    []string
+		checked *machinecheck.Result
+		fails   map[string]error
+		code    int
+		want    string // on stdout or stderr
+		rows    int
+		runs    int
+	}{
+		{name: "accepted", args: append(slices.Clone(twoSSH), "--yes"), code: plan.ExitDone, want: "next  constellation", rows: 2, runs: 2},
+		{name: "not accepted", args: twoSSH, code: plan.ExitUnacknowledged, want: "with --yes"},
+		{name: "not accepted as JSON", args: append(slices.Clone(twoSSH), "-o", "json"), code: plan.ExitUnacknowledged, want: "with --yes"},
+		{name: "rehearsed", args: append(slices.Clone(twoSSH), "--dry-run"), code: plan.ExitDone, want: "write /etc/constellation/b"},
+		{name: "one fails", args: append(slices.Clone(twoSSH), "--yes"), fails: map[string]error{"node-12": lostConn}, code: plan.ExitFailed, want: "1 of them could not be added", rows: 1, runs: 2},
+		{name: "the only one fails", args: append(slices.Clone(oneSSH), "--yes"), fails: map[string]error{"node-11": lostConn}, code: plan.ExitFailed, want: "the connection was lost", runs: 1},
+		{name: "of another cluster", args: append(slices.Clone(oneSSH), "--yes"), fails: map[string]error{"rehearsal": ofOthers}, code: plan.ExitBlocked, want: "remove it there"},
+		{name: "findings", args: append(slices.Clone(oneSSH), "--yes"), checked: &blocked, code: plan.ExitBlocked, want: "swap is on: /dev/sda2"},
+		{name: "a node already", args: append(slices.Clone(oneSSH), "--yes"), checked: &member, code: plan.ExitNothing, want: "is a node of this cluster already"},
+		{name: "no machine", args: []string{"machine", "add"}, code: plan.ExitUsage, want: "no machine is named"},
+		{name: "bad group", args: append(slices.Clone(oneSSH), "--group", "master"), code: plan.ExitUsage, want: "want control-plane or worker"},
+		{name: "one name for two", args: append(slices.Clone(twoSSH), "--name", "a"), code: plan.ExitUsage, want: "--ssh names several"},
+		{name: "bad name", args: append(slices.Clone(oneSSH), "--name", "A_b"), code: plan.ExitUsage, want: "cannot name a node"},
+		{name: "bad address", args: append(slices.Clone(oneSSH), "--address", "host"), code: plan.ExitUsage, want: "is no IP address"},
+		{name: "address of another machine", args: append(slices.Clone(oneSSH), "--address", "10.0.0.99"), code: plan.ExitUsage, want: "which has 10.0.0.11"},
+		{name: "named", args: append(slices.Clone(oneSSH), "--name", "worker-1", "--yes"), code: plan.ExitDone, want: "worker-1", rows: 1, runs: 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			e := newEnrolStage(t)
+			if tt.fails != nil {
+				e.fails = tt.fails
+			}
+			if tt.checked != nil {
+				e.checked[0] = *tt.checked
+			}
+			out, errs, code := e.run(tt.args...)
+			if code != tt.code || !strings.Contains(out+errs, tt.want) {
+				t.Errorf("exit code %d, want %d, and %q in\n%s%s", code, tt.code, tt.want, out, errs)
+			}
+			if got := e.machines(); len(got) != tt.rows || e.ran != tt.runs {
+				t.Errorf("%d installations, rows %+v", e.ran, got)
+			}
+			if rehearsed := slices.Contains(tt.args, "--dry-run"); rehearsed && e.ws.Has(workspace.StateFile) {
+				t.Error("a rehearsal wrote a state")
+			}
+		})
+	}
+}
+
+func TestMachineAddTexts(t *testing.T) {
+	t.Parallel()
+	e := newEnrolStage(t)
+	out, _, _ := e.run(append(slices.Clone(twoSSH), "--yes", "--group", "control-plane")...)
+	golden.Equal(t, "testdata/machineadd.txt", strings.ReplaceAll(out, e.ws.Dir(), "WORKSPACE"))
+	want := []machines.Machine{{Name: "node-11", Address: "10.0.0.11", Group: cloud.ControlPlane}, {Name: "node-12", Address: "10.0.0.12", Group: cloud.ControlPlane}}
+	if got := e.machines(); !slices.Equal(got, want) {
+		t.Errorf("rows %+v", got)
+	}
+	// Each machine gets the addresses of all, its own identity, and nothing twice.
+	for i, j := range e.batch.Jobs {
+		var data machines.MachineData
+		for _, f := range j.Spec.Files {
+			if f.Path == machines.MachineFile {
+				if err := json.Unmarshal(f.Data, &data); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if data.Self != want[i].Name || len(data.Machines) != 2 || j.Identity.Name != want[i].Name || j.Identity.IP.String() != want[i].Address || j.Authority == nil || j.Spec.Cluster == "" || !strings.HasPrefix(e.batch.Who, "admin@") {
+			t.Errorf("job %d: %+v %+v", i, data, j.Identity)
+		}
+	}
+	// The same command again changes no row; another role is refused.
+	if _, errs, code := e.run(append(slices.Clone(twoSSH), "--yes", "--group", "control-plane")...); code != plan.ExitDone || len(e.machines()) != 2 {
+		t.Errorf("again: exit code %d, %s", code, errs)
+	}
+	if _, errs, code := e.run(append(slices.Clone(oneSSH), "--yes")...); code != plan.ExitUsage || !strings.Contains(errs, "there is node-11 with address 10.0.0.11 and group control-plane") || !strings.Contains(errs, "machine remove node-11") {
+		t.Errorf("another group: exit code %d, %s", code, errs)
+	}
+	out, _, code := e.run(append(slices.Clone(twoSSH), "--yes", "--group", "control-plane", "-o", "json")...)
+	var r addReport
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != plan.ExitDone || len(r.Machines) != 2 || r.Machines[1].Name != "node-12" || len(r.Machines[1].Changes) != 5 || r.Machines[1].HostKey == "" {
+		t.Errorf("document %v, exit code %d: %s", err, code, out)
+	}
+}
+
+// TestMachineAddRefusesAChangedHostKey has a real SSH server with another key than the known one.
+func TestMachineAddRefusesAChangedHostKey(t *testing.T) {
+	t.Parallel()
+	e := newEnrolStage(t)
+	s := sshdtest.Start(t, sshdtest.Options{})
+	known := strings.Replace(sshdtest.Authorized(t, sshdtest.NewKey(t)), "\n", "", 1)
+	e.check = func(ctx context.Context, r machinecheck.Request, done func(machinecheck.Result)) []machinecheck.Result {
+		file := filepath.Join(t.TempDir(), "known_hosts")
+		if err := os.WriteFile(file, fmt.Appendf(nil, "[127.0.0.1]:%d %s\n", s.Port, known), 0o600); err != nil {
+			t.Error(err)
+		}
+		r.SSH.KnownHosts = []string{file}
+		return machinecheck.Check(ctx, r, done)
+	}
+	_, errs, code := e.run("machine", "add", "--ssh", fmt.Sprintf("%s@127.0.0.1:%d", s.User, s.Port), "--key", s.Key, "--yes")
+	if code != plan.ExitFailed || !strings.Contains(errs, "the host key is not the known one") || len(e.machines()) > 0 || e.ran > 0 {
+		t.Errorf("exit code %d, %s", code, errs)
+	}
+}
+
+func TestMachineListAndRemove(t *testing.T) {
+	t.Parallel()
+	e := newEnrolStage(t)
+	if out, errs, code := e.run("machine", "list"); code != plan.ExitDone || !strings.Contains(out, "no machine was added") || e.ws.Has(workspace.StateFile) {
+		t.Errorf("an empty list: exit code %d, %s%s", code, out, errs)
+	}
+	if _, errs, code := e.run(append(slices.Clone(twoSSH), "--yes")...); code != plan.ExitDone {
+		t.Fatal(errs)
+	}
+	if out, _, code := e.run("machine", "list"); code != plan.ExitDone || !strings.Contains(out, "node-11   worker          10.0.0.11          waits for init") {
+		t.Errorf("before init: exit code %d\n%s", code, out)
+	}
+	remove := []string{"machine", "remove", "node-12", "--ssh", "root@10.0.0.12"}
+	if err := e.ws.Write(workspace.KubeconfigFile, []byte("apiVersion: v1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e.engine.StatusData = engine.Status{Cluster: "mine", Stage: engine.StageCluster, Problem: "no route\x1b[2J", Remedy: "wait"}
+	out, _, code := e.run("machine", "list")
+	if code != plan.ExitDone || !strings.Contains(out, "unknown") || !strings.Contains(out, "no route") || strings.ContainsRune(out, 0x1b) {
+		t.Errorf("a cluster that does not answer: exit code %d\n%s", code, out)
+	}
+	if _, errs, code := e.run(append(remove, "--yes")...); code != plan.ExitBlocked || !strings.Contains(errs, "--ignore-cluster") || e.removed != nil {
+		t.Errorf("removal without an answer: exit code %d, %s", code, errs)
+	}
+	e.engine.StatusData = engine.Status{Cluster: "mine", Stage: engine.StageCluster, Reachable: true, Nodes: []cluster.Node{{Name: "node-12", Role: "worker", State: "ready", Kubernetes: "v1.36.4", Created: enginefake.Start}}}
+	if out, _, code = e.run("machine", "list"); code != plan.ExitDone || !strings.Contains(out, "ready, v1.36.4, since") || !strings.Contains(out, "not a node") {
+		t.Errorf("a member: exit code %d\n%s", code, out)
+	}
+	out, _, _ = e.run("machine", "list", "-o", "json")
+	var l machineListing
+	if err := json.Unmarshal([]byte(out), &l); err != nil || len(l.Machines) != 2 || l.Machines[0].Node != nil || l.Machines[1].Node == nil {
+		t.Errorf("document %v: %s", err, out)
+	}
+	if _, errs, code := e.run(append(remove, "--yes")...); code != plan.ExitBlocked || !strings.Contains(errs, "kubectl delete node node-12") || e.removed != nil {
+		t.Errorf("removal of a member: exit code %d, %s", code, errs)
+	}
+	e.engine.StatusData.Nodes = nil
+	if _, errs, code := e.run(remove...); code != plan.ExitUnacknowledged || e.removed != nil {
+		t.Errorf("removal without a word: exit code %d, %s", code, errs)
+	}
+	for _, bad := range [][]string{{"machine", "remove", "node-12"}, {"machine", "remove", "node-99", "--ssh", "root@10.0.0.12"}, append(slices.Clone(remove), "--gone"), append(slices.Clone(remove), "--ssh", "root@10.0.0.13")} {
+		if _, errs, code := e.run(append(bad, "--yes")...); code != plan.ExitUsage || e.removed != nil {
+			t.Errorf("%q: exit code %d, %s", bad, code, errs)
+		}
+	}
+	e.remove = lostConn
+	if _, _, code := e.run(append(remove, "--yes")...); code != plan.ExitFailed || len(e.machines()) != 2 {
+		t.Errorf("a removal that fails: exit code %d, rows %+v", code, e.machines())
+	}
+	e.remove = nil
+	out, errs, code := e.run(append(remove, "--yes")...)
+	if code != plan.ExitDone || len(e.machines()) != 1 || !strings.Contains(out, "deleted 3 files") || !strings.Contains(out, "note  restart the machine") || e.removed.Machine != "node-12" || e.removed.Cluster == "" || e.removed.SSH.Target.Host != "10.0.0.12" {
+		t.Errorf("removal: exit code %d, %s%s", code, out, errs)
+	}
+	// The machine of an interrupted removal has no journal any more.
+	e.remove = &plan.Error{Err: enrol.ErrNotEnrolled, Exit: plan.ExitNothing}
+	if out, _, code := e.run("machine", "remove", "node-11", "--ssh", "root@10.0.0.11", "--yes"); code != plan.ExitDone || len(e.machines()) != 0 || !strings.Contains(out, "no journal") {
+		t.Errorf("a removal that ended: exit code %d, %s", code, out)
+	}
+}
+
+func TestMachineIsGone(t *testing.T) {
+	t.Parallel()
+	e := newEnrolStage(t)
+	if _, errs, code := e.run(append(slices.Clone(oneSSH), "--yes")...); code != plan.ExitDone {
+		t.Fatal(errs)
+	}
+	if _, errs, code := e.run("machine", "remove", "node-11", "--gone", "--yes"); code != plan.ExitDone || len(e.machines()) != 0 || e.removed != nil {
+		t.Errorf("exit code %d, %s", code, errs)
+	}
+}
+
+func TestMachineLogs(t *testing.T) {
+	t.Parallel()
+	e := newEnrolStage(t)
+	if _, errs, code := e.run(append(slices.Clone(oneSSH), "--yes")...); code != plan.ExitDone {
+		t.Fatal(errs)
+	}
+	e.log = "one\ntwo \x1b[2J\x07\u202e\n" + strings.Repeat("x", 40_000) + "\nlast"
+	out, errs, code := e.run("machine", "logs", "node-11", "--ssh", "root@10.0.0.11")
+	lines := strings.Split(out, "\n")
+	if code != plan.ExitDone || lines[0] != "one" || strings.ContainsAny(out, "\x1b\x07\u202e") || lines[len(lines)-2] != "last" || len(lines[2]) != longestLine || len(lines) != 7 {
+		t.Errorf("exit code %d, %s, %d lines: %.200q", code, errs, len(lines), out)
+	}
+	for _, bad := range [][]string{{"--unit", "ssh"}, {"--lines", "-1"}, {"--ssh", "root@10.0.0.12"}} {
+		if _, errs, code := e.run(append([]string{"machine", "logs", "node-11", "--ssh", "root@10.0.0.11"}, bad...)...); code != plan.ExitUsage {
+			t.Errorf("%q: exit code %d, %s", bad, code, errs)
+		}
+	}
+	if _, errs, code := e.run("machine", "logs", "node-99", "--ssh", "root@10.0.0.11"); code != plan.ExitUsage || !strings.Contains(errs, "machine list") {
+		t.Errorf("exit code %d, %s", code, errs)
+	}
+}
+
+// A workspace of another provider has no such machines.
+func TestMachineVerbsNeedTheProvider(t *testing.T) {
+	t.Parallel()
+	e := newEnrolStage(t)
+	b, err := e.ws.ReadConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(e.ws.Path(workspace.ConfigFile), bytes.ReplaceAll(b, []byte("enrolled"), []byte("nowhere")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{append(slices.Clone(oneSSH), "--yes"), {"machine", "list"}, {"machine", "remove", "a", "--ssh", "root@10.0.0.11", "--yes"}} {
+		if _, errs, code := e.run(args...); code != plan.ExitUsage {
+			t.Errorf("%q: exit code %d, %s", args, code, errs)
+		}
+	}
+	if err := os.Remove(e.ws.Path(workspace.ConfigFile)); err != nil {
+		t.Fatal(err)
+	}
+	if _, errs, code := e.run(append(slices.Clone(oneSSH), "--dry-run")...); code != plan.ExitUsage {
+		t.Errorf("without a configuration: exit code %d, %s", code, errs)
+	}
+}

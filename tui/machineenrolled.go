@@ -1,0 +1,450 @@
+package tui
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"constellation/engine"
+	"constellation/engine/cluster"
+	"constellation/engine/enrol"
+	"constellation/engine/plan"
+	"constellation/engine/sshhost"
+	"constellation/engine/workspace"
+	"constellation/tui/term"
+	"constellation/tui/view"
+)
+
+// listed returns an error if the configuration lists no machine of this name.
+func listed(l workspace.MachineList, name string) error {
+	if slices.ContainsFunc(l.Machines, func(m workspace.Machine) bool { return m.Name == name }) {
+		return nil
+	}
+	return &plan.Error{Op: "find machine " + name, Err: errors.New("the configuration does not list it"), Remedy: "run `constellation machine list`", Exit: plan.ExitUsage}
+}
+
+// completeMachines completes the name of a machine of the configuration.
+func completeMachines(s *session) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) (out []string, d cobra.ShellCompDirective) {
+		d = cobra.ShellCompDirectiveNoFileComp
+		ws, _, err := s.workspace()
+		if err != nil || len(args) > 0 {
+			return nil, d
+		}
+		e, err := ws.MachineList()
+		if err != nil {
+			return nil, d
+		}
+		for _, m := range e.Machines {
+			out = append(out, m.Name)
+		}
+		return out, d
+	}
+}
+
+// nodesOf returns the nodes of the cluster of a workspace by name; nil if it has no cluster.
+func nodesOf(ctx context.Context, s *session) (map[string]cluster.Node, error) {
+	eng, ws, _, err := s.engineOf()
+	if err != nil || !ws.Has(workspace.KubeconfigFile) {
+		return nil, err
+	}
+	st, err := eng.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if st.Stage != engine.StageCluster || !st.Reachable {
+		problem := st.Problem
+		if problem == "" {
+			problem = "the API server does not answer"
+		}
+		return nil, &plan.Error{Op: "list the nodes of " + st.Cluster, Err: errors.New(problem), Remedy: st.Remedy}
+	}
+	out := map[string]cluster.Node{}
+	for _, n := range st.Nodes {
+		out[n.Name] = n
+	}
+	return out, nil
+}
+
+func machineList(s *session) *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the machines that were added to the workspace",
+		Long: `List the machines of constellation-conf.yaml that ` + "`machine add`" + ` prepared: name, group, address,
+and, if the cluster answers, whether each is a node and since when.
+
+It changes nothing. Exit code: 0, also if the cluster does not answer; 2 the workspace has no such
+machines.`,
+		Example: `  constellation machine list
+  constellation machine list -o json | jq -r '.machines[] | select(.node == null) | .name'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runMachineList(cmd.Context(), s, out) },
+	}
+	outputFlag(cmd, &out, "output format: text, or json for one document")
+	return cmd
+}
+
+// machineListing is the document of `machine list -o json`.
+type machineListing struct {
+	Schema  string    `json:"schema"`
+	Time    time.Time `json:"time"`
+	CLI     string    `json:"cli"`
+	Cluster string    `json:"cluster"`
+	// Problem is why it is not known which machines are nodes, Remedy what to do about it.
+	Problem  string          `json:"problem,omitempty"`
+	Remedy   string          `json:"remedy,omitempty"`
+	Machines []listedMachine `json:"machines"`
+}
+
+// listedMachine is one machine of the list. Node is absent if it is none.
+type listedMachine struct {
+	Name    string        `json:"name"`
+	Group   string        `json:"group"`
+	Address string        `json:"address"`
+	Node    *cluster.Node `json:"node,omitempty"`
+}
+
+func runMachineList(ctx context.Context, s *session, f format) error {
+	ws, _, err := s.workspace()
+	if err != nil {
+		return err
+	}
+	e, err := ws.MachineList()
+	if err != nil {
+		return err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	l := machineListing{Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release, Cluster: e.Cluster, Machines: []listedMachine{}}
+	nodes, err := nodesOf(ctx, s)
+	if err != nil {
+		l.Problem, l.Remedy = err.Error(), plan.Remedy(err)
+	}
+	for _, m := range e.Machines {
+		x := listedMachine{Name: m.Name, Group: string(m.Group), Address: m.Address}
+		if n, ok := nodes[m.Name]; ok {
+			x.Node = &n
+		}
+		l.Machines = append(l.Machines, x)
+	}
+	if f == asJSON {
+		return document(s.out, l)
+	}
+	s.print(listText(s.page(), s.answerWidth(), &l, ws.Has(workspace.KubeconfigFile)))
+	if len(l.Machines) == 0 {
+		fmt.Fprintf(s.out, "next  %s --group control-plane --ssh USER@HOST\n", s.command("machine add"))
+	}
+	return nil
+}
+
+// listText renders the list. initialised is whether the workspace has a cluster.
+func listText(pg view.Page, w int, l *machineListing, initialised bool) (lines []string) {
+	if len(l.Machines) == 0 {
+		return []string{"no machine was added"}
+	}
+	name := 4
+	for _, m := range l.Machines {
+		name = max(name, term.Width(term.Clean(m.Name)))
+	}
+	name = min(name, 40)
+	lines = append(lines, pg.Row(w).Col(term.Faint, "NAME", name+2).Col(term.Faint, "GROUP", 15).Col(term.Faint, "ADDRESS", 18).Add(term.Faint, "NODE").String())
+	for _, m := range l.Machines {
+		node := "not a node; it can join"
+		switch {
+		case m.Node != nil:
+			node = fmt.Sprintf("%s, %s, since %s", m.Node.State, m.Node.Kubernetes, m.Node.Created.Format(time.DateOnly))
+		case l.Problem != "":
+			node = "unknown"
+		case !initialised:
+			node = "waits for init"
+		}
+		lines = append(lines, pg.Row(w).Col(term.Strong, term.Clean(m.Name), name+2).Col(term.Plain, m.Group, 15).Col(term.Plain, term.Clean(m.Address), 18).Add(term.Plain, term.Clean(node)).String())
+	}
+	if l.Problem != "" {
+		lines = append(lines, "", pg.Row(w).Add(term.Plain, term.Clean(l.Problem)).String())
+		if l.Remedy != "" {
+			lines = append(lines, pg.Row(w).Add(term.Faint, term.Clean(l.Remedy)).String())
+		}
+	}
+	return lines
+}
+
+// oneTarget returns the machine of --ssh.
+func (o *sshOptions) oneTarget() (sshhost.Target, error) {
+	list, err := o.targets()
+	if err != nil {
+		return sshhost.Target{}, err
+	}
+	if len(list) > 1 {
+		return sshhost.Target{}, &plan.Error{Op: "read flags", Err: errors.New("--ssh names several machines"), Remedy: "name the one machine of the argument", Exit: plan.ExitUsage}
+	}
+	return list[0], nil
+}
+
+func machineLogs(s *session) *cobra.Command {
+	var (
+		o sshOptions
+		r enrol.LogRequest
+	)
+	cmd := &cobra.Command{
+		Use:   "logs NAME",
+		Short: "Print log messages of a machine that was added",
+		Long: `Log in to a machine of the workspace and print the newest messages of its bootstrapper, agent,
+kubelet and containerd from the journal of systemd. Control characters in them are not printed.
+
+Exit code: 0 done; 1 the messages could not be read; 2 bad flag, or another machine.`,
+		Example: `  constellation machine logs worker-1 --ssh root@10.0.0.12
+  constellation machine logs worker-1 --ssh admin@10.0.0.12 --sudo --unit kubelet -f`,
+		Args:              oneArg("the name of a machine", "run `constellation machine list`"),
+		ValidArgsFunction: completeMachines(s),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.Machine = args[0]
+			return runMachineLogs(cmd.Context(), s, &o, r)
+		},
+	}
+	sshFlags(cmd, &o, "")
+	fl := cmd.Flags()
+	fl.BoolVarP(&r.Follow, "follow", "f", false, "print new messages until interrupted")
+	fl.IntVarP(&r.Lines, "lines", "n", 200, "`number` of messages before")
+	fl.StringSliceVar(&r.Units, "unit", nil, "comma-separated `units` (default: "+strings.Join(enrol.Logs, ", ")+")")
+	_ = cmd.RegisterFlagCompletionFunc("unit", fixed(enrol.Logs...))
+	_ = cmd.RegisterFlagCompletionFunc("lines", fixed())
+	return cmd
+}
+
+func runMachineLogs(ctx context.Context, s *session, o *sshOptions, r enrol.LogRequest) error {
+	target, err := o.oneTarget()
+	if err != nil {
+		return err
+	}
+	for _, u := range r.Units {
+		if !slices.Contains(enrol.Logs, u) {
+			return &plan.Error{Op: "read flags", Err: fmt.Errorf("--unit %q is none of %s", u, strings.Join(enrol.Logs, ", ")), Remedy: "name one of them", Exit: plan.ExitUsage}
+		}
+	}
+	if r.Lines < 0 || r.Lines > 1_000_000 {
+		return &plan.Error{Op: "read flags", Err: fmt.Errorf("--lines is %d, want 0 to 1000000", r.Lines), Remedy: "omit it for the default", Exit: plan.ExitUsage}
+	}
+	ws, _, err := s.workspace()
+	if err != nil {
+		return err
+	}
+	e, err := ws.MachineList()
+	if err != nil {
+		return err
+	}
+	if err := listed(e, r.Machine); err != nil {
+		return err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	r.Cluster, r.SSH = e.UID, o.options(s, func(prompt func()) { prompt() })
+	r.SSH.Target = target
+	w := &cleanWriter{to: s.out}
+	err = s.Enrol.Logs(ctx, r, w)
+	w.end()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// cleanWriter writes lines without control characters, and cuts long ones.
+type cleanWriter struct {
+	to   io.Writer
+	rest []byte
+}
+
+// longestLine is the maximum length of a message, in bytes.
+const longestLine = 16 << 10
+
+func (c *cleanWriter) Write(p []byte) (int, error) {
+	c.rest = append(c.rest, p...)
+	for {
+		i := bytes.IndexByte(c.rest, '\n')
+		if i < 0 && len(c.rest) < longestLine {
+			return len(p), nil
+		}
+		if i < 0 || i > longestLine {
+			i = longestLine
+		}
+		line := term.Clean(string(c.rest[:i]))
+		c.rest = bytes.TrimPrefix(c.rest[i:], []byte("\n"))
+		if _, err := fmt.Fprintln(c.to, line); err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (c *cleanWriter) end() {
+	if len(c.rest) > 0 {
+		fmt.Fprintln(c.to, term.Clean(string(c.rest)))
+	}
+}
+
+// removing are the flags of `machine remove`.
+type removing struct {
+	ssh                 sshOptions
+	gone, ignoreCluster bool
+	yes                 bool
+	out                 format
+}
+
+func machineRemove(s *session) *cobra.Command {
+	var r removing
+	cmd := &cobra.Command{
+		Use:   "remove NAME",
+		Short: "Remove a machine that was added, and restore it",
+		Long: `Take a machine out of the workspace, and restore it by the journal of ` + "`machine add`" + `: the
+bootstrapper resets it, units are stopped, files that were replaced are restored, others deleted,
+and packages that add installed are purged. Then its row is deleted from constellation-conf.yaml.
+Each step can be repeated: an interrupted removal is continued by the same command.
+
+A machine whose Node is in the cluster is refused. Drain and delete the Node first; on a control
+plane, remove its etcd member with ` + "`kubeadm reset`" + ` before.
+
+Settings of ` + "`machine check --fix`" + ` stay: kernel modules, kernel parameters, swap. Restart the machine
+afterwards: network interfaces and packet filters of pods last until then.
+
+Exit code: 0 done; 1 it could not be restored; 2 bad flag; 4 its Node is in the cluster, or the
+machine belongs to another cluster; 5 not accepted; 8 another console works on the machine.`,
+		Example: `  constellation machine remove worker-1 --ssh root@10.0.0.12
+  constellation machine remove worker-1 --ssh admin@10.0.0.12 --sudo --yes
+  constellation machine remove worker-1 --gone   # the machine is lost: only forget it`,
+		Args:              oneArg("the name of a machine", "run `constellation machine list`"),
+		ValidArgsFunction: completeMachines(s),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runMachineRemove(cmd.Context(), s, &r, args[0])
+		},
+	}
+	sshFlags(cmd, &r.ssh, "")
+	fl := cmd.Flags()
+	fl.BoolVar(&r.gone, "gone", false, "the machine is lost: only delete its row")
+	fl.BoolVar(&r.ignoreCluster, "ignore-cluster", false, "remove it although the cluster does not answer")
+	fl.BoolVarP(&r.yes, "yes", "y", false, "remove it without a prompt")
+	outputFlag(cmd, &r.out, "output format: text, or json for one document")
+	return cmd
+}
+
+// removeReport is the document of `machine remove -o json`.
+type removeReport struct {
+	Schema string    `json:"schema"`
+	Time   time.Time `json:"time"`
+	CLI    string    `json:"cli"`
+	Name   string    `json:"name"`
+	enrol.Outcome
+}
+
+func runMachineRemove(ctx context.Context, s *session, r *removing, name string) error {
+	var target sshhost.Target
+	var err error
+	switch {
+	case r.gone && len(r.ssh.machines) > 0:
+		err = &plan.Error{Op: "read flags", Err: errors.New("--gone and --ssh exclude each other"), Remedy: "leave out --gone to restore the machine", Exit: plan.ExitUsage}
+	case !r.gone:
+		target, err = r.ssh.oneTarget()
+	}
+	if err != nil {
+		return err
+	}
+	ws, _, err := s.workspace()
+	if err != nil {
+		return err
+	}
+	e, err := ws.MachineList()
+	if err != nil {
+		return err
+	}
+	if err := listed(e, name); err != nil {
+		return err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	if err := r.outside(ctx, s, name); err != nil {
+		return err
+	}
+	if err := r.confirm(s, name, target); err != nil {
+		return err
+	}
+	report := removeReport{Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release, Name: name}
+	if !r.gone {
+		live := &enrolTable{t: s.liveTable(), names: []string{name}}
+		live.all("waiting")
+		o := r.ssh.options(s, live.around)
+		o.Target = target
+		report.Outcome, err = s.Enrol.Remove(ctx, enrol.Removal{
+			SSH: o, Cluster: e.UID, Machine: name, Who: enrol.Self(s.Env), Now: s.Now, Report: func(x enrol.Step) { live.step(0, x) },
+		})
+		live.clear()
+		if errors.Is(err, enrol.ErrNotEnrolled) { // such as after an interruption
+			report.Notes, err = []string{"the machine has no journal: nothing was changed on it"}, nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := ws.RemoveMachine(name); err != nil {
+		return err
+	}
+	report.Changes = append(report.Changes, "deleted its row from "+workspace.ConfigFile)
+	if r.out == asJSON {
+		return document(s.out, report)
+	}
+	for _, c := range report.Changes {
+		fmt.Fprintf(s.out, "%s\n", term.Clean(c))
+	}
+	for _, n := range report.Notes {
+		fmt.Fprintf(s.out, "note  %s\n", term.Clean(n))
+	}
+	return nil
+}
+
+// outside returns an error if the machine is a node of the cluster.
+func (r *removing) outside(ctx context.Context, s *session, name string) error {
+	op := "remove machine " + name
+	nodes, err := nodesOf(ctx, s)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil && !r.ignoreCluster {
+		return &plan.Error{Op: op, Err: fmt.Errorf("it is unknown whether it is a node: %w", err), Remedy: "repeat when the cluster answers; if there is no cluster any more, add --ignore-cluster", Exit: plan.ExitBlocked}
+	}
+	n, is := nodes[name]
+	if !is {
+		return nil
+	}
+	remedy := fmt.Sprintf("run `kubectl drain %s --ignore-daemonsets --delete-emptydir-data`, then `kubectl delete node %[1]s`", name)
+	if n.Role == "control-plane" {
+		remedy += "; between the two, run `kubeadm reset` on the machine, which removes its etcd member"
+	}
+	return &plan.Error{Op: op, Err: errors.New("its Node is in the cluster"), Remedy: remedy, Exit: plan.ExitBlocked}
+}
+
+// confirm returns an error unless the user wants the removal.
+func (r *removing) confirm(s *session, name string, t sshhost.Target) error {
+	question := fmt.Sprintf("Reset %s and restore it (%s)?", term.Clean(name), term.Clean(t.String()))
+	if r.gone {
+		question = "Delete the row of " + term.Clean(name) + "?"
+	}
+	op := "remove machine " + name
+	switch {
+	case r.yes:
+		return nil
+	case r.out == asJSON || r.ssh.nonInteractive || !s.asks():
+		return &plan.Error{Op: op, Err: errors.New("the removal was not accepted; nothing was changed"), Remedy: "run the same command with --yes", Exit: plan.ExitUnacknowledged}
+	case !s.prompt().confirmed(question):
+		return &plan.Error{Op: op, Err: errors.New("the removal was not accepted; nothing was changed"), Exit: plan.ExitUnacknowledged}
+	}
+	return nil
+}
