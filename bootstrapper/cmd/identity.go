@@ -24,7 +24,7 @@ const (
 		"  request [-tpm ADDRESS|none|auto]\n" +
 		"            create a key on first use, in a TPM or in a file (none, the default),\n" +
 		"            and write a request for its certificate to stdout.\n" +
-		"            auto takes /dev/tpmrm0 if there is one, else a file\n" +
+		"            auto takes /dev/tpmrm0 if there is one that works, else a file\n" +
 		"  answer    read a challenge of the workspace's authority from stdin, write the answer to stdout\n" +
 		"  store     read the certificate from stdin, store it, write the machine's identity to stdout\n"
 )
@@ -35,7 +35,7 @@ func identity(ctx context.Context, m bootstrapper.Machine, args []string, stdin 
 	if len(args) > 1 && args[0] == "request" {
 		f := flag.NewFlagSet("bootstrapper identity request", flag.ContinueOnError)
 		f.SetOutput(stderr)
-		f.StringVar(&tpm, "tpm", tpm, "`address` of the TPM that makes the key, none for a key in a file, or auto for /dev/tpmrm0 if there is one; default: the present key, else none")
+		f.StringVar(&tpm, "tpm", tpm, "`address` of the TPM that makes the key, none for a key in a file, or auto for /dev/tpmrm0 if there is one that works; default: the present key, else none")
 		if err := f.Parse(args[1:]); errors.Is(err, flag.ErrHelp) {
 			return 0
 		} else if err != nil {
@@ -56,7 +56,11 @@ func identity(ctx context.Context, m bootstrapper.Machine, args []string, stdin 
 	var err error
 	switch verb := args[0]; verb {
 	case "request":
-		out, err = attestation.RequestIdentity(ctx, dir, tpm)
+		var unused error
+		out, unused, err = attestation.RequestIdentity(ctx, dir, tpm)
+		if unused != nil && err == nil {
+			fmt.Fprintf(stderr, "bootstrapper: the key is in a file, because the TPM is not usable: %v\n", unused)
+		}
 	case "answer", "store":
 		var in []byte
 		if in, err = readInput(stdin); err != nil {

@@ -59,7 +59,7 @@ const (
 
 // What RequestIdentity takes instead of the address of a TPM.
 const (
-	// AutoTPM is the first TPM that Linux shows, or a key in a file without one.
+	// AutoTPM is the first TPM that Linux shows, or a key in a file without one that can be used.
 	AutoTPM = evidence.AutoTPM
 	// NoTPM is a key in a file.
 	NoTPM = evidence.NoTPM
@@ -246,8 +246,8 @@ func ClearClusterID(address string) error { return evidence.ClearClusterID(addre
 // RequestIdentity returns the request of the machine whose identity is in dir, for package
 // authority. On first use it creates the directory and the key; later the key stays the same. tpm
 // is the address of the TPM that makes the key, AutoTPM or NoTPM. "" stands for the present key, and
-// for NoTPM without one.
-func RequestIdentity(ctx context.Context, dir, tpm string) ([]byte, error) {
+// for NoTPM without one. unused is why AutoTPM made a key in a file on a machine with a TPM.
+func RequestIdentity(ctx context.Context, dir, tpm string) (request []byte, unused, err error) {
 	return evidence.RequestIdentity(ctx, dir, tpm)
 }
 

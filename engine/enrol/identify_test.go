@@ -44,7 +44,7 @@ func (m *identityMachine) Run(ctx context.Context, c sshhost.Command) (sshhost.R
 	var out []byte
 	switch verb {
 	case "request":
-		out, err = attestation.RequestIdentity(ctx, m.dir, attestation.NoTPM)
+		out, _, err = attestation.RequestIdentity(ctx, m.dir, attestation.NoTPM)
 	case "answer":
 		out, err = attestation.AnswerIdentity(ctx, m.dir, in)
 	case "store":

@@ -48,7 +48,7 @@ func Enrol(ctx context.Context, a *authority.Authority, dir string, id attestati
 
 // EnrolTPM is Enrol with a key in the TPM at address tpm.
 func EnrolTPM(ctx context.Context, a *authority.Authority, dir, tpm string, id attestation.Identity) error {
-	request, err := attestation.RequestIdentity(ctx, dir, tpm)
+	request, _, err := attestation.RequestIdentity(ctx, dir, tpm)
 	if err != nil {
 		return err
 	}

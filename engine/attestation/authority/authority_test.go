@@ -33,7 +33,7 @@ func identity(name string) attestation.Identity {
 
 func request(t testing.TB, dir string) []byte {
 	t.Helper()
-	b, err := attestation.RequestIdentity(context.Background(), dir, attestation.NoTPM)
+	b, _, err := attestation.RequestIdentity(context.Background(), dir, attestation.NoTPM)
 	if err != nil {
 		t.Fatal(err)
 	}

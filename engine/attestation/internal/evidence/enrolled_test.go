@@ -28,7 +28,7 @@ import (
 func enrol(t testing.TB, ca *CA, id Identity) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "identity")
-	request, err := RequestIdentity(context.Background(), dir, NoTPM)
+	request, _, err := RequestIdentity(context.Background(), dir, NoTPM)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -478,7 +478,7 @@ func TestStoreIdentity(t *testing.T) {
 		}
 		return key
 	}()
-	again, err := RequestIdentity(t.Context(), dir, NoTPM)
+	again, _, err := RequestIdentity(t.Context(), dir, NoTPM)
 	if err != nil {
 		t.Fatal(err)
 	}

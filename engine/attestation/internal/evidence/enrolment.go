@@ -92,25 +92,34 @@ func AnswerHash(nonce []byte) []byte {
 
 // RequestIdentity returns the request of the machine whose identity is in dir. On first use it
 // creates the directory and the key; later the key stays the same. tpm is the address of the TPM
-// that makes the key, AutoTPM or NoTPM. "" stands for the present key, and for NoTPM without one.
-func RequestIdentity(ctx context.Context, dir, tpm string) ([]byte, error) {
+// that makes the key, AutoTPM or NoTPM. "" stands for the present key, and for NoTPM without one. unused
+// is why AutoTPM made a key in a file on a machine with a TPM.
+func RequestIdentity(ctx context.Context, dir, tpm string) (out []byte, unused, err error) {
+	return requestIdentity(ctx, dir, tpm, deviceTPM)
+}
+
+// requestIdentity is RequestIdentity on a machine whose first TPM is at the address first, if it has one.
+func requestIdentity(ctx context.Context, dir, tpm, first string) (out []byte, unused, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("create identity: %w", err)
+		return nil, nil, fmt.Errorf("create identity: %w", err)
 	}
-	var out []byte
-	err := changeMachine(ctx, dir, func(m machine) error {
+	err = changeMachine(ctx, dir, func(m machine) error {
 		key, err := m.key()
 		if err != nil {
 			return err
 		}
-		address, err := chooseTPM(key, tpm)
+		address, err := chooseTPM(key, tpm, first)
 		if err != nil {
 			return err
 		}
 		var r MachineRequest
 		if address != "" {
 			r, err = m.requestTPM(ctx, key.tpm, address)
-		} else {
+			if key.kind() == "" && tpm == AutoTPM && errors.Is(err, ErrTPM) && !errors.Is(err, errUsedTPM) && ctx.Err() == nil {
+				address, unused = "", err
+			}
+		}
+		if address == "" {
 			r, err = m.requestFile(key.file)
 		}
 		if err != nil {
@@ -119,7 +128,7 @@ func RequestIdentity(ctx context.Context, dir, tpm string) ([]byte, error) {
 		out, err = EncodeMessage(r)
 		return err
 	})
-	return out, err
+	return out, unused, err
 }
 
 // requestFile returns the request of a machine with a key in a file. If key is nil, it is made.
@@ -176,6 +185,8 @@ type EnrolledIdentity struct {
 	// Attested is whether a TPM holds the key.
 	Attested bool     `json:"attested"`
 	Machine  Identity `json:"machine"`
+	// TPM is its address on the machine.
+	TPM string `json:"tpm,omitempty"`
 }
 
 // StoreIdentity stores the certificate of the key in dir. It refuses one of another key, and one
@@ -200,6 +211,9 @@ func StoreIdentity(ctx context.Context, dir string, certificate []byte) (out Enr
 			return errors.New("the certificate was issued for another key: run `bootstrapper identity request` again")
 		case !out.Kind.certifies(cert):
 			return fmt.Errorf("the certificate is not one of a key of kind %s", out.Kind)
+		}
+		if key.tpm != nil {
+			out.TPM = key.tpm.address
 		}
 		if err := m.checkWorkspace(ctx, dir, out.Machine); err != nil {
 			return err

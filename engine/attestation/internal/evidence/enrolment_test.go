@@ -50,7 +50,7 @@ func identity() attestation.Identity {
 
 func request(t testing.TB, dir, tpm string) []byte {
 	t.Helper()
-	r, err := attestation.RequestIdentity(t.Context(), dir, tpm)
+	r, _, err := attestation.RequestIdentity(t.Context(), dir, tpm)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,13 +112,52 @@ func TestEnrolmentOfATPM(t *testing.T) {
 	if err := judge(attestation.PCR15Zero()); err != nil {
 		t.Errorf("after a power cycle: %v", err)
 	}
-	if _, err := attestation.RequestIdentity(t.Context(), dir, attestation.NoTPM); err == nil || !strings.Contains(err.Error(), "this machine has a key in the TPM") {
+	if _, _, err := attestation.RequestIdentity(t.Context(), dir, attestation.NoTPM); err == nil || !strings.Contains(err.Error(), "this machine has a key in the TPM") {
 		t.Errorf("a key in a file instead: %v", err)
 	}
 	file := t.TempDir()
 	request(t, file, attestation.NoTPM)
-	if _, err := attestation.RequestIdentity(t.Context(), file, tpm); err == nil || !strings.Contains(err.Error(), "this machine has a key in a file") {
+	if _, _, err := attestation.RequestIdentity(t.Context(), file, tpm); err == nil || !strings.Contains(err.Error(), "this machine has a key in a file") {
 		t.Errorf("a key in the TPM instead: %v", err)
+	}
+}
+
+// TestNewKeyInAUsedTPM is about TPMs in which no key can be made, or none that would be accepted.
+func TestNewKeyInAUsedTPM(t *testing.T) {
+	t.Parallel()
+	a, _ := newAuthority(t)
+	tpm, reset := evidence.StartTPM(t)
+	dir := t.TempDir()
+	if err := attestation.ExtendClusterID(t.Context(), tpm, []byte("cluster")); err != nil {
+		t.Fatal(err)
+	}
+	_, _, named := attestation.RequestIdentity(t.Context(), dir, tpm)
+	_, _, auto := evidence.RequestAuto(t.Context(), dir, tpm)
+	for _, err := range []error{named, auto} {
+		if err == nil || !strings.Contains(err.Error(), "register 15 of its TPM is in use") {
+			t.Errorf("a member's TPM: %v", err)
+		}
+	}
+	reset()
+	request(t, dir, tpm)
+	if _, unused, err := evidence.RequestAuto(t.Context(), t.TempDir(), filepath.Join(dir, "none")); err != nil || unused != nil {
+		t.Errorf("no TPM: %v, unused: %v", err, unused)
+	}
+	if r, unused, err := evidence.RequestAuto(t.Context(), t.TempDir(), dir); err != nil || !errors.Is(unused, attestation.ErrTPM) {
+		t.Errorf("a TPM that does not answer: %v, unused: %v", err, unused)
+	} else if _, e, err := a.Challenge(r); err != nil || e.Kind != attestation.KindKey {
+		t.Errorf("its request: %+v, %v", e, err)
+	}
+	if r, unused, err := evidence.RequestAuto(t.Context(), dir, dir); err != nil || unused != nil {
+		t.Errorf("the present key: %v, unused: %v", err, unused)
+	} else if _, e, err := a.Challenge(r); err != nil || e.Kind != attestation.KindTPM {
+		t.Errorf("its request: %+v, %v", e, err)
+	}
+	if err := os.Remove(strings.TrimPrefix(tpm, "unix:")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := attestation.RequestIdentity(t.Context(), dir, attestation.AutoTPM); !errors.Is(err, attestation.ErrTPM) {
+		t.Errorf("a TPM with the machine's key does not answer: %v", err)
 	}
 }
 
@@ -157,7 +196,7 @@ func TestIdentityOnAnotherTPM(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, issueErr := attestation.NewEnrolledIssuer("enrolled:"+clone).Issue(t.Context(), []byte("nonce"))
-	_, requestErr := attestation.RequestIdentity(t.Context(), clone, attestation.AutoTPM)
+	_, _, requestErr := attestation.RequestIdentity(t.Context(), clone, attestation.AutoTPM)
 	_, answerErr := attestation.AnswerIdentity(t.Context(), clone, challenge)
 	for name, err := range map[string]error{"evidence": issueErr, "request": requestErr, "answer": answerErr} {
 		if !errors.Is(err, attestation.ErrTPM) || !strings.Contains(err.Error(), "the identity was copied from another machine") {

@@ -12,6 +12,11 @@ import (
 
 func StartTPM(t testing.TB) (address string, reset func()) { return startTPM(t) }
 
+// RequestAuto is RequestIdentity with AutoTPM on a machine whose first TPM would be at an address.
+func RequestAuto(ctx context.Context, dir, first string) (out []byte, unused, err error) {
+	return requestIdentity(ctx, dir, AutoTPM, first)
+}
+
 // StoreEKCertificate does what a vendor of TPMs does.
 func StoreEKCertificate(t testing.TB, address string, rsa bool, der []byte) {
 	t.Helper()

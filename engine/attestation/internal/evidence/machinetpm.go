@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 
 	"github.com/google/go-tpm/tpm2"
 	"github.com/google/go-tpm/tpm2/transport"
@@ -20,7 +21,7 @@ import (
 
 // Words that RequestIdentity takes instead of the address of a TPM.
 const (
-	// AutoTPM is the first TPM that Linux shows, or a key in a file without one.
+	// AutoTPM is the first TPM that Linux shows, or a key in a file without one that can be used.
 	AutoTPM = "auto"
 	// NoTPM is a key in a file.
 	NoTPM = "none"
@@ -31,6 +32,9 @@ const deviceTPM = "/dev/tpmrm0"
 
 // errOtherTPM means that a reference to a key is on a machine whose TPM does not have it.
 var errOtherTPM = errors.New("its TPM is not the one that made the key: the identity was copied from another machine, or the TPM was replaced; to enrol this machine, remove the directory of the identity first")
+
+// errUsedTPM means that register 15 was extended before the machine belongs to a cluster.
+var errUsedTPM = errors.New("register 15 of its TPM is in use: restart the machine, which clears it after a removal from a cluster; if the operating system extends it, use a key in a file, which is not attested")
 
 // tpmKey refers to the key of a machine in its TPM.
 type tpmKey struct {
@@ -82,8 +86,16 @@ func (m machine) storeTPMKey(k *tpmKey) error {
 	return m.replace(tpmFile, append(b, '\n'))
 }
 
-// newTPMKey has the TPM at address make a key. Each call makes another one.
+// newTPMKey has the TPM at address make a key. Each call makes another one. The TPM must have what
+// evidence of a machine that belongs to no cluster needs.
 func newTPMKey(address string, t transport.TPM) (_ *tpmKey, err error) {
+	pcrs, err := readPCRs(t, []uint32{pcrCluster})
+	if err != nil {
+		return nil, err
+	}
+	if !isZero(pcrs[pcrCluster]) {
+		return nil, errUsedTPM
+	}
 	x, y := make([]byte, 32), make([]byte, 32)
 	for _, b := range [][]byte{x, y} {
 		if _, err := rand.Read(b); err != nil {
@@ -257,8 +269,8 @@ func (k *tpmKey) at(address string, t transport.TPM) (*tpmKey, error) {
 }
 
 // chooseTPM returns the address of the TPM that a caller means, "" for none, on a machine with the
-// key k.
-func chooseTPM(k machineKey, tpm string) (string, error) {
+// key k, whose first TPM would be at the address first.
+func chooseTPM(k machineKey, tpm, first string) (string, error) {
 	switch {
 	case k.tpm != nil && (tpm == "" || tpm == AutoTPM):
 		return k.tpm.address, nil
@@ -269,11 +281,11 @@ func chooseTPM(k machineKey, tpm string) (string, error) {
 	case k.file != nil:
 		return "", errors.New("this machine has a key in a file: to enrol it with one in its TPM, remove the directory of the identity first")
 	case tpm == AutoTPM:
-		_, err := os.Stat(deviceTPM)
+		_, err := os.Stat(strings.TrimPrefix(first, "unix:"))
 		if errors.Is(err, fs.ErrNotExist) {
 			return "", nil
 		}
-		return deviceTPM, err
+		return first, err
 	}
 	return tpm, nil
 }
