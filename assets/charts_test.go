@@ -37,6 +37,7 @@ import (
 	"constellation/agent"
 	"constellation/assets"
 	"constellation/assets/render"
+	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/sandbox/controlplane"
@@ -1044,5 +1045,68 @@ func TestTPMIsTheProvidersChoice(t *testing.T) {
 	host, at, privileged = tpm(pod(map[string]any{"joinservice": map[string]any{"tpm": "/dev/tpmrm0", "tpmDir": "", "tpmDevice": "/dev/tpmrm0"}}))
 	if host.Path != "/dev/tpmrm0" || *host.Type != corev1.HostPathCharDev || at != "/dev/tpmrm0" || !privileged {
 		t.Errorf("device: %s (%s) at %s, privileged %t", host.Path, *host.Type, at, privileged)
+	}
+}
+
+// Pods of enrolled machines have the identity at the path that it has on the host, and the TPMs of control planes
+// at the addresses that identities contain. Only a TPM that is a device takes a privileged container, and a
+// control plane without one still runs the pod.
+func TestTPMsOfEnrolledMachines(t *testing.T) {
+	t.Parallel()
+	enrolled, ok := providers.Named(machines.Enrolled)
+	if !ok {
+		t.Fatal("no provider of enrolled machines")
+	}
+	const socket = "unix:/run/tpm/tpm.sock"
+	for _, tt := range []struct {
+		name       string
+		machines   []machines.Machine
+		privileged bool
+		sockets    string // directory
+	}{
+		{name: "no machine"},
+		{name: "keys in files, and a worker with a TPM", machines: []machines.Machine{{Group: cloud.ControlPlane}, {Group: cloud.Worker, Attested: true}}},
+		{name: "one of two control planes with a device", machines: []machines.Machine{{Group: cloud.ControlPlane}, {Group: cloud.ControlPlane, Attested: true}}, privileged: true},
+		{name: "a socket and a key in a file", machines: []machines.Machine{{Group: cloud.ControlPlane, Attested: true, TPM: socket}, {Group: cloud.ControlPlane}}, sockets: "/run/tpm"},
+		{name: "two sockets and a device", machines: []machines.Machine{{Group: cloud.ControlPlane, Attested: true, TPM: socket}, {Group: cloud.ControlPlane, Attested: true, TPM: socket}, {Group: cloud.ControlPlane, Attested: true, TPM: "/dev/tpmrm1"}}, sockets: "/run/tpm", privileged: true},
+	} {
+		b, err := render.Chart("constellation-services", "v1.1.0", namespace, enrolled.ChartValues(machines.Section(tt.machines)), map[string]any{"release": "v1.1.0"})
+		if err != nil {
+			t.Fatalf("%s: %v", tt.name, err)
+		}
+		var d appsv1.DaemonSet
+		documents(t, b, func(kind string) any {
+			if kind == "DaemonSet" {
+				return &d
+			}
+			return nil
+		})
+		pod := d.Spec.Template.Spec
+		c := pod.Containers[0]
+		if !slices.Contains(c.Args, "--tpm=enrolled:"+machines.IdentityDir) {
+			t.Errorf("%s: arguments %q", tt.name, c.Args)
+		}
+		s := c.SecurityContext
+		if is := s.Privileged != nil && *s.Privileged; is != tt.privileged || !is && (s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation || len(s.Capabilities.Drop) == 0) {
+			t.Errorf("%s: privileged %t, %+v", tt.name, is, s)
+		}
+		mounted := map[string]corev1.HostPathType{}
+		for _, m := range c.VolumeMounts {
+			for _, v := range pod.Volumes {
+				if v.Name != m.Name || v.HostPath == nil || m.Name == "pki" {
+					continue
+				}
+				if mounted[m.MountPath] = *v.HostPath.Type; v.HostPath.Path != m.MountPath || !m.ReadOnly {
+					t.Errorf("%s: %s of the host is %s in the pod, read-only %t", tt.name, v.HostPath.Path, m.MountPath, m.ReadOnly)
+				}
+			}
+		}
+		want := map[string]corev1.HostPathType{machines.IdentityDir: corev1.HostPathDirectory}
+		if tt.sockets != "" {
+			want[tt.sockets] = corev1.HostPathDirectoryOrCreate
+		}
+		if !maps.Equal(mounted, want) {
+			t.Errorf("%s: mounts %v, want %v", tt.name, mounted, want)
+		}
 	}
 }

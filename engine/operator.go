@@ -180,7 +180,7 @@ func (e *Engine) operatorRun(ctx context.Context) (*operatorRun, Adopter, error)
 		if m.ProviderID == "" {
 			m.ProviderID = machines.ProviderID(s.Infrastructure.UID, m.Name)
 		}
-		run.inventory.Machines = append(run.inventory.Machines, machines.Entry(m))
+		run.inventory.Machines = append(run.inventory.Machines, m.Entry())
 	}
 	run.inventory.Schema, run.inventory.Cluster = "1", s.Infrastructure.UID
 	k, err := run.connect(ctx)

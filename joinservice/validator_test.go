@@ -3,20 +3,68 @@ package joinservice
 import (
 	"encoding/hex"
 	"errors"
+	"net"
 	"net/netip"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
 	workspace "constellation/engine/attestation/authority"
 	"constellation/engine/cloud"
+	"constellation/internal/testneeds"
 )
+
+// startTPM runs a TPM emulator and returns its address.
+func startTPM(t *testing.T) (address string) {
+	t.Helper()
+	swtpm := testneeds.Program(t, "swtpm", "swtpm")
+	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "tpm.sock")
+	cmd := exec.Command(swtpm, "socket", "--tpm2", "--tpmstate", "dir="+dir, "--server", "type=unixio,path="+socket, "--flags", "not-need-init,startup-clear")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait(); os.RemoveAll(dir) })
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		if c, err := net.Dial("unix", socket); err == nil {
+			c.Close()
+			return "unix:" + socket
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("swtpm does not listen")
+		}
+	}
+}
+
+// The join service of a control plane with a TPM admits machines with and without one.
+func TestJoinConfigWithTPMs(t *testing.T) {
+	t.Parallel()
+	testUnmeasured(t, true)
+}
 
 // Machines of a workspace need no measurements. Those of a cloud do.
 func TestUnmeasuredJoinConfig(t *testing.T) {
 	t.Parallel()
+	testUnmeasured(t, false)
+}
+
+// testUnmeasured has a join service judge machines, which have TPMs or keys in files.
+func testUnmeasured(t *testing.T, tpms bool) {
+	t.Helper()
+	tpm := func() string {
+		if tpms {
+			return startTPM(t)
+		}
+		return attestation.NoTPM
+	}
 	cert, key, err := workspace.Create("demo")
 	if err != nil {
 		t.Fatal(err)
@@ -26,11 +74,11 @@ func TestUnmeasuredJoinConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	method := attestation.EnrolledMethod()
-	enrol := func(name, uid string, role cloud.Role, cluster []byte) attestation.Issuer {
+	enrol := func(name, uid string, role cloud.Role, cluster []byte, tpm string) attestation.Issuer {
 		t.Helper()
 		dir := filepath.Join(t.TempDir(), "identity")
 		id := attestation.Identity{Name: name, ProviderID: "enrolled://demo/" + name, UID: uid, Group: "workers", Role: role, IP: netip.MustParseAddr("10.0.0.12")}
-		if err := attestationtest.Enrol(t.Context(), a, dir, id); err != nil {
+		if err := attestationtest.EnrolTPM(t.Context(), a, dir, tpm, id); err != nil {
 			t.Fatal(err)
 		}
 		if cluster != nil {
@@ -43,7 +91,7 @@ func TestUnmeasuredJoinConfig(t *testing.T) {
 	config := func(demand string) map[string]string {
 		return map[string]string{"attestationConfig": demand, "attestationConfig.v1.1.0": demand, "clusterID": hex.EncodeToString(clusterID), "trustRoots": string(cert)}
 	}
-	service := enrol("control-plane-0", "demo", cloud.ControlPlane, clusterID)
+	service := enrol("control-plane-0", "demo", cloud.ControlPlane, clusterID, tpm())
 	s, err := newSnapshot(t.Context(), config(`{"variant":"enrolled","measurements":{}}`), service, method)
 	if err != nil {
 		t.Fatal(err)
@@ -53,11 +101,13 @@ func TestUnmeasuredJoinConfig(t *testing.T) {
 		machine attestation.Issuer
 		want    error
 		unused  bool
+		file    bool // has the key
 	}{
-		{name: "an unused machine", machine: enrol("worker-0", "demo", cloud.Worker, nil), unused: true},
-		{name: "a member", machine: service},
-		{name: "a member of another cluster", machine: enrol("worker-1", "demo", cloud.Worker, []byte("other")), want: attestation.ErrMember},
-		{name: "a machine of another workspace", machine: enrol("worker-2", "other", cloud.Worker, nil), want: attestation.ErrIdentity},
+		{name: "an unused machine", machine: enrol("worker-0", "demo", cloud.Worker, nil, tpm()), unused: true, file: !tpms},
+		{name: "a machine without a TPM", machine: enrol("worker-3", "demo", cloud.Worker, nil, attestation.NoTPM), unused: true, file: true},
+		{name: "a member", machine: service, file: !tpms},
+		{name: "a member of another cluster", machine: enrol("worker-1", "demo", cloud.Worker, []byte("other"), tpm()), want: attestation.ErrMember},
+		{name: "a machine of another workspace", machine: enrol("worker-2", "other", cloud.Worker, nil, tpm()), want: attestation.ErrIdentity},
 	} {
 		nonce := []byte("nonce")
 		doc, err := tt.machine.Issue(t.Context(), nonce)
@@ -65,7 +115,7 @@ func TestUnmeasuredJoinConfig(t *testing.T) {
 			t.Fatal(err)
 		}
 		st, err := s.validator.Validate(t.Context(), doc, nonce)
-		if !errors.Is(err, tt.want) || err == nil && (unused(st) != tt.unused || st.Attested) {
+		if !errors.Is(err, tt.want) || err == nil && (unused(st) != tt.unused || st.Attested == tt.file) {
 			t.Errorf("%s: %+v, %v", tt.name, st, err)
 		}
 	}

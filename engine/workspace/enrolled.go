@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gopkg.in/yaml.v3"
@@ -190,14 +191,47 @@ func (e *Enrolment) Files(m machines.Machine) ([]MachineFile, error) {
 	}, nil
 }
 
+// CheckTPM returns an error if a machine may not be certified under a name, because another computer was enrolled as it,
+// or because this computer was enrolled under another name. ek is that of the TPM with its key, as in [machines.Machine];
+// empty: the key is in a file.
+func (e *Enrolment) CheckTPM(name, ek string) error { return checkTPM(e.Machines, name, ek) }
+
+func checkTPM(list []machines.Machine, name, ek string) error {
+	for _, x := range list {
+		why := ""
+		switch {
+		case x.Name != name && ek != "" && x.EK == ek:
+			why = "its TPM is that of " + x.Name
+		case x.Name != name || x.EK == ek:
+			continue
+		case ek == "":
+			why = fmt.Sprintf("it was enrolled with a key in its TPM (%s), and the key is in a file now", x.EK)
+		case x.EK == "": // no computer is pinned to the name yet
+			continue
+		default:
+			why = fmt.Sprintf("its TPM has the endorsement key %s, and the machine of this name had %s: it is another computer, or its TPM was replaced", ek, x.EK)
+		}
+		return &plan.Error{Op: "enrol machine " + name, Err: errors.New(why), Exit: plan.ExitUsage, Remedy: "if that is intended, remove the old machine first: `constellation machine remove " + x.Name + "`"}
+	}
+	return nil
+}
+
 // AddMachine adds a machine to the list in the configuration, and notes the address of the first control plane
-// in the state. Comments and layout stay. A machine that is there with the same values is no error.
+// in the state, and whether all machines are attested. Comments and layout stay. A machine that is there with the same
+// values is no error, and one that has a TPM by now gets it.
 func (w *Workspace) AddMachine(m machines.Machine) error {
 	m.ProviderID = ""
 	return w.editMachines(func(list []machines.Machine) ([]machines.Machine, error) {
-		for _, x := range list {
+		if err := checkTPM(list, m.Name, m.EK); err != nil {
+			return nil, err
+		}
+		for i, x := range list {
 			switch {
 			case x == m:
+				return list, nil
+			case x == unpinned(m):
+				list = slices.Clone(list)
+				list[i] = m
 				return list, nil
 			case x.Name == m.Name || x.Address == m.Address:
 				return nil, &plan.Error{
@@ -208,6 +242,12 @@ func (w *Workspace) AddMachine(m machines.Machine) error {
 		}
 		return append(slices.Clone(list), m), nil
 	})
+}
+
+// unpinned returns m without its TPM.
+func unpinned(m machines.Machine) machines.Machine {
+	m.Attested, m.EK, m.TPM = false, "", ""
+	return m
 }
 
 // RemoveMachine removes a machine from the list in the configuration. One that is not there is no error.
@@ -254,10 +294,14 @@ func (w *Workspace) editMachines(change func([]machines.Machine) ([]machines.Mac
 	if n := slices.IndexFunc(after, func(m machines.Machine) bool { return m.Group == cloud.ControlPlane }); n >= 0 {
 		first = net.JoinHostPort(after[n].Address, initPort)
 	}
-	if len(s.ClusterValues.ClusterID) > 0 || s.Infrastructure.InitEndpoint == first {
-		return nil // init has begun on a machine already
+	if len(s.ClusterValues.ClusterID) > 0 { // init has begun on a machine already
+		first = s.Infrastructure.InitEndpoint
 	}
-	s.Infrastructure.InitEndpoint = first
+	attested := len(after) > 0 && !slices.ContainsFunc(after, func(m machines.Machine) bool { return !m.Attested })
+	if s.Infrastructure.InitEndpoint == first && s.Infrastructure.Section.Bool(machines.Attested) == attested {
+		return nil
+	}
+	s.Infrastructure.InitEndpoint, s.Infrastructure.Section[machines.Attested] = first, attested
 	return w.WriteState(s)
 }
 
@@ -312,7 +356,7 @@ func editMachines(b []byte, before, after []machines.Machine) ([]byte, error) {
 func (s *source) setMachines(own *yaml.Node, before, after []machines.Machine) error {
 	rows := func(indent string) (added []string) {
 		for _, m := range after {
-			if !slices.Contains(before, m) {
+			if !slices.Contains(before, m) && !slices.Contains(before, unpinned(m)) {
 				added = append(added, indent+"- "+rowText(m))
 			}
 		}
@@ -352,7 +396,13 @@ func (s *source) setMachines(own *yaml.Node, before, after []machines.Machine) e
 			return errTied
 		}
 		indent = string(lead)
-		if !slices.Contains(after, before[i]) {
+		if n := slices.IndexFunc(after, func(m machines.Machine) bool { return unpinned(m) == before[i] }); n >= 0 {
+			for _, p := range pinOf(after[n]) {
+				if err := s.addKey(resolve(item), "group", p[0], p[1]); err != nil {
+					return err
+				}
+			}
+		} else if !slices.Contains(after, before[i]) {
 			s.edits = append(s.edits, replacement{s.startOfLine(from), s.afterLine(end), ""})
 		}
 	}
@@ -371,5 +421,23 @@ func (s *source) setMachines(own *yaml.Node, before, after []machines.Machine) e
 
 // rowText is a machine as a row of the list.
 func rowText(m machines.Machine) string {
-	return fmt.Sprintf("{name: %s, address: %q, group: %s}", m.Name, m.Address, m.Group)
+	text := fmt.Sprintf("{name: %s, address: %q, group: %s", m.Name, m.Address, m.Group)
+	for _, p := range pinOf(m) {
+		text += ", " + p[0] + ": " + p[1]
+	}
+	return text + "}"
+}
+
+// pinOf returns the columns, with their values, that say which TPM a machine has.
+func pinOf(m machines.Machine) (columns [][2]string) {
+	if m.Attested {
+		columns = append(columns, [2]string{machines.Attested, "true"})
+	}
+	if m.EK != "" {
+		columns = append(columns, [2]string{"ek", strconv.Quote(m.EK)})
+	}
+	if m.TPM != "" {
+		columns = append(columns, [2]string{"tpm", strconv.Quote(m.TPM)})
+	}
+	return columns
 }

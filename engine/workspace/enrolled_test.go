@@ -225,6 +225,8 @@ func TestEnrolledConfigProblems(t *testing.T) {
 		{name: "an endpoint with a port", rest: "    endpoint: api.example.com:6443\n", want: "is no host"},
 		{name: "groups", rest: "    endpoint: api.example.com\nnodeGroups: {}\n", want: "nodeGroups: does not apply"},
 		{name: "an address among the pods", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.244.0.9, group: worker}\n", want: "range of pods"},
+		{name: "a hash of another kind", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.0.0.9, group: worker, ek: sha1:00}\n", want: "is no hash of an endorsement key"},
+		{name: "a folder of all machines", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.0.0.9, group: worker, tpm: \"unix:/run/containerd/containerd.sock\"}\n", want: "is no TPM"},
 		{name: "a name twice", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.0.0.9, group: worker}\n    - {name: a, address: 10.0.0.8, group: worker}\n", want: "occurs twice"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -233,5 +235,108 @@ func TestEnrolledConfigProblems(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 		})
+	}
+}
+
+// A machine's row has what its TPM is recognised by, and the state says whether all machines have one.
+func TestMachinesWithTPMs(t *testing.T) {
+	t.Parallel()
+	ek := func(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }
+	cp := machines.Machine{Name: "cp-0", Address: "10.0.0.11", Group: cloud.ControlPlane, Attested: true, EK: ek("a")}
+	w0 := machines.Machine{Name: "w-0", Address: "10.0.0.12", Group: cloud.Worker, Attested: true, EK: ek("b"), TPM: "unix:/run/tpm/tpm.sock"}
+	w := enrolling(t)
+	if _, err := w.Enrolment(); err != nil {
+		t.Fatal(err)
+	}
+	attested := func(want bool) {
+		t.Helper()
+		if s, err := w.State(); err != nil || s.NotAttested() == want {
+			t.Errorf("not attested is %t, %v", s.NotAttested(), err)
+		}
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	attested(false)
+	must(w.AddMachine(unpinned(cp)))
+	must(w.AddMachine(unpinned(w0)))
+	attested(false)
+	for range 2 {
+		must(w.AddMachine(w0))
+	}
+	attested(false)
+	must(w.AddMachine(cp))
+	attested(true)
+	c, err := w.Config()
+	must(err)
+	if list := machines.List(c.Provider.Section); !slices.Equal(list, []machines.Machine{cp, w0}) {
+		b, _ := w.ReadConfig()
+		t.Errorf("the configuration lists %v:\n%s", list, b)
+	}
+	before, _ := w.ReadConfig()
+	for _, tt := range []struct {
+		name, want string
+		change     func(m *machines.Machine)
+	}{
+		{name: "another TPM", want: "it is another computer, or its TPM was replaced", change: func(m *machines.Machine) { m.EK = ek("c") }},
+		{name: "a key in a file", want: "the key is in a file now", change: func(m *machines.Machine) { *m = unpinned(*m) }},
+		{name: "another name", want: "its TPM is that of w-0", change: func(m *machines.Machine) { m.Name, m.Address = "w-1", "10.0.0.13" }},
+	} {
+		m := w0
+		tt.change(&m)
+		e, err := w.Enrolment()
+		must(err)
+		for _, err := range []error{w.AddMachine(m), e.CheckTPM(m.Name, m.EK)} {
+			if plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), tt.want) || !strings.Contains(plan.Remedy(err), "machine remove w-0") {
+				t.Errorf("%s: %v (%s)", tt.name, err, plan.Remedy(err))
+			}
+		}
+	}
+	if now, _ := w.ReadConfig(); !bytes.Equal(now, before) {
+		t.Errorf("changed all the same:\n%s", now)
+	}
+	must(w.AddMachine(machines.Machine{Name: "w-1", Address: "10.0.0.13", Group: cloud.Worker}))
+	attested(false)
+	must(w.RemoveMachine("w-1"))
+	attested(true)
+	must(w.RemoveMachine("w-0"))
+	must(w.RemoveMachine("cp-0"))
+	attested(false)
+}
+
+// A row that is written by hand, in any layout, gets the TPM of its machine. Comments stay.
+func TestRowsGetTPMs(t *testing.T) {
+	t.Parallel()
+	m := machines.Machine{Name: "w-0", Address: "10.0.0.9", Group: cloud.Worker, Attested: true, EK: "sha256:" + strings.Repeat("1", 64)}
+	for name, row := range map[string]string{
+		"a row": "    - {group: worker, name: w-0, address: 10.0.0.9} # mine\n",
+		"lines": "    - name: w-0\n      group: worker # mine\n      address: 10.0.0.9\n",
+	} {
+		w := enrolling(t)
+		b, err := w.ReadConfig()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b = bytes.Replace(b, []byte("    endpoint: api.example.com\n"), []byte("    endpoint: api.example.com\n    machines:\n"+row+"    - {name: w-1, address: 10.0.0.10, group: worker}\n"), 1)
+		if err := w.ReplaceConfig(b); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Enrolment(); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.AddMachine(m); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		c, err := w.Config()
+		if err != nil {
+			t.Fatal(err)
+		}
+		now, _ := w.ReadConfig()
+		if list := machines.List(c.Provider.Section); len(list) != 2 || list[0] != m || !bytes.Contains(now, []byte("# mine")) {
+			t.Errorf("%s: %v\n%s", name, list, now)
+		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
 	"constellation/engine/words"
@@ -93,9 +94,11 @@ func (s *State) Adopted() bool {
 	return ok && p.Inventory
 }
 
-// NotAttested reports whether no evidence of hardware vouches for the machines: they were adopted, or enrolled with keys
-// on disk.
-func (s *State) NotAttested() bool { return s.Adopted() || s.Enrolled() }
+// NotAttested reports whether no evidence of hardware vouches for the machines: they were adopted, or one of them was
+// enrolled with a key on disk.
+func (s *State) NotAttested() bool {
+	return s.Adopted() || s.Enrolled() && !s.Infrastructure.Section.Bool(machines.Attested)
+}
 
 // Enrolled reports whether the machines are those that `machine add` prepared.
 func (s *State) Enrolled() bool {

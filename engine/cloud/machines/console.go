@@ -57,7 +57,7 @@ func (c Console) Describe(context.Context) (out cloud.Info, err error) {
 func (c Console) inventory() Inventory {
 	i := Inventory{Cluster: c.uid, Machines: make([]Entry, len(c.list))}
 	for n, m := range c.list {
-		i.Machines[n] = Entry(m)
+		i.Machines[n] = m.Entry()
 	}
 	return i
 }

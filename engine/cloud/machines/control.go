@@ -44,6 +44,11 @@ type Entry struct {
 	ProviderID string `json:"providerID"`
 }
 
+// Entry returns the machine as the cluster has it.
+func (m Machine) Entry() Entry {
+	return Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: m.ProviderID}
+}
+
 // ProviderID is the ID of a machine whose Node had none: machines://<cluster>/<name>.
 func ProviderID(cluster, name string) string { return Name + "://" + cluster + "/" + name }
 

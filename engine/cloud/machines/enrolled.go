@@ -8,7 +8,10 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path"
 	"regexp"
+	"slices"
+	"strings"
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/section"
@@ -22,6 +25,39 @@ const MachineFile = "/etc/constellation/machine.json"
 
 // IdentityDir is where an enrolled machine has its key and its certificate.
 const IdentityDir = "/var/lib/constellation-identity"
+
+// Attested is the column of the list for machines whose key a TPM holds, and the field of the state that says
+// that all are such machines.
+const Attested = "attested"
+
+// DefaultTPM is the resource manager of the first TPM of a machine with Linux.
+const DefaultTPM = "/dev/tpmrm0"
+
+var (
+	ekRE  = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	tpmRE = regexp.MustCompile(`^(/dev/tpm(rm)?[0-9]{1,3}|unix:/(run|var/lib)/[A-Za-z0-9._-]*tpm[A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)$`)
+)
+
+// ValidTPM reports whether s is the address of a TPM that pods of a control plane can have: a device, or a
+// socket in a folder below /run or /var/lib whose name contains tpm. Pods get that folder, and a machine names it.
+func ValidTPM(s string) bool { return tpmRE.MatchString(s) }
+
+// TPMs returns where the TPMs are with which the control planes of a section prove what they are: the folders of their
+// sockets, sorted, and whether one of them is a device.
+func TPMs(v section.Values) (sockets []string, device bool) {
+	for _, m := range List(v) {
+		if !m.Attested || m.Group != cloud.ControlPlane {
+			continue
+		}
+		if socket, ok := strings.CutPrefix(m.TPM, "unix:"); ok {
+			sockets = append(sockets, path.Dir(socket))
+		} else {
+			device = true
+		}
+	}
+	slices.Sort(sockets)
+	return slices.Compact(sockets), device
+}
 
 var hostRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
 
@@ -39,6 +75,9 @@ func EnrolledConfig() section.Schema {
 			{Name: "name", Required: true, Unique: true, Valid: nameRE.MatchString, Problem: "cannot name a node", Remedy: "use at most 253 of a-z, 0-9, - and ."},
 			{Name: "address", Required: true, Unique: true, Valid: func(s string) bool { _, err := netip.ParseAddr(s); return err == nil }, Problem: "is no IP address", Remedy: "write the address at which the other machines reach it, without a port"},
 			{Name: "group", Required: true, Valid: func(s string) bool { return cloud.Role(s).Valid() }, Problem: "is no group", Remedy: "write control-plane or worker"},
+			{Name: Attested, Kind: section.Bool},
+			{Name: "ek", Unique: true, Valid: ekRE.MatchString, Problem: "is no hash of an endorsement key", Remedy: "take the row out and run `constellation machine add`, which writes it"},
+			{Name: "tpm", Valid: ValidTPM, Problem: "is no TPM", Remedy: "write /dev/tpmrm0, or unix: and a socket in a folder of /run or /var/lib whose name contains tpm"},
 		}},
 		componentsField(),
 	}
@@ -50,6 +89,8 @@ func EnrolledState() section.Schema {
 		{Name: "uid", Required: true},
 		// The certificate in PEM of the authority that certifies the keys of machines.
 		{Name: "authority", Required: true},
+		// Whether TPMs hold the keys of all machines.
+		{Name: Attested, Kind: section.Bool},
 	}
 }
 

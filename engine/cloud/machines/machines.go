@@ -34,6 +34,10 @@ type Machine struct {
 	Group cloud.Role
 	// ProviderID is that of its Node; empty: the one of [ProviderID].
 	ProviderID string
+	// Attested is whether a TPM holds the key of an enrolled machine. EK identifies that TPM: sha256: and the
+	// hash of its endorsement key in hex. TPM is its address on the machine; empty: [DefaultTPM].
+	Attested bool
+	EK, TPM  string
 }
 
 // HardeningList is the name of the list of policies in the section; see [Hardening].
@@ -95,7 +99,10 @@ func componentsField() section.Field {
 // List returns the machines of a section.
 func List(v section.Values) (out []Machine) {
 	for _, row := range v.Table(Name) {
-		out = append(out, Machine{row.Text("name"), row.Text("address"), cloud.Role(row.Text("group")), row.Text("providerID")})
+		out = append(out, Machine{
+			Name: row.Text("name"), Address: row.Text("address"), Group: cloud.Role(row.Text("group")), ProviderID: row.Text("providerID"),
+			Attested: row.Bool(Attested), EK: row.Text("ek"), TPM: row.Text("tpm"),
+		})
 	}
 	return out
 }
@@ -107,6 +114,14 @@ func Section(list []Machine) section.Values {
 		rows[i] = section.Values{"name": m.Name, "address": m.Address, "group": string(m.Group)}
 		if m.ProviderID != "" {
 			rows[i]["providerID"] = m.ProviderID
+		}
+		if m.Attested {
+			rows[i][Attested] = true
+		}
+		for column, text := range map[string]string{"ek": m.EK, "tpm": m.TPM} {
+			if text != "" {
+				rows[i][column] = text
+			}
 		}
 	}
 	return section.Values{Name: rows}

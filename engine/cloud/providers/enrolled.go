@@ -26,8 +26,8 @@ func enrolled() Provider {
 		MetadataAddress: machines.InventoryFile,
 		ControlAddress:  machines.InventoryFile,
 		Attestation:     attestation.EnrolledMethod(),
-		TPMAddress:      "enrolled:/run/tpm",
-		TPMDir:          machines.IdentityDir,
+		TPMAddress:      "enrolled:" + machines.IdentityDir,
+		IdentityDir:     machines.IdentityDir,
 		Advice: Advice{
 			Cloud:  "the list of machines",
 			Look:   "`constellation machine list`",

@@ -151,6 +151,11 @@ type Provider struct {
 	// TPM. TPMDevice is the device of its TPM instead, in machines without a socket. The join
 	// service is privileged then: other containers get no device of the host.
 	TPMDir, TPMDevice string
+	// IdentityDir is the directory of a machine with its identity, in the place of both; see
+	// attestation.EnrolledMethod. Pods see it at the same path. Some machines have a TPM, others have none: the
+	// join service gets the devices of its machine, and is privileged, only if the configuration lists a control
+	// plane that uses one.
+	IdentityDir string
 	// AutoscalerStandIn is whether the operator's chart installs a Deployment in the place
 	// of the cluster autoscaler, which knows no groups of this cloud.
 	AutoscalerStandIn bool
@@ -289,6 +294,14 @@ func (p Provider) ChartValues(config section.Values) map[string]any {
 	for _, name := range config.List(machines.HardeningList) {
 		hardening = append(hardening, name)
 	}
+	sockets, device := []any{}, false
+	if p.IdentityDir != "" {
+		var dirs []string
+		dirs, device = machines.TPMs(config)
+		for _, dir := range dirs {
+			sockets = append(sockets, dir)
+		}
+	}
 	return map[string]any{
 		"hardening":                   hardening,
 		"provider":                    p.Name,
@@ -297,6 +310,9 @@ func (p Provider) ChartValues(config section.Values) map[string]any {
 		"joinservice.tpm":             p.TPMAddress,
 		"joinservice.tpmDir":          p.TPMDir,
 		"joinservice.tpmDevice":       p.TPMDevice,
+		"joinservice.identityDir":     p.IdentityDir,
+		"joinservice.tpmSocketDirs":   sockets,
+		"joinservice.tpmDevices":      device,
 		"operator.autoscaler.standIn": p.AutoscalerStandIn,
 		"operator.inventory":          p.inventory(),
 		"joinservice.inventory":       p.inventory(),
