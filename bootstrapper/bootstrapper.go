@@ -87,6 +87,9 @@ type Machine struct {
 	Validator attestation.NewValidator
 	// KubeletCloudProvider is the kubelet's --cloud-provider; "" means that it gets no such flag.
 	KubeletCloudProvider string
+	// DividePods is whether Kubernetes gives each node its range of pod addresses. Otherwise a cloud routes
+	// one to each machine.
+	DividePods bool
 	// Roots are the trust anchors for the identity of machines.
 	Roots *x509.CertPool
 	// Images are the measurements of further images that a join service may run, in addition to

@@ -251,7 +251,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 		}},
 		{"networks", "config", "address ranges fit the machines' network", "state", func(context.Context) *plan.Finding {
 			i, c := f.state.Infrastructure, f.config
-			if c.PodCIDR != i.PodCIDR && !f.state.Enrolled() { // else their owner brings the network
+			if c.PodCIDR != i.PodCIDR && !f.state.Enrolled() { // else no cloud routes it
 				b := block("podCIDR is not what the cloud routes", fmt.Sprintf("the configuration says %s, the machines' network %s", c.PodCIDR, i.PodCIDR), "write podCIDR: "+i.PodCIDR.String())
 				b.Field = "podCIDR"
 				return b

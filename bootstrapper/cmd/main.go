@@ -109,7 +109,7 @@ func offer(ctx context.Context, m bootstrapper.Machine) error {
 		return fmt.Errorf("%w: read CONSTELLATION_PROVIDER: %w", bootstrapper.ErrStuck, err)
 	}
 	m.Metadata = from.Metadata(cmp.Or(os.Getenv("CONSTELLATION_METADATA"), from.MetadataAddress))
-	m.Validator, m.KubeletCloudProvider = from.Attestation.Validator, from.KubeletCloudProvider
+	m.Validator, m.KubeletCloudProvider, m.DividePods = from.Attestation.Validator, from.KubeletCloudProvider, from.DividePods
 	m.Issuer = from.Attestation.Issuer(m.TPM)
 	pem, err := os.ReadFile(filepath.Join(m.Root, rootsFile))
 	if err != nil {

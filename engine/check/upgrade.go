@@ -63,11 +63,11 @@ type Check struct {
 	Schema  string `json:"schema"`
 	Cluster string `json:"cluster"`
 	// Simulated is set if the machines are simulated.
-	Simulated bool      `json:"simulated,omitempty"`
+	Simulated bool `json:"simulated,omitempty"`
 	// NotAttested is set if no evidence of hardware vouches for the machines.
-	NotAttested bool `json:"notAttested,omitempty"`
-	Provider  string    `json:"provider"`
-	Time      time.Time `json:"time"`
+	NotAttested bool      `json:"notAttested,omitempty"`
+	Provider    string    `json:"provider"`
+	Time        time.Time `json:"time"`
 	// CLI is the version of this program.
 	CLI string `json:"cli"`
 	// Current is the running state, Goal the end of the path.

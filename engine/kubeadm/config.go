@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"gopkg.in/yaml.v3"
 
@@ -40,8 +41,9 @@ type Cluster struct {
 	ImageRepository string
 	// Endpoint is host:port in front of all API servers.
 	Endpoint string
-	// PodCIDR is divided among the nodes by the cloud's routes, not by Kubernetes.
+	// PodCIDR is divided among the nodes by the cloud's routes, or by Kubernetes if DividePods is set.
 	PodCIDR     netip.Prefix
+	DividePods  bool
 	ServiceCIDR netip.Prefix
 	// CertSANs are names and addresses under which clients reach API servers,
 	// beside the endpoint and those that kubeadm adds itself.
@@ -267,9 +269,10 @@ func NewInit(c Cluster, n Node) (Config, error) {
 				CertSANs: sans,
 			},
 			ControllerManager: ControlPlane{ExtraArgs: []Arg{
-				// The cloud routes a range to each machine; ranges that Kubernetes would
-				// hand out in the order of arrival would name other machines.
-				{"allocate-node-cidrs", "false"},
+				// Where the cloud routes a range to each machine, ranges that Kubernetes would
+				// hand out in the order of arrival would name other machines. Without a cloud,
+				// network plugins use them.
+				{"allocate-node-cidrs", strconv.FormatBool(c.DividePods)},
 				// What kubelets are given as clients and servers. They renew it when 70 to 90 %
 				// of its life is over; a machine that is off for longer cannot come back.
 				{"cluster-signing-duration", SigningDuration},

@@ -2,6 +2,7 @@ package kubeadm
 
 import (
 	"bytes"
+	"fmt"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -160,6 +161,20 @@ func TestTokensOfInitAreNeverTheSame(t *testing.T) {
 	b, _ := NewInit(exampleCluster("v1.35.4"), exampleNode())
 	if a.Init.BootstrapTokens[0].Token == b.Init.BootstrapTokens[0].Token {
 		t.Error("the same token twice")
+	}
+}
+
+func TestRangesOfPods(t *testing.T) {
+	for _, divide := range []bool{false, true} {
+		c := exampleCluster("v1.36.4")
+		c.DividePods = divide
+		config, err := NewInit(c, exampleNode())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, _ := config.YAML(); !bytes.Contains(b, fmt.Appendf(nil, "name: allocate-node-cidrs\n      value: \"%t\"", divide)) {
+			t.Errorf("DividePods %t:\n%s", divide, b)
+		}
 	}
 }
 

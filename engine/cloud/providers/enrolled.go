@@ -9,13 +9,14 @@ import (
 // enrolled is the list of machines that `machine add` prepares, for new clusters.
 func enrolled() Provider {
 	return Provider{
-		Name:     machines.Enrolled,
-		Enrolled: true,
-		NoImages: true,
-		Config:   machines.EnrolledConfig(),
-		State:    machines.EnrolledState(),
-		About:    "enrolled is a list of Linux\nmachines that exist already; `constellation machine add` prepares and lists them. endpoint is\nthe name or address, without a port, of the load balancer in front of the control planes. With\none control plane that is its own address.",
-		Example:  func(string) section.Values { return section.Values{"endpoint": "api.example.com"} },
+		Name:       machines.Enrolled,
+		Enrolled:   true,
+		DividePods: true,
+		NoImages:   true,
+		Config:     machines.EnrolledConfig(),
+		State:      machines.EnrolledState(),
+		About:      "enrolled is a list of Linux\nmachines that exist already; `constellation machine add` prepares and lists them. endpoint is\nthe name or address, without a port, of the load balancer in front of the control planes. With\none control plane that is its own address.",
+		Example:    func(string) section.Values { return section.Values{"endpoint": "api.example.com"} },
 		Console: func(config, state section.Values) (Console, error) {
 			return machines.NewEnrolledConsole(config, state), nil
 		},

@@ -156,6 +156,9 @@ type Provider struct {
 	// join service gets the devices of its machine, and is privileged, only if the configuration lists a control
 	// plane that uses one.
 	IdentityDir string
+	// DividePods is whether no cloud routes addresses of pods to machines: Kubernetes gives each Node a
+	// range of them, and the owner installs a network plugin.
+	DividePods bool
 	// AutoscalerStandIn is whether the operator's chart installs a Deployment in the place
 	// of the cluster autoscaler, which knows no groups of this cloud.
 	AutoscalerStandIn bool
