@@ -38,6 +38,7 @@ var mayNameSandbox = map[string]string{
 	"tui/view/timeline.go":             "streams of the verb sandbox have no plan",
 	"internal/testneeds/":              "names the command that builds what a test needs",
 	"tui/internal/enginefake/":         "fixtures of tests",
+	"internal/swtpm/":                  "an emulator for tests",
 	"engine/kube/kubetest/":            "values of the contract test",
 	"engine/cloud/cloudtest/oddcloud/": "a cloud of tests, made of hollow machines",
 	"engine/provenance/verify.go":      "name of the second program",

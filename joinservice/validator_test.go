@@ -3,46 +3,17 @@ package joinservice
 import (
 	"encoding/hex"
 	"errors"
-	"net"
 	"net/netip"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
 	workspace "constellation/engine/attestation/authority"
 	"constellation/engine/cloud"
-	"constellation/internal/testneeds"
+	"constellation/internal/swtpm"
 )
-
-// startTPM runs a TPM emulator and returns its address.
-func startTPM(t *testing.T) (address string) {
-	t.Helper()
-	swtpm := testneeds.Program(t, "swtpm", "swtpm")
-	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
-	if err != nil {
-		t.Fatal(err)
-	}
-	socket := filepath.Join(dir, "tpm.sock")
-	cmd := exec.Command(swtpm, "socket", "--tpm2", "--tpmstate", "dir="+dir, "--server", "type=unixio,path="+socket, "--flags", "not-need-init,startup-clear")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait(); os.RemoveAll(dir) })
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
-		if c, err := net.Dial("unix", socket); err == nil {
-			c.Close()
-			return "unix:" + socket
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("swtpm does not listen")
-		}
-	}
-}
 
 // The join service of a control plane with a TPM admits machines with and without one.
 func TestJoinConfigWithTPMs(t *testing.T) {
@@ -61,7 +32,7 @@ func testUnmeasured(t *testing.T, tpms bool) {
 	t.Helper()
 	tpm := func() string {
 		if tpms {
-			return startTPM(t)
+			return swtpm.Start(t)
 		}
 		return attestation.NoTPM
 	}

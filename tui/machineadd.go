@@ -30,6 +30,7 @@ import (
 type adding struct {
 	ssh                            sshOptions
 	group, name, address, programs string
+	tpm                            string
 	yes, rehearse                  bool
 	out                            format
 }
@@ -48,6 +49,9 @@ machines side by side:
     held back from upgrades
   - bootstrapper and agent of this release, their units and configuration
   - a key of the machine, which the authority of the workspace certifies
+
+The key is in the machine's TPM if it has one that works. Otherwise it is in a file, and the machine
+is not attested: see --tpm.
 
 Then it writes the machine into constellation-conf.yaml. Each step can be repeated: an
 interrupted run is continued by the same command, and files that the machine has are not sent
@@ -74,10 +78,12 @@ cluster; 5 the changes were not accepted; 8 another console works on the machine
 	fl.StringVar(&a.group, "group", "worker", "`group` of the machines: control-plane or worker")
 	fl.StringVar(&a.name, "name", "", "`name` of the machine's Node (default: its host name)")
 	fl.StringVar(&a.address, "address", "", "`IP` address at which the other machines reach it (default: the one of --ssh)")
+	fl.StringVar(&a.tpm, "tpm", "auto", "where a new key is: auto, none for a file, or the `address` of a TPM on the machine")
 	fl.StringVar(&a.programs, "programs", "", "`folder` with bootstrapper and agent for the machine's architecture")
 	fl.BoolVar(&a.rehearse, "dry-run", false, "show the changes and make none")
 	fl.BoolVarP(&a.yes, "yes", "y", false, "make the changes without a prompt")
 	_ = cmd.RegisterFlagCompletionFunc("group", fixed("control-plane", "worker"))
+	_ = cmd.RegisterFlagCompletionFunc("tpm", fixed("auto", "none"))
 	_ = cmd.RegisterFlagCompletionFunc("name", fixed())
 	_ = cmd.RegisterFlagCompletionFunc("address", fixed())
 	_ = cmd.MarkFlagDirname("programs")
@@ -105,9 +111,12 @@ type addedMachine struct {
 	HostKey  string         `json:"hostKey"`
 	Findings []plan.Finding `json:"findings,omitempty"`
 	enrol.Outcome
-	Error  string        `json:"error,omitempty"`
-	Remedy string        `json:"remedy,omitempty"`
-	Took   time.Duration `json:"took,omitempty"` // nanoseconds in JSON
+	// Attested is whether a TPM holds the machine's key, and EK the hash of the TPM's endorsement key.
+	Attested bool          `json:"attested"`
+	EK       string        `json:"ek,omitempty"`
+	Error    string        `json:"error,omitempty"`
+	Remedy   string        `json:"remedy,omitempty"`
+	Took     time.Duration `json:"took,omitempty"` // nanoseconds in JSON
 }
 
 var nodeName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
@@ -126,6 +135,9 @@ func (a *adding) request() ([]sshhost.Target, error) {
 	}
 	if a.name != "" && !nodeName.MatchString(a.name) {
 		return usage(fmt.Errorf("--name %q cannot name a node", a.name), "use at most 253 of a-z, 0-9, - and .")
+	}
+	if a.tpm != "auto" && a.tpm != "none" && !workspace.ValidTPM(a.tpm) {
+		return usage(fmt.Errorf("--tpm %q is no TPM", a.tpm), "write auto, none, /dev/tpmrm0, or unix: and a socket in a folder of /run or /var/lib whose name contains tpm")
 	}
 	if _, err := netip.ParseAddr(a.address); a.address != "" && err != nil {
 		return usage(fmt.Errorf("--address %q is no IP address", a.address), "write the address without a port")
@@ -193,7 +205,12 @@ func runMachineAdd(ctx context.Context, s *session, a *adding) error {
 	live.all("waiting")
 	s.Enrol.Install(ctx, batch, live.step, func(i int, x enrol.Result) {
 		if x.Err == nil {
-			x.Err = ws.AddMachine(list[i])
+			var m workspace.Machine
+			if m, x.Err = list[i].Pinned(x.Key.Attested, x.Key.EK, x.Key.TPM); x.Err == nil {
+				x.Err = ws.AddMachine(m)
+			} else {
+				x.Err = &plan.Error{Op: "add machine " + m.Name, Err: x.Err, Remedy: "remove the folder of its identity, /var/lib/constellation-identity, and run the same command with --tpm none"}
+			}
 		}
 		r.Machines[i].result(x)
 		failed = cmp.Or(failed, x.Err)
@@ -271,7 +288,10 @@ func (a *adding) rows(results []machinecheck.Result, targets []sshhost.Target, a
 		}
 		m := workspace.Machine{Name: cmp.Or(a.name, strings.ToLower(r.Facts.HostName)), Address: address.String(), Group: as.Group}
 		for _, x := range append(slices.Clone(out), have...) {
-			if x.ProviderID = ""; x != m && (x.Name == m.Name || x.Address == m.Address) {
+			if x.Name == m.Name && x.Address == m.Address && x.Group == m.Group {
+				continue
+			}
+			if x.ProviderID = ""; x.Name == m.Name || x.Address == m.Address {
 				return nil, &plan.Error{
 					Op: "add " + r.Machine, Err: fmt.Errorf("it would be %s with address %s and group %s, and there is %s with address %s and group %s", m.Name, m.Address, m.Group, x.Name, x.Address, x.Group), Exit: plan.ExitUsage,
 					Remedy: "choose another --name or --address, or remove that machine first: `constellation machine remove " + x.Name + "`",
@@ -341,7 +361,7 @@ func (a *adding) batch(s *session, e *workspace.Enrolment, results []machinechec
 		if spec, err = enrol.Node(spec, programs); err != nil {
 			return b, err
 		}
-		b.Jobs = append(b.Jobs, enrol.Job{Target: targets[i], Spec: spec, Authority: e.Authority, Identity: id})
+		b.Jobs = append(b.Jobs, enrol.Job{Target: targets[i], Spec: spec, Authority: e.Authority, Identity: id, TPM: a.tpm, Accept: func(ek string) error { return e.CheckTPM(m.Name, ek) }})
 	}
 	return b, nil
 }
@@ -353,7 +373,7 @@ func (r *addReport) fill(results []machinecheck.Result, list []workspace.Machine
 }
 
 func (m *addedMachine) result(x enrol.Result) {
-	m.Outcome, m.Took = x.Outcome, x.Took
+	m.Outcome, m.Took, m.Attested, m.EK = x.Outcome, x.Took, x.Key.Attested, x.Key.EK
 	if x.Err != nil {
 		m.Error, m.Remedy = x.Err.Error(), plan.Remedy(x.Err)
 	}
@@ -486,12 +506,16 @@ func addedText(pg view.Page, w int, r *addReport) (lines []string) {
 	}
 	name = min(name, 40)
 	for _, m := range r.Machines {
-		severity, verdict := plan.Info, fmt.Sprintf("prepared as %s in %s", strings.ReplaceAll(m.Group, "-", " "), m.Took.Round(100*time.Millisecond))
+		trust := "not attested: its key is in a file"
+		if m.Attested {
+			trust = "attested by its TPM"
+		}
+		severity, verdict := plan.Info, fmt.Sprintf("prepared as %s in %s, %s", strings.ReplaceAll(m.Group, "-", " "), m.Took.Round(100*time.Millisecond), trust)
 		switch {
 		case m.Error != "":
 			severity, verdict = plan.Block, m.Error
 		case len(m.Changes) == 0:
-			verdict = "prepared already"
+			verdict = "prepared already, " + trust
 		}
 		sign, st := view.SeveritySignOf(pg, severity)
 		for k, p := range term.Wrap(term.Clean(verdict), max(20, w-name-4)) {

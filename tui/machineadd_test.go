@@ -36,6 +36,7 @@ type enrolStage struct {
 	ws      *workspace.Workspace
 	checked []machinecheck.Result
 	fails   map[string]error // by name of the machine
+	keys    map[string]enrol.Key
 	batch   enrol.Batch
 	ran     int // installations
 	removed *enrol.Removal
@@ -93,6 +94,10 @@ func (e *enrolStage) run(args ...string) (stdout, stderr string, code int) {
 					if !b.Rehearse {
 						e.ran++
 						r.Err = e.fails[j.Spec.Machine]
+						r.Key = e.keys[j.Spec.Machine]
+						if err := j.Accept(r.Key.EK); err != nil {
+							r = enrol.Result{Err: err}
+						}
 					} else if err := e.fails["rehearsal"]; err != nil {
 						r = enrol.Result{Err: err}
 					}
@@ -357,5 +362,38 @@ func TestMachineVerbsNeedTheProvider(t *testing.T) {
 	}
 	if _, errs, code := e.run(append(slices.Clone(oneSSH), "--dry-run")...); code != plan.ExitUsage {
 		t.Errorf("without a configuration: exit code %d, %s", code, errs)
+	}
+}
+
+// The row of a machine has the TPM with its key. Another computer under that name is refused.
+func TestMachineAddWithTPM(t *testing.T) {
+	t.Parallel()
+	e := newEnrolStage(t)
+	ek := func(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }
+	e.keys = map[string]enrol.Key{"node-11": {Attested: true, EK: ek("1"), TPM: machines.DefaultTPM}}
+	for range 2 {
+		out, errs, code := e.run(append(slices.Clone(twoSSH), "--yes")...)
+		if code != plan.ExitDone || !strings.Contains(out, "attested by its TPM") || !strings.Contains(out, "not attested: its key is in a file") {
+			t.Fatalf("exit %d\n%s%s", code, out, errs)
+		}
+	}
+	if list := e.machines(); len(list) != 2 || !list[0].Attested || list[0].EK != ek("1") || list[0].TPM != "" || list[1].Attested || e.batch.Jobs[0].TPM != "auto" {
+		t.Errorf("machines %+v, TPM %q", list, e.batch.Jobs[0].TPM)
+	}
+	out, _, _ := e.run(append(slices.Clone(oneSSH), "--yes", "--tpm", "none", "-o", "json")...)
+	var r addReport
+	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Machines) != 1 || !r.Machines[0].Attested || r.Machines[0].EK != ek("1") || e.batch.Jobs[0].TPM != "none" {
+		t.Errorf("report %s: %v", out, err)
+	}
+	e.keys["node-11"] = enrol.Key{Attested: true, EK: ek("2")}
+	if _, errs, code := e.run(append(slices.Clone(oneSSH), "--yes")...); code != plan.ExitUsage || !strings.Contains(errs, "it is another computer") || !strings.Contains(errs, "machine remove node-11") {
+		t.Errorf("another computer: exit %d\n%s", code, errs)
+	}
+	e.keys["node-11"] = enrol.Key{Attested: true, EK: ek("1"), TPM: "unix:/etc/tpm/tpm.sock"}
+	if _, errs, code := e.run(append(slices.Clone(oneSSH), "--yes")...); code == plan.ExitDone || !strings.Contains(errs, "no address of a TPM") {
+		t.Errorf("a TPM in another folder: exit %d\n%s", code, errs)
+	}
+	if _, errs, code := e.run(append(slices.Clone(oneSSH), "--tpm", "moon")...); code != plan.ExitUsage || !strings.Contains(errs, "--tpm") {
+		t.Errorf("no TPM: exit %d\n%s", code, errs)
 	}
 }

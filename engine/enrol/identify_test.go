@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,6 +17,7 @@ import (
 	"constellation/engine/attestation/authority"
 	"constellation/engine/plan"
 	"constellation/engine/sshhost"
+	"constellation/internal/swtpm"
 )
 
 // identityMachine runs the verbs of `bootstrapper identity` in this process, on a folder of its own.
@@ -24,6 +26,7 @@ type identityMachine struct {
 	calls []string
 	cut   string // the verb whose answer is lost
 	noise string // of a startup file of the shell
+	errs  string // on stderr
 }
 
 func (m *identityMachine) Target() sshhost.Target {
@@ -35,7 +38,10 @@ func (m *identityMachine) Upload(context.Context, string, fs.FileMode, int64, io
 }
 
 func (m *identityMachine) Run(ctx context.Context, c sshhost.Command) (sshhost.Result, error) {
-	verb := c.Argv[len(c.Argv)-1]
+	verb, tpm := c.Argv[len(c.Argv)-1], attestation.NoTPM
+	if n := slices.Index(c.Argv, "-tpm"); n >= 0 {
+		verb, tpm = c.Argv[n-1], c.Argv[n+1]
+	}
 	m.calls = append(m.calls, verb)
 	in, err := io.ReadAll(c.Stdin)
 	if err != nil {
@@ -44,7 +50,7 @@ func (m *identityMachine) Run(ctx context.Context, c sshhost.Command) (sshhost.R
 	var out []byte
 	switch verb {
 	case "request":
-		out, _, err = attestation.RequestIdentity(ctx, m.dir, attestation.NoTPM)
+		out, _, err = attestation.RequestIdentity(ctx, m.dir, tpm)
 	case "answer":
 		out, err = attestation.AnswerIdentity(ctx, m.dir, in)
 	case "store":
@@ -61,7 +67,7 @@ func (m *identityMachine) Run(ctx context.Context, c sshhost.Command) (sshhost.R
 	if verb == m.cut {
 		return sshhost.Result{}, sshhost.ErrLost
 	}
-	return sshhost.Result{Stdout: append([]byte(m.noise), out...)}, nil
+	return sshhost.Result{Stdout: append([]byte(m.noise), out...), Stderr: []byte(m.errs)}, nil
 }
 
 // TestIdentify loses the answer of each verb once. The next run certifies the same key.
@@ -78,16 +84,57 @@ func TestIdentify(t *testing.T) {
 	id := attestation.Identity{Name: "worker-1", ProviderID: "machines://u/worker-1", UID: "u", Group: "machines://u/worker", Role: "worker", IP: netip.MustParseAddr("10.0.0.11")}
 	for _, cut := range []string{"", "request", "answer", "store"} {
 		m := &identityMachine{dir: filepath.Join(t.TempDir(), "identity"), cut: cut}
-		if err := Identify(t.Context(), m, a, id); (cut != "") != errors.Is(err, sshhost.ErrLost) {
+		if _, err := Identify(t.Context(), m, Job{Authority: a, Identity: id}); (cut != "") != errors.Is(err, sshhost.ErrLost) {
 			t.Errorf("cut at %q: %v", cut, err)
 		}
 		m.cut, m.noise = "", "Welcome!\n"
-		if err := Identify(t.Context(), m, a, id); err != nil {
+		if _, err := Identify(t.Context(), m, Job{Authority: a, Identity: id}); err != nil {
 			t.Errorf("after a cut at %q: %v", cut, err)
 		}
 	}
 	broken := &identityMachine{dir: filepath.Join(t.TempDir(), "identity"), noise: "{\x1b[2J"}
-	if err := Identify(t.Context(), broken, a, id); err == nil || plan.Remedy(err) == "" || bytes.ContainsRune([]byte(err.Error()), 0x1b) || strings.Join(broken.calls, " ") != "request" {
+	if _, err := Identify(t.Context(), broken, Job{Authority: a, Identity: id}); err == nil || plan.Remedy(err) == "" || bytes.ContainsRune([]byte(err.Error()), 0x1b) || strings.Join(broken.calls, " ") != "request" {
 		t.Errorf("a malformed request: %v after %q", err, broken.calls)
+	}
+}
+
+// TestIdentifyPins has machines be refused before they get a certificate, and reports where keys are.
+func TestIdentifyPins(t *testing.T) {
+	t.Parallel()
+	cert, secret, err := authority.Create("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := authority.Parse(cert, secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := attestation.Identity{Name: "worker-1", ProviderID: "machines://u/worker-1", UID: "u", Group: "machines://u/worker", Role: "worker", IP: netip.MustParseAddr("10.0.0.11")}
+	tpm := swtpm.Start(t)
+	var pinned string
+	other := errors.New("another computer")
+	accept := func(ek string) error {
+		if pinned != "" && ek != pinned {
+			return other
+		}
+		return nil
+	}
+	m := &identityMachine{dir: filepath.Join(t.TempDir(), "identity"), errs: "warning: " + unusedTPM + "\x1b[2Jit is old\nnoise\n"}
+	key, err := Identify(t.Context(), m, Job{Authority: a, Identity: id, TPM: tpm, Accept: accept})
+	if err != nil || !key.Attested || key.TPM != tpm || !strings.HasPrefix(key.EK, "sha256:") || key.Unused != "" {
+		t.Fatalf("a key in a TPM: %+v, %v", key, err)
+	}
+	pinned = key.EK
+	again := &identityMachine{dir: filepath.Join(t.TempDir(), "identity"), noise: "Welcome!\n"}
+	if k, err := Identify(t.Context(), again, Job{Authority: a, Identity: id, TPM: tpm, Accept: accept}); err != nil || k != key {
+		t.Errorf("the same TPM after a reinstallation: %+v, %v", k, err)
+	}
+	file := &identityMachine{dir: filepath.Join(t.TempDir(), "identity")}
+	if _, err := Identify(t.Context(), file, Job{Authority: a, Identity: id, Accept: accept}); !errors.Is(err, other) || slices.Contains(file.calls, "store") || slices.Contains(file.calls, "answer") {
+		t.Errorf("another computer: %v after %q", err, file.calls)
+	}
+	pinned, file.errs = "", m.errs
+	if k, err := Identify(t.Context(), file, Job{Authority: a, Identity: id, TPM: attestation.AutoTPM, Accept: accept}); err != nil || k.Attested || k.EK+k.TPM != "" || !strings.HasSuffix(k.Unused, "it is old") || strings.ContainsRune(k.Unused, 0x1b) {
+		t.Errorf("a key in a file: %+v, %v", k, err)
 	}
 }

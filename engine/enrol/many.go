@@ -3,10 +3,12 @@ package enrol
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,6 +28,22 @@ type Job struct {
 	// Authority certifies the machine as Identity; nil: it gets no identity.
 	Authority *authority.Authority
 	Identity  attestation.Identity
+	// TPM is where the machine makes its key: the address of a TPM, attestation.AutoTPM or NoTPM. Empty: it keeps
+	// the key that it has.
+	TPM string
+	// Accept returns an error if the machine may not be certified with the endorsement key of its TPM, as in Key;
+	// nil: it may.
+	Accept func(ek string) error
+}
+
+// Key is where the key of a machine is.
+type Key struct {
+	// Attested is whether a TPM holds it. EK is the endorsement key of that TPM, sha256: and its hash in hex. TPM is
+	// its address, as the machine states it.
+	Attested bool
+	EK, TPM  string
+	// Unused is why a TPM of the machine does not hold it.
+	Unused string
 }
 
 // Batch are machines that are enrolled side by side.
@@ -42,6 +60,8 @@ type Batch struct {
 // Result is the enrolment or the removal of one machine.
 type Result struct {
 	Outcome
+	// Key is that of an enrolled machine.
+	Key  Key
 	Took time.Duration
 	Err  error
 }
@@ -58,7 +78,7 @@ func InstallAll(ctx context.Context, b Batch, step func(i int, s Step), done fun
 			places <- struct{}{}
 			defer func() { <-places }()
 			began := time.Now()
-			out[i].Outcome, out[i].Err = b.one(ctx, j, func(s Step) {
+			out[i].Outcome, out[i].Key, out[i].Err = b.one(ctx, j, func(s Step) {
 				mu.Lock()
 				defer mu.Unlock()
 				step(i, s)
@@ -73,65 +93,97 @@ func InstallAll(ctx context.Context, b Batch, step func(i int, s Step), done fun
 	return out
 }
 
-func (b *Batch) one(ctx context.Context, j Job, report func(Step)) (Outcome, error) {
+func (b *Batch) one(ctx context.Context, j Job, report func(Step)) (out Outcome, key Key, err error) {
 	if ctx.Err() != nil {
-		return Outcome{}, context.Cause(ctx)
+		return out, key, context.Cause(ctx)
 	}
 	report(Step{Title: "log in"})
 	o := b.SSH
 	o.Target = j.Target
 	h, err := sshhost.Dial(ctx, o)
 	if err != nil {
-		return Outcome{}, err
+		return out, key, err
 	}
 	defer h.Close()
 	r := Request{Spec: j.Spec, Who: b.Who, Now: b.Now, Report: report}
 	if b.Rehearse {
-		return Examine(ctx, h, r)
+		out, err = Examine(ctx, h, r)
+		return out, key, err
 	}
 	if j.Authority != nil {
-		r.Prepare = func(ctx context.Context, m Machine) error { return Identify(ctx, m, j.Authority, j.Identity) }
+		r.Prepare = func(ctx context.Context, m Machine) (err error) { key, err = Identify(ctx, m, j); return err }
 	}
-	return Install(ctx, h, r)
+	out, err = Install(ctx, h, r)
+	if key.Unused != "" {
+		out.Notes = append(out.Notes, key.Unused)
+	}
+	return out, key, err
 }
 
-// Identify has the bootstrapper of a machine make a key, and certifies it as that of the machine id. A machine
-// that has a certificate gets a new one for the same key.
-func Identify(ctx context.Context, m Machine, a *authority.Authority, id attestation.Identity) error {
+// unusedTPM begins the line in which the bootstrapper states why a TPM does not hold the key.
+const unusedTPM = "the key is in a file, because "
+
+// Identify has the bootstrapper of a machine make a key, and certifies it as j says. A machine that has a certificate
+// gets a new one for the same key.
+func Identify(ctx context.Context, m Machine, j Job) (key Key, err error) {
 	op := "certify " + m.Target().String()
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, &plan.Error{Op: op, Err: fmt.Errorf("it did not end within %s", limit), Remedy: "check the load of the machine, then run the same command again"})
 	defer cancel()
-	verb := func(name string, in []byte) ([]byte, error) {
-		r, err := m.Run(ctx, sshhost.Command{Argv: inEnvironment("identity", name), Root: true, Stdin: bytes.NewReader(in)})
+	verb := func(in []byte, args ...string) ([]byte, error) {
+		r, err := m.Run(ctx, sshhost.Command{Argv: inEnvironment(append([]string{"identity"}, args...)...), Root: true, Stdin: bytes.NewReader(in)})
 		if err != nil {
 			return nil, err
 		}
 		if err := r.Err(); err != nil {
-			return nil, &plan.Error{Op: op, Err: fmt.Errorf("bootstrapper identity %s: %w", name, err), Remedy: "mend it on the machine, then run the same command again"}
+			return nil, &plan.Error{Op: op, Err: fmt.Errorf("bootstrapper identity %s: %w", args[0], err), Remedy: "mend it on the machine, then run the same command again"}
+		}
+		if _, why, ok := strings.Cut(string(r.Stderr), unusedTPM); ok && args[0] == "request" {
+			line, _, _ := strings.Cut(why, "\n")
+			key.Unused = unusedTPM + sshhost.Text([]byte(line))
 		}
 		return document(r.Stdout), nil
 	}
 	bad := func(err error) error {
 		return &plan.Error{Op: op, Err: errors.New(sshhost.Text([]byte(err.Error()))), Remedy: "run the same command again; if it repeats, the machine runs another program than the one that was sent"}
 	}
-	request, err := verb("request", nil)
-	if err != nil {
-		return err
+	args := []string{"request"}
+	if j.TPM != "" {
+		args = append(args, "-tpm", j.TPM)
 	}
-	challenge, expect, err := a.Challenge(request)
+	request, err := verb(nil, args...)
 	if err != nil {
-		return bad(err)
+		return key, err
 	}
-	answer, err := verb("answer", challenge)
+	challenge, expect, err := j.Authority.Challenge(request)
 	if err != nil {
-		return err
+		return key, bad(err)
 	}
-	certificate, err := a.Certify(request, answer, expect, id)
+	if expect.Kind == attestation.KindTPM {
+		key.Attested, key.EK, key.Unused = true, "sha256:"+expect.EK, ""
+	}
+	if j.Accept != nil {
+		if err := j.Accept(key.EK); err != nil {
+			return key, err
+		}
+	}
+	answer, err := verb(challenge, "answer")
 	if err != nil {
-		return bad(err)
+		return key, err
 	}
-	_, err = verb("store", certificate)
-	return err
+	certificate, err := j.Authority.Certify(request, answer, expect, j.Identity)
+	if err != nil {
+		return key, bad(err)
+	}
+	stored, err := verb(certificate, "store")
+	if err != nil || !key.Attested {
+		return key, err
+	}
+	var id attestation.EnrolledIdentity
+	if err := json.Unmarshal(stored, &id); err != nil {
+		return key, bad(fmt.Errorf("read the identity that it stored: %w", err))
+	}
+	key.TPM = id.TPM
+	return key, nil
 }
 
 // document is the JSON document at the end of an output. A startup file of the shell may print before.

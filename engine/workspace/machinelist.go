@@ -11,6 +11,9 @@ import (
 // Machine is a machine of the list in the configuration.
 type Machine = machines.Machine
 
+// ValidTPM reports whether s is the address of a TPM that a machine of the list can have.
+func ValidTPM(s string) bool { return machines.ValidTPM(s) }
+
 // MachineList is what a workspace says about its enrolled machines.
 type MachineList struct {
 	// Cluster is the name of the cluster. UID identifies its machines; empty before the first one.

@@ -42,6 +42,21 @@ var (
 // socket in a folder below /run or /var/lib whose name contains tpm. Pods get that folder, and a machine names it.
 func ValidTPM(s string) bool { return tpmRE.MatchString(s) }
 
+// Pinned returns m with the TPM that holds its key, at the address tpm on the machine, which states it.
+func (m Machine) Pinned(attested bool, ek, tpm string) (Machine, error) {
+	if !attested {
+		ek, tpm = "", ""
+	}
+	if tpm == DefaultTPM {
+		tpm = ""
+	}
+	if tpm != "" && !ValidTPM(tpm) {
+		return m, fmt.Errorf("%q is no address of a TPM that pods can have", tpm)
+	}
+	m.Attested, m.EK, m.TPM = attested, ek, tpm
+	return m, nil
+}
+
 // TPMs returns where the TPMs are with which the control planes of a section prove what they are: the folders of their
 // sockets, sorted, and whether one of them is a device.
 func TPMs(v section.Values) (sockets []string, device bool) {
