@@ -400,7 +400,11 @@ func (w *Workspace) lockDir() (unlock func(), err error) {
 		}
 		return nil, &plan.Error{Op: "lock workspace " + w.root, Err: errors.New("another adoption or its undo is running there"), Exit: plan.ExitHeld, Remedy: "wait for it to end, then run the same command again"}
 	}
-	return func() { d.Close() }, nil
+	return func() {
+		// A child of another goroutine has the descriptor until it executes its program.
+		_ = unix.Flock(int(d.Fd()), unix.LOCK_UN)
+		_ = d.Close()
+	}, nil
 }
 
 // files returns the content of the files of an adoption by name. What it writes can be read again.

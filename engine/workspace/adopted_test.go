@@ -5,9 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
@@ -283,4 +286,41 @@ func TestKubeconfigCA(t *testing.T) {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}
 	}
+}
+
+// A child that another goroutine forks has all descriptors until it executes its program. It does not keep the lock.
+func TestUnlockInSpiteOfAChild(t *testing.T) {
+	t.Parallel()
+	w := &Workspace{t.TempDir()}
+	unlock, err := w.lockDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const dir = "/proc/self/fd"
+	all, err := os.ReadDir(dir)
+	if err != nil {
+		t.Skip("needs Linux: " + err.Error())
+	}
+	copied := -1
+	for _, e := range all {
+		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil && to == w.root {
+			fd, err := strconv.Atoi(e.Name())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if copied, err = unix.Dup(fd); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = unix.Close(copied) }()
+		}
+	}
+	if copied < 0 {
+		t.Fatal("the lock has no descriptor")
+	}
+	unlock()
+	again, err := w.lockDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again()
 }
