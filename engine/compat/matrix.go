@@ -130,6 +130,7 @@ var Rules = [...]rule{
 	{"kubernetes-minor", "Kubernetes goes up by one minor per hop at most", kubeadmMinor, judgeKubernetesMinor},
 	{"kubernetes-offered", "the release contains the target Kubernetes patch; the running patch may stay", PolicyPage, judgeKubernetesOffered},
 	{"kubelet-skew", "kubelets are not newer than the API server, and " + kubeletSkew(), kubeletKEP, judgeKubeletSkew},
+	{"kubelet-in-place", "kubelets of workers that are upgraded in place go up by one minor per hop", kubeadmMinor, judgeKubeletInPlace},
 	{"control-plane-skew", "API servers are at most one minor apart", skewPage + "#kube-apiserver", judgeControlPlaneSkew},
 	{"kubeadm-floor", "kubeadm can read the configuration that this program writes (v1beta4, from " + kubeadmFloor.MinorString() + " on)", kubeadmPage, judgeKubeadmFloor},
 	{"etcd-step", "etcd goes up by one minor at most, and only from a patch that the next minor accepts (" + etcdFloors() + ")", etcdPage, judgeEtcdStep},
@@ -790,6 +791,16 @@ func number(n int) string {
 		return words[n]
 	}
 	return strconv.Itoa(n)
+}
+
+// judgeKubeletInPlace holds a rule of kubeadm on the machine, which the agent enforces. A replaced worker begins with
+// the new kubelet.
+func judgeKubeletInPlace(s *step) (plan.Severity, string, string) {
+	old := s.now.WorkerKubelet.Oldest
+	if s.now.WorkersInPlace && !s.to.KeepWorkers && !old.IsZero() && minorsUp(old, s.kubernetes) > 1 {
+		return plan.Block, "kubelets " + old.String() + " of workers would skip a minor on the way to " + s.kubernetes.String() + ", and workers are upgraded in place", "upgrade the workers to the minor between them first, without keepWorkers"
+	}
+	return plan.Info, "", ""
 }
 
 func judgeControlPlaneSkew(s *step) (plan.Severity, string, string) {

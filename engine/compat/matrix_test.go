@@ -125,6 +125,8 @@ func ids(results []*RuleResult, s plan.Severity) []string {
 const attested = `{"variant":"tpm2","measurements":{"4":"` + "1111111111111111111111111111111111111111111111111111111111111111" + `","9":{"expected":"2222222222222222222222222222222222222222222222222222222222222222","warnOnly":true}}}`
 
 // Each rule is violated in some row, alone where possible.
+func inPlace(r Running) Running { r.WorkersInPlace = true; return r }
+
 func TestMatrixJudges(t *testing.T) {
 	real, many := NewMatrix(two()), NewMatrix([]release.Summary{
 		invented("v1.0.0", "", "v1.30.0=3.5.15-0", "v1.31.2=3.5.20-0", "v1.31.9=3.5.26-0", "v1.32.1=3.6.1-0"),
@@ -205,6 +207,9 @@ func TestMatrixJudges(t *testing.T) {
 		{name: "kubelets before v1.25 may be two minors behind", m: NewMatrix([]release.Summary{invented("v1.0.0", "", "v1.26.0", "v1.27.0")}), cli: "v1.0.0", now: workers(at("v1.0.0", "v1.0.0", "v1.26.0"), "v1.0.0", "v1.24.0"), to: to("", "", "v1.27.0"), block: []string{"kubelet-skew", "kubeadm-floor"}},
 		{name: "a kubelet that is newer than its API server", m: many, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.32.1"), "v1.1.0", "v1.33.0"), block: []string{"kubelet-skew"}},
 		{name: "a kubelet that is newer than one API server", m: many, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.32.1-v1.33.0"), "v1.1.0", "v1.33.0"), to: to("", "", "v1.33.0"), warn: []string{"kubelet-skew", "rollout-running"}},
+		{name: "a kubelet in place that skips a minor", m: many, cli: "v1.1.0", now: inPlace(workers(at("v1.1.0", "v1.1.0", "v1.32.1"), "v1.1.0", "v1.31.0")), to: to("", "", "v1.33.0"), block: []string{"kubelet-in-place"}},
+		{name: "a kubelet in place that stays", m: many, cli: "v1.1.0", now: inPlace(workers(at("v1.1.0", "v1.1.0", "v1.32.1"), "v1.1.0", "v1.31.0")), to: keep(to("", "", "v1.33.0"))},
+		{name: "a kubelet in place that goes up one minor", m: many, cli: "v1.1.0", now: inPlace(workers(at("v1.1.0", "v1.1.0", "v1.32.1"), "v1.1.0", "v1.32.1")), to: to("", "", "v1.33.0")},
 		{name: "API servers two minors apart", m: many, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.31.9-v1.33.0"), "v1.1.0", "v1.31.9"), block: []string{"control-plane-skew"}, warn: []string{"rollout-running"}},
 		{name: "Kubernetes whose kubeadm is too old", m: many, cli: "v1.0.0", now: at("v1.0.0", "v1.0.0", "v1.29.0"), to: to("", "", "v1.30.0"), block: []string{"kubeadm-floor"}, open: []string{"etcd-step"}},
 		{name: "etcd that is too old for v3.6", m: many, cli: "v1.0.0", now: at("v1.0.0", "v1.0.0", "v1.31.2"), to: to("", "", "v1.32.1"), block: []string{"etcd-step"}},

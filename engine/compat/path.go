@@ -257,7 +257,7 @@ func (p *planner) running(s *state) Running {
 	return Running{
 		Services: s.services, ControlPlaneImage: s.image, WorkerImage: s.workerImage, Kubernetes: s.kubernetes,
 		ControlPlaneKubelet: s.kubelet, WorkerKubelet: s.workerKubelet, Etcd: s.etcd,
-		NoImages: p.now.NoImages, ExternalEtcd: p.now.ExternalEtcd,
+		NoImages: p.now.NoImages, WorkersInPlace: p.now.WorkersInPlace, ExternalEtcd: p.now.ExternalEtcd,
 	}
 }
 

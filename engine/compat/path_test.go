@@ -284,6 +284,33 @@ func TestEtcdHop(t *testing.T) {
 	}
 }
 
+// Workers that are upgraded in place skip no minor, so they do not stay where they could if they were replaced.
+func TestWorkersInPlaceSkipNoMinor(t *testing.T) {
+	m := NewMatrix([]release.Summary{invented("v1.0.0", "", "v1.35.8", "v1.36.4", "v1.37.2")})
+	for _, tt := range []struct {
+		name string
+		now  Running
+		want []string // Kubernetes after each hop, and whether workers are upgraded
+	}{
+		{name: "replaced", now: at("v1.0.0", "v1.0.0", "v1.35.8"), want: []string{"v1.36.4 false", "v1.37.2 true"}},
+		{name: "in place", now: inPlace(at("v1.0.0", "v1.0.0", "v1.35.8")), want: []string{"v1.36.4 true", "v1.37.2 true"}},
+		{name: "left in place two minors behind", now: inPlace(workers(at("v1.0.0", "v1.0.0", "v1.37.2"), "v1.0.0", "v1.35.8")), want: nil},
+		{name: "left in place by an interrupted path", now: inPlace(workers(at("v1.0.0", "v1.0.0", "v1.36.4"), "v1.0.0", "v1.35.8")), want: []string{"v1.36.4 true", "v1.37.2 true"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			var got []string
+			hops, _ := m.Path(tt.now, Planned{Kubernetes: ver("v1.37.2")}, Offer{})
+			for _, h := range hops {
+				got = append(got, fmt.Sprintf("%s %t", h.To.Kubernetes, h.ReplaceWorkers))
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
 // A patch without digests in its release can be installed by a provider with components of its own
 // only.
 func TestUnpinnedPatchesNeedAProvider(t *testing.T) {

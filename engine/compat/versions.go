@@ -79,6 +79,8 @@ type Running struct {
 	Kubernetes Span
 	// Kubelets by role. A cluster without workers has a zero WorkerKubelet.
 	ControlPlaneKubelet, WorkerKubelet Span
+	// WorkersInPlace is whether workers keep their machines in an upgrade.
+	WorkersInPlace bool
 	// Etcd is the tag of the image of its pods, such as 3.6.6-0; empty if unknown.
 	Etcd string
 	// ExternalEtcd is whether etcd does not run on the control planes: no hop changes it.

@@ -201,6 +201,7 @@ func (s *seen) running() compat.Running {
 				missing("API server on %s: no pod found", n.Name)
 			}
 		}
+		out.WorkersInPlace = out.WorkersInPlace || n.InPlace && n.Role != "control-plane"
 		add(kubelet, "kubelet of "+n.Name, n.Kubernetes)
 		switch {
 		case out.NoImages:
