@@ -15,6 +15,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
+	"constellation/internal/swtpm"
 	"constellation/internal/testneeds"
 )
 
@@ -22,7 +23,7 @@ import (
 func floodRig(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t, cloud.ControlPlane)
-	address, _ := startSWTPM(t)
+	address, _ := swtpm.Start(t)
 	if err := attestationtest.Provision(t.Context(), address, r.ca, identity("control-plane-0", cloud.ControlPlane)); err != nil {
 		t.Fatal(err)
 	}

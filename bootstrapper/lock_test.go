@@ -14,6 +14,7 @@ import (
 
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/internal/swtpm"
 )
 
 func openState(t testing.TB, dir string) *os.Root {
@@ -218,11 +219,11 @@ func TestInitAndJoinRace(t *testing.T) {
 
 func TestLockOnARealTPM(t *testing.T) {
 	t.Run("of a cloud", func(t *testing.T) {
-		address, reset := startSWTPM(t)
+		address, reset := swtpm.Start(t)
 		testLockOnATPM(t, address, reset)
 	})
 	t.Run("of an enrolled machine", func(t *testing.T) {
-		address, reset := startSWTPM(t)
+		address, reset := swtpm.Start(t)
 		r := newRig(t, cloud.Worker)
 		r.enrol(address)
 		testLockOnATPM(t, r.m.TPM, reset)

@@ -20,7 +20,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -37,7 +36,6 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/release/releasetest"
-	"constellation/internal/testneeds"
 )
 
 // The test binary plays two more parts: kubeadm, and a bootstrapper that is killed.
@@ -684,40 +682,3 @@ func wait(t testing.TB, what string, ok func() bool) {
 }
 
 func exists(name string) bool { _, err := os.Lstat(name); return err == nil }
-
-// startSWTPM runs a TPM emulator and returns its address and a function that power-cycles it.
-func startSWTPM(t testing.TB) (address string, reset func()) {
-	t.Helper()
-	swtpm := testneeds.Program(t, "swtpm", "swtpm")
-	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
-	if err != nil {
-		t.Fatal(err)
-	}
-	socket := filepath.Join(dir, "tpm.sock")
-	var cmd *exec.Cmd
-	up := func() {
-		t.Helper()
-		cmd = exec.Command(swtpm, "socket", "--tpm2", "--tpmstate", "dir="+dir, "--server", "type=unixio,path="+socket, "--flags", "not-need-init,startup-clear")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		wait(t, "swtpm answers", func() bool {
-			c, err := net.Dial("unix", socket)
-			if err == nil {
-				c.Close()
-			}
-			return err == nil
-		})
-	}
-	down := func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-		os.Remove(socket)
-	}
-	up()
-	t.Cleanup(func() {
-		down()
-		os.RemoveAll(dir)
-	})
-	return "unix:" + socket, func() { t.Helper(); down(); up() }
-}

@@ -24,6 +24,7 @@ import (
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/sandboxapi"
+	"constellation/internal/swtpm"
 )
 
 // settings are those of a bootstrapper in a process of its own.
@@ -72,7 +73,7 @@ type machine struct {
 func newMachine(t *testing.T, role cloud.Role) (m *machine, powerCycle func()) {
 	t.Helper()
 	r := newRig(t, role)
-	address, reset := startSWTPM(t)
+	address, reset := swtpm.Start(t)
 	boot := func() {
 		t.Helper()
 		if err := attestationtest.Measure(t.Context(), address, filepath.Join(r.ctl, "eventlog"), r.tpm.events); err != nil {

@@ -32,7 +32,8 @@ func testUnmeasured(t *testing.T, tpms bool) {
 	t.Helper()
 	tpm := func() string {
 		if tpms {
-			return swtpm.Start(t)
+			address, _ := swtpm.Start(t)
+			return address
 		}
 		return attestation.NoTPM
 	}

@@ -2,46 +2,18 @@ package atls
 
 import (
 	"errors"
-	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
-	"time"
 
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
-	"constellation/internal/testneeds"
+	"constellation/internal/swtpm"
 )
 
 // startTPM runs a TPM emulator, provisioned and measured, for the test.
 func startTPM(t *testing.T, ca *attestationtest.CA, id attestation.Identity) (address string) {
 	t.Helper()
-	swtpm := testneeds.Program(t, "swtpm", "swtpm")
-	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	socket := filepath.Join(dir, "tpm.sock")
-	cmd := exec.Command(swtpm, "socket", "--tpm2", "--tpmstate", "dir="+dir,
-		"--server", "type=unixio,path="+socket, "--flags", "not-need-init,startup-clear")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
-		c, err := net.Dial("unix", socket)
-		if err == nil {
-			c.Close()
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("swtpm does not answer: %v", err)
-		}
-	}
-	address = "unix:" + socket
+	address, _ = swtpm.Start(t)
 	if err := errors.Join(
 		attestationtest.Provision(t.Context(), address, ca, id),
 		attestationtest.Measure(t.Context(), address, attestation.EventLogPath(address), events("v1.1.0")),

@@ -110,7 +110,7 @@ func TestIdentifyPins(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := attestation.Identity{Name: "worker-1", ProviderID: "machines://u/worker-1", UID: "u", Group: "machines://u/worker", Role: "worker", IP: netip.MustParseAddr("10.0.0.11")}
-	tpm := swtpm.Start(t)
+	tpm, _ := swtpm.Start(t)
 	var pinned string
 	other := errors.New("another computer")
 	accept := func(ek string) error {

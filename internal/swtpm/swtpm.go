@@ -12,8 +12,9 @@ import (
 	"constellation/internal/testneeds"
 )
 
-// Start runs a new TPM until the test ends and returns its address.
-func Start(t testing.TB) (address string) {
+// Start runs a new TPM until the test ends. It returns its address and a function that resets it as a power cycle
+// does.
+func Start(t testing.TB) (address string, reset func()) {
 	t.Helper()
 	program := testneeds.Program(t, "swtpm", "swtpm")
 	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
@@ -21,23 +22,40 @@ func Start(t testing.TB) (address string) {
 		t.Fatal(err)
 	}
 	socket := filepath.Join(dir, "tpm.sock")
-	cmd := exec.CommandContext(t.Context(), program, "socket", "--tpm2", "--tpmstate", "dir="+dir, "--server", "type=unixio,path="+socket, "--flags", "not-need-init,startup-clear")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+	var cmd *exec.Cmd
+	start := func() {
+		t.Helper()
+		cmd = exec.CommandContext(t.Context(), program, "socket", "--tpm2", "--tpmstate", "dir="+dir, "--server", "type=unixio,path="+socket, "--flags", "not-need-init,startup-clear")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+			c, err := new(net.Dialer).DialContext(t.Context(), "unix", socket)
+			if err == nil {
+				_ = c.Close()
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("swtpm does not answer: %v", err)
+			}
+		}
 	}
+	start()
 	t.Cleanup(func() {
 		_ = cmd.Wait() // the end of the test's context killed it
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
 	})
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
-		if c, err := new(net.Dialer).DialContext(t.Context(), "unix", socket); err == nil {
-			_ = c.Close()
-			return "unix:" + socket
+	return "unix:" + socket, func() {
+		t.Helper()
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("swtpm does not listen")
+		_ = cmd.Wait()
+		if err := os.Remove(socket); err != nil {
+			t.Fatal(err)
 		}
+		start()
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"constellation/engine/attestation/authority"
 	"constellation/engine/attestation/internal/evidence"
 	"constellation/engine/cloud"
+	"constellation/internal/swtpm"
 )
 
 func newAuthority(t testing.TB) (*authority.Authority, *x509.CertPool) {
@@ -60,7 +61,7 @@ func request(t testing.TB, dir, tpm string) []byte {
 func TestEnrolmentOfATPM(t *testing.T) {
 	t.Parallel()
 	a, roots := newAuthority(t)
-	tpm, reset := evidence.StartTPM(t)
+	tpm, reset := swtpm.Start(t)
 	dir := t.TempDir()
 	address, nonce, cluster := "enrolled:"+dir, []byte("nonce"), []byte("cluster")
 	for range 2 { // repeated from the start, as after a lost connection
@@ -126,7 +127,7 @@ func TestEnrolmentOfATPM(t *testing.T) {
 func TestNewKeyInAUsedTPM(t *testing.T) {
 	t.Parallel()
 	a, _ := newAuthority(t)
-	tpm, reset := evidence.StartTPM(t)
+	tpm, reset := swtpm.Start(t)
 	dir := t.TempDir()
 	if err := attestation.ExtendClusterID(t.Context(), tpm, []byte("cluster")); err != nil {
 		t.Fatal(err)
@@ -165,8 +166,8 @@ func TestNewKeyInAUsedTPM(t *testing.T) {
 func TestIdentityOnAnotherTPM(t *testing.T) {
 	t.Parallel()
 	a, _ := newAuthority(t)
-	tpm, _ := evidence.StartTPM(t)
-	otherTPM, _ := evidence.StartTPM(t)
+	tpm, _ := swtpm.Start(t)
+	otherTPM, _ := swtpm.Start(t)
 	dir, other := t.TempDir(), t.TempDir()
 	if err := attestationtest.EnrolTPM(t.Context(), a, dir, tpm, identity()); err != nil {
 		t.Fatal(err)
@@ -208,7 +209,7 @@ func TestIdentityOnAnotherTPM(t *testing.T) {
 func TestEnrolmentRefusesKeysOfNoTPM(t *testing.T) {
 	t.Parallel()
 	a, _ := newAuthority(t)
-	tpm, _ := evidence.StartTPM(t)
+	tpm, _ := swtpm.Start(t)
 	dir, file := t.TempDir(), t.TempDir()
 	honest, software := request(t, dir, tpm), request(t, file, attestation.NoTPM)
 	if _, e, err := a.Challenge(honest); err != nil || e.Kind != attestation.KindTPM || len(e.EK) != 64 || e.Vendor != "" {
@@ -286,7 +287,7 @@ func TestEKCertificate(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			tpm, _ := evidence.StartTPM(t)
+			tpm, _ := swtpm.Start(t)
 			key := ekOf(t, tpm, tt.rsa)
 			if tt.other {
 				key = vendor.key.Public()

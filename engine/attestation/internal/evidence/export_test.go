@@ -10,8 +10,6 @@ import (
 
 // For tests that use package authority, which imports this one.
 
-func StartTPM(t testing.TB) (address string, reset func()) { return startTPM(t) }
-
 // RequestAuto is RequestIdentity with AutoTPM on a machine whose first TPM would be at an address.
 func RequestAuto(ctx context.Context, dir, first string) (out []byte, unused, err error) {
 	return requestIdentity(ctx, dir, AutoTPM, first)

@@ -4,67 +4,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"net"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
-	"time"
 
 	"constellation/engine/cloud"
-	"constellation/internal/testneeds"
+	"constellation/internal/swtpm"
 )
-
-// startTPM runs a new TPM emulator for the test and returns its address and a
-// function that resets it as a power cycle does.
-func startTPM(t testing.TB) (address string, reset func()) {
-	t.Helper()
-	swtpm := testneeds.Program(t, "swtpm", "swtpm")
-	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
-	if err != nil {
-		t.Fatal(err)
-	}
-	socket := filepath.Join(dir, "tpm.sock")
-	var cmd *exec.Cmd
-	start := func() {
-		t.Helper()
-		cmd = exec.Command(swtpm, "socket", "--tpm2", "--tpmstate", "dir="+dir,
-			"--server", "type=unixio,path="+socket, "--flags", "not-need-init,startup-clear")
-		out := &lines{}
-		cmd.Stdout, cmd.Stderr = out, out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
-			c, err := net.Dial("unix", socket)
-			if err == nil {
-				c.Close()
-				return
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("swtpm does not answer: %v\n%s", err, out)
-			}
-		}
-	}
-	stop := func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-		os.Remove(socket)
-	}
-	start()
-	t.Cleanup(func() {
-		stop()
-		os.RemoveAll(dir)
-	})
-	return "unix:" + socket, func() { t.Helper(); stop(); start() }
-}
-
-// lines collects the output of a process.
-type lines struct{ b []byte }
-
-func (l *lines) Write(p []byte) (int, error) { l.b = append(l.b, p...); return len(p), nil }
-func (l *lines) String() string              { return string(l.b) }
 
 func newCA(t testing.TB, name string) *CA {
 	t.Helper()
@@ -104,7 +49,7 @@ func boot() []MeasuredEvent {
 // bootedTPM is a provisioned and measured TPM.
 func bootedTPM(t testing.TB, ca *CA, id Identity) string {
 	t.Helper()
-	address, _ := startTPM(t)
+	address, _ := swtpm.Start(t)
 	if err := Provision(context.Background(), address, ca, id); err != nil {
 		t.Fatal(err)
 	}

@@ -21,13 +21,15 @@ import (
 	"github.com/google/go-tpm-tools/client"
 	"github.com/google/go-tpm/tpm2"
 	"github.com/google/go-tpm/tpm2/transport"
+
+	"constellation/internal/swtpm"
 )
 
 // TestLifeOfATPM follows a machine from its making over membership and reboot to
 // the end of its use.
 func TestLifeOfATPM(t *testing.T) {
 	ca := newCA(t, "cloud")
-	address, reset := startTPM(t)
+	address, reset := swtpm.Start(t)
 	ctx, log, cluster := t.Context(), EventLogPath(address), []byte("0123456789abcdef0123456789abcdef")
 	issuer := NewTPMIssuer(address)
 	validate := func(r PCR15) (Statement, error) {
@@ -190,7 +192,7 @@ func TestGoogleToolsFindTheKey(t *testing.T) {
 // TestMachineCannotChangeItsCertificate tries as everyone that an operating system
 // can be.
 func TestMachineCannotChangeItsCertificate(t *testing.T) {
-	address, reset := startTPM(t)
+	address, reset := swtpm.Start(t)
 	ca, ctx := newCA(t, "cloud"), t.Context()
 	if err := Provision(ctx, address, ca, worker(0)); err != nil {
 		t.Fatal(err)
@@ -604,7 +606,7 @@ func TestDeadClientsLeaveRoomInTheTPM(t *testing.T) {
 }
 
 func TestLossesOfPowerDoNotLockTheTPM(t *testing.T) {
-	address, reset := startTPM(t)
+	address, reset := swtpm.Start(t)
 	ca := newCA(t, "cloud")
 	if err := Provision(t.Context(), address, ca, worker(1)); err != nil {
 		t.Fatal(err)
@@ -620,7 +622,7 @@ func TestLossesOfPowerDoNotLockTheTPM(t *testing.T) {
 // TestKeptKey is what an issuer keeps between quotes, and when it must not.
 func TestKeptKey(t *testing.T) {
 	ca, ctx := newCA(t, "cloud"), t.Context()
-	address, reset := startTPM(t)
+	address, reset := swtpm.Start(t)
 	prepare := func(id Identity) {
 		t.Helper()
 		if err := errors.Join(Provision(ctx, address, ca, id), Measure(ctx, address, EventLogPath(address), boot())); err != nil {
