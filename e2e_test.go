@@ -220,14 +220,20 @@ func parseEvents(t *testing.T, s string) []plan.Event {
 
 func (c *cloud) kubectl(args ...string) string {
 	c.t.Helper()
+	out, err := c.tryKubectl(args...)
+	if err != nil {
+		c.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// tryKubectl is kubectl that may fail.
+func (c *cloud) tryKubectl(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	cmd := c.inNetwork(ctx, append([]string{filepath.Join(c.bin, "kubectl"), "--kubeconfig", filepath.Join(c.dir, "constellation-admin.conf")}, args...)...)
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		c.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
-	return string(out)
+	return string(out), err
 }
 
 // wantNodes checks that exactly these machines are nodes, and all are Ready.

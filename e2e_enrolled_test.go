@@ -1,0 +1,203 @@
+package main
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"constellation/engine/plan"
+	"constellation/engine/sandbox"
+	"constellation/engine/sandbox/build"
+	"constellation/engine/sshhost/sshdtest"
+	"constellation/internal/testneeds"
+)
+
+// Linux machines that have OpenSSH and nothing of ours are enrolled, become a cluster whose network their owner brings, are
+// upgraded in place to the next minor, and one is given back. The console is in their network and logs in by SSH.
+//
+// It takes five minutes, so it is opt-in:
+//
+//	CONSTELLATION_E2E_ENROL=1 go test -run TestEnrolledMachinesBecomeACluster .
+func TestEnrolledMachinesBecomeACluster(t *testing.T) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ENROL", "five minutes")
+	const to = "v1.37.2"
+	testneeds.Kubernetes(t, to)
+	c := newReal(t)
+	c.up(1, 3)
+	dirs, err := sandbox.DefaultDirs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	home := t.TempDir()
+	a := &cloud{
+		t: t, bin: c.bin, dir: t.TempDir(), env: []string{"HOME=" + home, "SSH_AUTH_SOCK="},
+		netns: filepath.Join(dirs.State, "sandbox", c.name(), "netns", "hub"),
+	}
+	all := machineNames(1, 3)
+	login := map[string]string{}
+	var known strings.Builder
+	key := sshdtest.NewKey(t)
+	for _, m := range all {
+		c.stripped(m)
+		host, ip := c.servesSSH(m, key)
+		login[m] = "root@" + ip
+		fmt.Fprintf(&known, "%s %s", ip, sshdtest.Authorized(t, host))
+	}
+	if err := os.Mkdir(filepath.Join(home, ".ssh"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"known_hosts": known.String(), "id_ed25519": sshdtest.Private(t, key)} {
+		if err := os.WriteFile(filepath.Join(home, ".ssh", name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const network = "/etc/cni/net.d" // of the owner, here that of the sandbox
+	for _, m := range all {
+		c.asRoot(m, "mv "+network+" /root/network && mkdir "+network)
+	}
+	given := "worker-2"
+	before, _ := c.asRoot(given, enrolledFiles)
+
+	a.run(time.Minute, "config", "generate", "machines").want(plan.ExitDone)
+	a.edit("endpoint: api.example.com", "endpoint: 10.42.0.1")
+	a.run(time.Minute, "init", "--yes").want(plan.ExitUsage) // nothing is enrolled
+	begin := time.Now()
+	a.run(3*time.Minute, "machine", "add", "--ssh", login["control-plane-0"], "--group", "control-plane", "--yes").want(plan.ExitDone)
+	a.run(3*time.Minute, "machine", "add", "--ssh", login["worker-0"], "--ssh", login["worker-1"], "--yes").want(plan.ExitDone)
+	t.Logf("enrolment of 3 machines: %s", time.Since(begin).Round(time.Second))
+	a.run(time.Minute, "machine", "add", "--ssh", login["worker-1"], "--yes").want(plan.ExitDone) // again
+	a.addEnrolledComponents(build.DefaultVersion, to)
+
+	// The owner installs the network when the first node is there.
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		for t.Context().Err() == nil {
+			cmd := a.inNetwork(t.Context(), filepath.Join(a.bin, "kubectl"), "--kubeconfig", filepath.Join(a.dir, "constellation-admin.conf"), "get", "node", "control-plane-0", "-o", "jsonpath={.status.conditions[?(@.type=='Ready')].message}")
+			if out, err := cmd.Output(); err == nil && strings.Contains(string(out), "cni") {
+				break
+			}
+			time.Sleep(time.Second)
+		}
+		for _, m := range all {
+			c.asRoot(m, "cp /root/network/* "+network)
+		}
+	})
+	begin = time.Now()
+	first := a.run(10*time.Minute, "init", "--yes", "-o", "json").want(plan.ExitDone)
+	t.Logf("init: %s", time.Since(begin).Round(time.Second))
+	if events := first.events(); !events[0].NotAttested {
+		t.Error("init does not report that the machines are not attested")
+	}
+	a.wantNodes(all[:3]...)
+	a.run(time.Minute, "init", "--yes").want(plan.ExitNothing)
+	if out := a.run(time.Minute, "status").want(plan.ExitDone).stdout; !strings.Contains(out, "not attested") {
+		t.Errorf("status:\n%s", out)
+	}
+
+	// Another machine joins later.
+	a.run(3*time.Minute, "machine", "add", "--ssh", login[given], "--yes").want(plan.ExitDone)
+	a.run(5*time.Minute, "init", "--yes").want(plan.ExitDone)
+	a.wantNodes(all...)
+	if out := a.run(time.Minute, "machine", "list").want(plan.ExitDone).stdout; strings.Count(out, "worker") < 3 || !strings.Contains(out, given) {
+		t.Errorf("machine list:\n%s", out)
+	}
+
+	if out := a.run(time.Minute, "upgrade", "check", "--kubernetes", to).want(plan.ExitDone).stdout; !strings.Contains(out, "in place") || strings.Contains(out, "OS image with") {
+		t.Errorf("upgrade check:\n%s", out)
+	}
+	begin = time.Now()
+	a.run(20*time.Minute, "upgrade", "apply", "--kubernetes", to, "--yes").want(plan.ExitDone)
+	t.Logf("apply: %s", time.Since(begin).Round(time.Second))
+	if is, want := a.kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.nodeInfo.kubeletVersion}"), strings.TrimSpace(strings.Repeat(to+" ", len(all))); is != want {
+		t.Errorf("kubelets run %q, want %s", is, to)
+	}
+
+	// A machine is given back, and nothing of ours is left there.
+	a.run(time.Minute, "machine", "remove", given, "--ssh", login[given], "--yes").want(plan.ExitBlocked) // it is a node
+	a.kubectl("drain", given, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=110s")
+	a.kubectl("delete", "node", given)
+	a.run(3*time.Minute, "machine", "remove", given, "--ssh", login[given], "--yes").want(plan.ExitDone)
+	after, _ := c.asRoot(given, enrolledFiles)
+	for _, path := range strings.Split(after, "\n") {
+		if !slices.Contains(strings.Split(before, "\n"), path) && !strings.HasPrefix(path, "/etc/cni/net.d/") { // the network is its owner's
+			t.Errorf("%s is left on %s", path, given)
+		}
+	}
+	a.run(5*time.Minute, "init", "--yes").want(plan.ExitDone) // publishes the shorter list
+	a.wantNodes(all[:3]...)
+}
+
+// enrolledFiles lists the files of a machine where programs and their data are.
+const enrolledFiles = `find /usr /etc /opt /var/lib -xdev -not -path '/var/lib/containerd/*' -not -path '/var/lib/systemd/*' -not -path '/usr/lib/modules*' 2>/dev/null | sort`
+
+// stripped takes everything of ours from a machine.
+func (c *cloud) stripped(machine string) {
+	c.t.Helper()
+	if out, code := c.asRoot(machine, `systemctl disable --now constellation-bootstrapper constellation-agent
+rm -rf /usr/lib/constellation/{agent,bootstrapper,release-keys.pem,peers.json} /etc/constellation /run/constellation-agent /var/lib/constellation
+rm -rf /lib/systemd/system/constellation-* /lib/systemd/system/kubelet.service* && systemctl daemon-reload`); code != 0 {
+		c.t.Fatalf("%s: %s", machine, out)
+	}
+}
+
+// servesSSH starts the sshd of this computer's OpenSSH on a machine, which accepts key for root, and returns its host key
+// and its address.
+func (c *cloud) servesSSH(machine string, key ed25519.PrivateKey) (host ed25519.PrivateKey, ip string) {
+	c.t.Helper()
+	put := func(path string, mode os.FileMode, b []byte) {
+		c.t.Helper()
+		cmd := c.command(c.t.Context(), "sandbox", "shell", machine, "--", "bash", "-ec", `mkdir -p "$(dirname "$0")" && cat >"$0" && chmod "$1" "$0"`, path, fmt.Sprintf("%o", mode))
+		cmd.Stdin = bytes.NewReader(b)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			c.t.Fatalf("write %s on %s: %v\n%s", path, machine, err, out)
+		}
+	}
+	for _, path := range []string{testneeds.Program(c.t, "/usr/sbin/sshd", "openssh-server"), "/usr/lib/openssh/sftp-server"} {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		put(path, 0o755, b)
+	}
+	host = sshdtest.NewKey(c.t)
+	put("/root/ssh/host", 0o600, []byte(sshdtest.Private(c.t, host)))
+	put("/root/ssh/keys", 0o600, []byte(sshdtest.Authorized(c.t, key)))
+	put("/root/ssh/config", 0o600, []byte("HostKey /root/ssh/host\nAuthorizedKeysFile /root/ssh/keys\nPermitRootLogin prohibit-password\nUsePAM no\nSubsystem sftp /usr/lib/openssh/sftp-server\n"))
+	out, code := c.asRoot(machine, `set -e; id sshd >/dev/null 2>&1 || useradd --system --no-create-home --home-dir /run/sshd --shell /usr/sbin/nologin sshd
+mkdir -p /run/sshd && systemd-run --quiet --unit=sshd /usr/sbin/sshd -D -f /root/ssh/config && hostname -I`)
+	if code != 0 || len(strings.Fields(out)) == 0 {
+		c.t.Fatalf("start sshd on %s: %s", machine, out)
+	}
+	return host, strings.Fields(out)[0]
+}
+
+// edit replaces a text in the configuration.
+func (c *cloud) edit(from, to string) {
+	c.t.Helper()
+	path := filepath.Join(c.dir, "constellation-conf.yaml")
+	b, err := os.ReadFile(path)
+	if err == nil && !bytes.Contains(b, []byte(from)) {
+		err = errors.New("it lacks " + from)
+	}
+	if err == nil {
+		err = os.WriteFile(path, bytes.Replace(b, []byte(from), []byte(to), 1), 0o644)
+	}
+	if err != nil {
+		c.t.Fatalf("edit the configuration: %v", err)
+	}
+}
+
+// addEnrolledComponents adds the components of versions to a list of enrolled machines.
+func (c *cloud) addEnrolledComponents(versions ...string) {
+	c.t.Helper()
+	c.edit("    machines:\n", strings.ReplaceAll(c.componentRows(versions...), "\n      - ", "\n    - ")+"    machines:\n")
+}

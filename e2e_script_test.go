@@ -1,0 +1,93 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine/plan"
+	"constellation/internal/testneeds"
+)
+
+// TestHopInPlaceAgainstAScript measures a hop in place of one control plane and two workers, and what the same kubeadm commands
+// take in the script of a person who follows Kubernetes' page: drain, kubeadm, kubelet, uncordon, one machine after the other.
+// Both begin with a cluster of plain kubeadm. The result is logged; no time fails the test.
+//
+//	CONSTELLATION_E2E_SCRIPT=1 go test -timeout 30m -v -run TestHopInPlaceAgainstAScript .
+func TestHopInPlaceAgainstAScript(t *testing.T) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_SCRIPT", "eight minutes and Kubernetes v1.36.3")
+	const from, to = "v1.36.3", "v1.36.4"
+	for _, v := range []string{from, to} {
+		testneeds.Kubernetes(t, v)
+	}
+	c := newReal(t)
+	all := machineNames(1, 2)
+	plainCluster := func(t *testing.T) *cloud {
+		t.Helper()
+		x := &cloud{t: t, bin: c.bin, dir: t.TempDir()}
+		x.up(1, 2, "--kubernetes", from)
+		b, err := os.ReadFile(x.plainKubeadm(from, 1, 2))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(x.dir, "constellation-admin.conf"), b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.kubectl("-n", "kube-system", "wait", "--for=condition=Ready", "pod", "--all", "--timeout=110s")
+		return x
+	}
+	runs := func(t *testing.T, x *cloud) {
+		t.Helper()
+		if is, want := x.kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.nodeInfo.kubeletVersion}"), strings.TrimSpace(strings.Repeat(to+" ", len(all))); is != want {
+			t.Fatalf("kubelets run %q, want %s", is, to)
+		}
+	}
+	var script, ours time.Duration
+	t.Run("a script", func(t *testing.T) {
+		x := plainCluster(t)
+		begin := time.Now()
+		for i, m := range all {
+			command := "kubeadm upgrade node --ignore-preflight-errors=all"
+			if i == 0 {
+				command = "kubeadm upgrade apply " + to + " --yes --ignore-preflight-errors=all"
+			}
+			x.kubectl("drain", m, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=110s")
+			on := func(script string, stdin []byte) {
+				t.Helper()
+				cmd := x.command(t.Context(), "sandbox", "shell", m, "--", "bash", "-ec", script)
+				cmd.Stdin = bytes.NewReader(stdin)
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Fatalf("%s: %v\n%s", m, err, out)
+				}
+			}
+			for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
+				b, err := os.ReadFile(filepath.Join(testneeds.Kubernetes(t, to), name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				on("cat >/usr/bin/"+name+".new && chmod 755 /usr/bin/"+name+".new", b)
+			}
+			on("mv /usr/bin/kubeadm.new /usr/bin/kubeadm\n"+command+"\nmv /usr/bin/kubelet.new /usr/bin/kubelet\nmv /usr/bin/kubectl.new /usr/bin/kubectl\nsystemctl restart kubelet", nil)
+			x.kubectl("wait", "--for=jsonpath={.status.nodeInfo.kubeletVersion}="+to, "node/"+m, "--timeout=110s")
+			x.kubectl("wait", "--for=condition=Ready", "node/"+m, "--timeout=110s")
+			x.kubectl("uncordon", m)
+		}
+		script = time.Since(begin)
+		runs(t, x)
+	})
+	t.Run("in place", func(t *testing.T) {
+		x := plainCluster(t)
+		a := &cloud{t: t, bin: x.bin, dir: t.TempDir()}
+		a.run(time.Minute, "adopt", "--kubeconfig", filepath.Join(x.dir, "constellation-admin.conf"), "--name", "old", "--yes").want(plan.ExitDone)
+		a.addComponents(from, to)
+		a.run(3*time.Minute, "adopt", "--operator", "--yes").want(plan.ExitDone)
+		begin := time.Now()
+		a.run(20*time.Minute, "upgrade", "apply", "--kubernetes", to, "--yes").want(plan.ExitDone)
+		ours = time.Since(begin)
+		runs(t, x)
+	})
+	t.Logf("%s to %s on 1+2: script %s, in place %s, ratio %.2f", from, to, script.Round(time.Second), ours.Round(time.Second), ours.Seconds()/script.Seconds())
+}
