@@ -343,10 +343,13 @@ func editMachines(b []byte, before, after []machines.Machine) ([]byte, error) {
 		return nil, tied()
 	}
 	// All else is as it was.
-	is.Provider.Section[machines.Name], is.NodeGroups = was.Provider.Section[machines.Name], was.NodeGroups
+	for _, c := range []*Config{was, is} {
+		delete(c.Provider.Section, machines.Name)
+		c.NodeGroups = nil
+	}
 	x, errX := json.Marshal(was)
 	y, errY := json.Marshal(is)
-	if errX != nil || errY != nil || was.Provider.Section[machines.Name] != nil && !bytes.Equal(x, y) {
+	if errX != nil || errY != nil || !bytes.Equal(x, y) {
 		return nil, tied()
 	}
 	return out, nil
