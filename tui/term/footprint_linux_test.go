@@ -25,7 +25,8 @@ func TestStartupPagesAreReleased(t *testing.T) {
 	}
 	was := pages()
 	ReleaseStartupPages()
-	if is := pages(); is > was*3/4 {
+	// The kernel loads what continues. Where its cache has the file in large pieces, that is most of it.
+	if is := pages(); is > was*9/10 {
 		t.Errorf("%d kB of the program's file are in memory, of %d kB before", is, was)
 	}
 }

@@ -81,6 +81,7 @@ const (
 	handleEndorsement = 0x4000000b
 	handlePlatform    = 0x4000000c
 	handlePassword    = 0x40000009
+	hmacSession       = 0x02000000
 	firstTransient    = 0x80000000
 	maxTransient      = 3
 
@@ -306,17 +307,21 @@ func (t *tpm) startup(c *command, _ *response) error {
 	return nil
 }
 
-// getCapability lists the loaded objects.
+// getCapability lists the loaded objects. There are no sessions.
 func (t *tpm) getCapability(c *command, out *response) error {
 	var capability, property, count uint32
 	if !c.params.ReadUint32(&capability) || !c.params.ReadUint32(&property) || !c.params.ReadUint32(&count) {
 		return rcCommandSize
 	}
-	if capability != 1 || property>>24 != firstTransient>>24 {
+	if capability != 1 || property>>24 != firstTransient>>24 && property>>24 != hmacSession>>24 {
 		return rcValue
 	}
 	out.params.AddUint8(0) // no more
 	out.params.AddUint32(capability)
+	if property>>24 == hmacSession>>24 {
+		out.params.AddUint32(0)
+		return nil
+	}
 	out.params.AddUint32(uint32(len(t.keys)))
 	for h := uint32(firstTransient); h < firstTransient+maxTransient; h++ {
 		if t.keys[h] != nil {
