@@ -145,6 +145,10 @@ func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
 		{Path: e.ws.Path(workspace.KubeconfigFile), Mode: "0600", Secret: true, Note: "access to the cluster as administrator"},
 		{Path: e.ws.Path(workspace.StateFile), Mode: "0600", Secret: true, Note: "needed for every later change of the cluster"},
 	}
+	if f.state.Enrolled() {
+		p.Files = append(p.Files, plan.File{Path: e.ws.Path(workspace.AuthorityKeyFile), Mode: "0600", Secret: true, Note: "certifies machines: keep a copy offline"},
+			plan.File{Path: e.ws.Path(workspace.SigningKeyFile), Mode: "0600", Secret: true, Note: "signs what machines install: keep a copy offline"})
+	}
 	i.components = cluster.Components{Name: cluster.ComponentsName(f.list), Kubernetes: f.config.Kubernetes.String(), List: f.list, Statement: f.statement}
 	i.target = cluster.NodeTarget{Image: f.image.Reference, ImageVersion: f.image.Version, Components: i.components.Name, Kubernetes: i.components.Kubernetes}
 	i.etcdTag = f.nextEtcd()

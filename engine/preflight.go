@@ -242,7 +242,7 @@ func (e *Engine) checks(f *facts) []initCheck {
 			return nil
 		}},
 		{"control-planes", "config", "the number of control planes suits etcd's quorum", "config", func(context.Context) *plan.Finding {
-			if n := f.config.ControlPlanes(); n%2 == 0 {
+			if n := f.config.ControlPlanes(); n > 0 && n%2 == 0 { // none at all is a finding of its own
 				w := warn(fmt.Sprintf("%d control planes survive no more losses than %d", n, n-1), "etcd needs more than half of its members", fmt.Sprintf("take %d or %d", n-1, n+1))
 				w.Field = "nodeGroups"
 				return w

@@ -368,6 +368,11 @@ func runMachineRemove(ctx context.Context, s *session, r *removing, name string)
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
+	unlock, err := ws.Lock("machine remove "+name, s.Now()) // init waits for the machines that were listed when it began
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if err := r.outside(ctx, s, name); err != nil {
 		return err
 	}
@@ -407,6 +412,9 @@ func runMachineRemove(ctx context.Context, s *session, r *removing, name string)
 	for _, n := range report.Notes {
 		fmt.Fprintf(s.out, "note  %s\n", term.Clean(n))
 	}
+	if ws.Has(workspace.KubeconfigFile) {
+		fmt.Fprintf(s.out, "next  %s\n", s.command("init")) // publishes the shorter list
+	}
 	return nil
 }
 
@@ -427,6 +435,15 @@ func (r *removing) outside(ctx context.Context, s *session, name string) error {
 	remedy := fmt.Sprintf("run `kubectl drain %s --ignore-daemonsets --delete-emptydir-data`, then `kubectl delete node %[1]s`", name)
 	if n.Role == "control-plane" {
 		remedy += "; between the two, run `kubeadm reset` on the machine, which removes its etcd member"
+		others := 0
+		for other, x := range nodes {
+			if other != name && x.Role == "control-plane" {
+				others++
+			}
+		}
+		if others == 0 {
+			remedy = "it is the only control plane, and the cluster ends with it: if that is intended, stop the machine and add --ignore-cluster"
+		}
 	}
 	return &plan.Error{Op: op, Err: errors.New("its Node is in the cluster"), Remedy: remedy, Exit: plan.ExitBlocked}
 }

@@ -166,7 +166,7 @@ func (c *Run) JudgePrepare(ctx context.Context) cluster.Components {
 	if c.Now.Target.Components == "" {
 		block("node-version", "versions", "the cluster has no NodeVersion constellation-version", "without it no target can be set", "`constellation init` makes it")
 	}
-	if j := c.Now.JoinConfig; j.TrustRoots != "" && strings.TrimSpace(j.TrustRoots) != strings.TrimSpace(c.Config.Attestation.TPM2.TrustRoots) {
+	if j := c.Now.JoinConfig; j.TrustRoots != "" && !c.State.Enrolled() && strings.TrimSpace(j.TrustRoots) != strings.TrimSpace(c.Config.Attestation.TPM2.TrustRoots) {
 		c.Find(plan.Finding{
 			ID: "trust-roots", Field: "attestation.tpm2.trustRoots", Severity: plan.Warn, Source: "attestation", Title: "the trust roots of " + workspace.ConfigFile + " are not those of the cluster",
 			Detail: "trust roots select the trusted clouds; preparing an upgrade does not change those of the cluster", Remedy: "write those of the cluster: `kubectl -n kube-system get configmap join-config -o jsonpath={.data.trustRoots}`",

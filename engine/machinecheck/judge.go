@@ -407,7 +407,7 @@ func (j *judge) cluster() {
 	}
 	if has("/etc/cni/") && !j.member && len(left) == 0 {
 		j.add(plan.Warn, "machine-network-plugin", plan.Finding{
-			Title: "a network plugin is configured already", Objects: j.f.Remains, Remedy: "move the files away: containerd uses the first one by name", Command: "mv /etc/cni/net.d /etc/cni/net.d.before",
+			Title: "a network plugin is configured already", Objects: j.f.Remains, Remedy: "if it is not the plugin of the new cluster, move its files away: containerd uses the first one by name", Command: "mv /etc/cni/net.d /etc/cni/net.d.before",
 		})
 	}
 }

@@ -251,7 +251,13 @@ func Start() string {
 			ways = append(ways, p.Advice.Create+", which makes machines and writes the files")
 		}
 	}
-	return strings.Join(append(ways, "`constellation config generate "+strings.Join(Names(), "|")+"` writes a configuration"), "; ")
+	names := Names()
+	for i, name := range names {
+		if name == machines.Enrolled { // the word for it is easier to find
+			names[i] = machines.Name
+		}
+	}
+	return strings.Join(append(ways, "`constellation config generate "+strings.Join(names, "|")+"` writes a configuration"), "; ")
 }
 
 // ImageVersion returns the version that the reference of an OS image of any provider contains; empty
