@@ -79,7 +79,6 @@ users: [{name: u, user: {token: x}}]
 // TestVerbsOnAnyCluster runs the verbs without a workspace on a real API server that has nothing of
 // ours, with a planted drain that a budget blocks.
 func TestVerbsOnAnyCluster(t *testing.T) {
-	t.Parallel()
 	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"}})
 	core, err := kubernetes.NewForConfig(cp.Config())
 	must := func(err error) {

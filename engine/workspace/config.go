@@ -261,37 +261,47 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 	if n := valueOf(doc, "image"); p.NoImages && n != nil {
 		r.bad(n, "image", "is not selected by provider "+p.Name, "remove it")
 	}
-	if p.Inventory {
-		for _, name := range []string{"microserviceVersion", "attestation", "serviceCIDR", "podCIDR", "keepWorkers", "charts", "plans"} {
-			if n := valueOf(doc, name); n != nil {
-				r.bad(n, name, "does not apply to an adopted cluster", "remove it")
-			}
-		}
-		for i, m := range machines.List(c.Provider.Section) {
-			if _, ok := c.NodeGroups[string(m.Group)]; m.Group.Valid() && !ok {
-				r.bad(find(doc, "provider"), fmt.Sprintf("provider.%s.%s[%d].group", machines.Name, machines.Name, i), string(m.Group)+" is not in nodeGroups", "add the group to nodeGroups")
-			}
-		}
-	}
-	if p.Enrolled {
-		for _, name := range []string{"nodeGroups", "attestation"} {
-			if n := valueOf(doc, name); n != nil {
-				r.bad(n, name, "does not apply to enrolled machines", "remove it: it follows from the list of machines")
-			}
-		}
-		for i, m := range machines.List(c.Provider.Section) {
-			g := c.NodeGroups[string(m.Group)]
-			c.NodeGroups[string(m.Group)] = NodeGroup{Role: m.Group, Count: g.Count + 1}
-			if ip, err := netip.ParseAddr(m.Address); err == nil && (c.PodCIDR.Contains(ip) || c.ServiceCIDR.Contains(ip)) {
-				r.bad(find(doc, "provider"), fmt.Sprintf("provider.%s.%s[%d].address", machines.Enrolled, machines.Name, i), m.Address+" is in the range of pods or services", "choose serviceCIDR and podCIDR outside of the machines' network")
-			}
-		}
+	switch {
+	case p.Inventory:
+		c.checkInventory(r, doc)
+	case p.Enrolled:
+		c.checkEnrolled(r, doc)
 	}
 	if c.PodCIDR.Overlaps(c.ServiceCIDR) {
 		r.errs = append(r.errs, FieldError{
 			"podCIDR", c.lines["podCIDR"],
 			fmt.Sprintf("%s overlaps serviceCIDR %s", c.PodCIDR, c.ServiceCIDR), "pods and services need ranges of their own",
 		})
+	}
+}
+
+// checkInventory checks the machines of an adopted cluster.
+func (c *Config) checkInventory(r *reader, doc *yaml.Node) {
+	for _, name := range []string{"microserviceVersion", "attestation", "serviceCIDR", "podCIDR", "keepWorkers", "charts", "plans"} {
+		if n := valueOf(doc, name); n != nil {
+			r.bad(n, name, "does not apply to an adopted cluster", "remove it")
+		}
+	}
+	for i, m := range machines.List(c.Provider.Section) {
+		if _, ok := c.NodeGroups[string(m.Group)]; m.Group.Valid() && !ok {
+			r.bad(find(doc, "provider"), fmt.Sprintf("provider.%s.%s[%d].group", machines.Name, machines.Name, i), string(m.Group)+" is not in nodeGroups", "add the group to nodeGroups")
+		}
+	}
+}
+
+// checkEnrolled checks the list of enrolled machines, from which their groups follow.
+func (c *Config) checkEnrolled(r *reader, doc *yaml.Node) {
+	for _, name := range []string{"nodeGroups", "attestation"} {
+		if n := valueOf(doc, name); n != nil {
+			r.bad(n, name, "does not apply to enrolled machines", "remove it: it follows from the list of machines")
+		}
+	}
+	for i, m := range machines.List(c.Provider.Section) {
+		g := c.NodeGroups[string(m.Group)]
+		c.NodeGroups[string(m.Group)] = NodeGroup{Role: m.Group, Count: g.Count + 1}
+		if ip, err := netip.ParseAddr(m.Address); err == nil && (c.PodCIDR.Contains(ip) || c.ServiceCIDR.Contains(ip)) {
+			r.bad(find(doc, "provider"), fmt.Sprintf("provider.%s.%s[%d].address", machines.Enrolled, machines.Name, i), m.Address+" is in the range of pods or services", "choose serviceCIDR and podCIDR outside of the machines' network")
+		}
 	}
 }
 
