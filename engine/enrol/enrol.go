@@ -14,6 +14,7 @@
 package enrol
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -58,8 +59,8 @@ type File struct {
 	// Link makes the file a symbolic link to this path.
 	Link string
 	// Default is a package whose own configuration the file replaces. A file that differs from that of the
-	// package was changed by hand, and stays.
-	Default string
+	// package was changed by hand, and stays. The result names what a node Needs of it.
+	Default, Needs string
 	// Keep leaves anything that exists at Path as it is.
 	Keep bool
 }
@@ -187,7 +188,7 @@ func (s *Spec) validate() error {
 // open returns the content of a file and its size. The caller closes it.
 func (f File) open() (io.ReadCloser, int64, error) {
 	if f.Local == "" {
-		return io.NopCloser(bytesReader(f.Data)), int64(len(f.Data)), nil
+		return io.NopCloser(bytes.NewReader(f.Data)), int64(len(f.Data)), nil
 	}
 	r, err := os.Open(f.Local)
 	if err != nil {

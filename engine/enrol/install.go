@@ -11,10 +11,11 @@ import (
 	"constellation/engine/words"
 )
 
-// todo is what an enrolment still has to do.
-type todo struct {
-	wants   []entry
-	o       *observation
+// difference is what a machine lacks of a Spec.
+type difference struct {
+	o *observation
+	// files are the indices in the Spec of files that must be placed.
+	files   []int
 	missing []string // packages
 	// unfinished are packages of an enrolment that did not end.
 	unfinished []string
@@ -26,23 +27,23 @@ type todo struct {
 }
 
 // changes describes it.
-func (t *todo) changes(s *Spec) (out []string) {
-	if len(t.missing) > 0 {
-		out = append(out, "install "+words.And(t.missing)+" of the distribution, held back from upgrades")
+func (d *difference) changes(s *Spec) (out []string) {
+	if len(d.missing) > 0 {
+		out = append(out, "install "+words.And(d.missing)+" of the distribution, held back from upgrades")
 	}
-	for _, i := range t.o.change {
+	for _, i := range d.files {
 		f := s.Files[i]
 		verb := "write"
-		if t.o.files[i].Kind != kindAbsent {
+		if d.o.files[i].Kind != kindAbsent {
 			verb = "replace"
 		}
 		out = append(out, verb+" "+f.Path)
 	}
 	switch {
-	case t.restart || len(t.o.change) > 0:
+	case d.restart || len(d.files) > 0:
 		out = append(out, "restart "+words.And(s.started()))
-	case len(t.start) > 0:
-		out = append(out, "start "+words.And(t.start))
+	case len(d.start) > 0:
+		out = append(out, "start "+words.And(d.start))
 	}
 	return out
 }
@@ -57,10 +58,9 @@ func (s *Spec) started() (out []string) {
 	return out
 }
 
-// compare returns what is to do.
-func (s *Spec) compare(wants []entry, o *observation, j *Journal) (*todo, error) {
-	t := &todo{wants: wants, o: o, restart: j != nil && j.State == Installing}
-	o.change = nil
+// compare returns what an observed machine lacks of the Spec, whose files should be as in wants.
+func (s *Spec) compare(wants []entry, o *observation, j *Journal) (*difference, error) {
+	d := &difference{o: o, restart: j != nil && j.State == Installing}
 	for i, f := range s.Files {
 		is := o.files[i]
 		ours := j != nil && j.file(f.Path) != nil
@@ -68,27 +68,27 @@ func (s *Spec) compare(wants []entry, o *observation, j *Journal) (*todo, error)
 		case is == wants[i]:
 		case f.Keep && is.Kind != kindAbsent && !ours:
 		case f.Default != "" && is.Kind != kindAbsent && !ours && !o.defaults[i]:
-			t.notes = append(t.notes, f.Path+" was changed by hand and stays: compare it with what a node needs")
+			d.notes = append(d.notes, f.Path+" was changed by hand and stays: a node needs "+f.Needs)
 		case is.Kind == kindFolder || is.Kind == kindOther:
 			return nil, &plan.Error{Op: "enrol " + s.Machine, Err: errors.New(f.Path + " exists and is no file"), Remedy: "move it away, then run the same command again", Exit: plan.ExitBlocked}
 		default:
-			o.change = append(o.change, i)
+			d.files = append(d.files, i)
 		}
 	}
 	for i, p := range s.Packages {
 		switch {
 		case !o.programs[i]:
-			t.missing = append(t.missing, p.Name)
-		case t.restart && slices.Contains(j.Packages, p.Name):
-			t.unfinished = append(t.unfinished, p.Name)
+			d.missing = append(d.missing, p.Name)
+		case d.restart && slices.Contains(j.Packages, p.Name):
+			d.unfinished = append(d.unfinished, p.Name)
 		}
 	}
 	for i, u := range s.Units {
 		if u.Start && (!o.units[i].Enabled || !o.units[i].Active) {
-			t.start = append(t.start, u.Name)
+			d.start = append(d.start, u.Name)
 		}
 	}
-	return t, nil
+	return d, nil
 }
 
 // Examine returns what Install would do, and changes nothing.
@@ -112,11 +112,11 @@ func Examine(ctx context.Context, m Machine, r Request) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	t, err := c.observe(ctx, s, wants, j)
+	d, err := c.compare(ctx, s, wants, j)
 	if err != nil {
 		return Outcome{}, err
 	}
-	return Outcome{Changes: t.changes(s), Notes: t.notes}, nil
+	return Outcome{Changes: d.changes(s), Notes: d.notes}, nil
 }
 
 // open takes the lock and reads the journal, which is nil if there is none. It returns an error for a
@@ -140,8 +140,8 @@ func (r *Request) open(ctx context.Context, m Machine, verb string, p *progress)
 	return c, j, release, nil
 }
 
-// observe returns what is to do.
-func (c *remote) observe(ctx context.Context, s *Spec, wants []entry, j *Journal) (*todo, error) {
+// compare observes the machine and compares it with the Spec.
+func (c *remote) compare(ctx context.Context, s *Spec, wants []entry, j *Journal) (*difference, error) {
 	o, err := c.look(ctx, s)
 	if err != nil {
 		return nil, err
@@ -168,12 +168,12 @@ func Install(ctx context.Context, m Machine, r Request) (Outcome, error) {
 	if j != nil && j.State == Removing {
 		return Outcome{}, &plan.Error{Op: c.op, Err: errors.New("its removal began and did not end"), Remedy: fmt.Sprintf("end it first: `constellation machine remove %s --ssh %s`", j.Machine, m.Target()), Exit: plan.ExitBlocked}
 	}
-	t, err := c.observe(ctx, s, wants, j)
+	d, err := c.compare(ctx, s, wants, j)
 	if err != nil {
 		return Outcome{}, err
 	}
-	out := Outcome{Changes: t.changes(s), Notes: t.notes}
-	p.total = 5 + s.sends(t.o.change)
+	out := Outcome{Changes: d.changes(s), Notes: d.notes}
+	p.total = 5 + s.sends(d.files)
 	if len(out.Changes) == 0 && j != nil && j.State == Installed && j.Machine == s.Machine && j.Release == s.Release {
 		return out, r.prepare(ctx, m, p)
 	}
@@ -182,28 +182,28 @@ func Install(ctx context.Context, m Machine, r Request) (Outcome, error) {
 	}
 	j.ClusterName, j.Machine, j.Release = s.ClusterName, s.Machine, s.Release
 	j.State, j.Changed = Installing, r.Now().UTC()
-	j.extend(s, wants, t.o, nil)
+	j.extend(s, wants, d)
 	if err := c.write(ctx, j); err != nil {
 		return Outcome{}, err
 	}
-	if err := c.packages(ctx, s, j, t, p); err != nil {
+	if err := c.packages(ctx, j, d, p); err != nil {
 		return Outcome{}, err
 	}
-	if err := c.place(ctx, s, j, t, p); err != nil {
+	if err := c.place(ctx, s, j, d, p); err != nil {
 		return Outcome{}, err
 	}
 	if err := r.prepare(ctx, m, p); err != nil {
 		return Outcome{}, err
 	}
-	if err := c.start(ctx, s, t, p); err != nil {
+	if err := c.start(ctx, s, d, p); err != nil {
 		return Outcome{}, err
 	}
 	p.next("verify")
-	if t, err = c.observe(ctx, s, wants, j); err != nil {
+	if d, err = c.compare(ctx, s, wants, j); err != nil {
 		return Outcome{}, err
 	}
-	if len(t.o.change) > 0 {
-		return Outcome{}, &plan.Error{Op: c.op, Err: fmt.Errorf("%s is not as it was sent", s.Files[t.o.change[0]].Path), Remedy: "check what else changes this file, then run the same command again"}
+	if len(d.files) > 0 {
+		return Outcome{}, &plan.Error{Op: c.op, Err: fmt.Errorf("%s is not as it was sent", s.Files[d.files[0]].Path), Remedy: "check what else changes this file, then run the same command again"}
 	}
 	j.State, j.Changed = Installed, r.Now().UTC()
 	return out, c.write(ctx, j)
@@ -232,14 +232,14 @@ func (r *Request) prepare(ctx context.Context, m Machine, p *progress) error {
 }
 
 // start starts the units of a Spec.
-func (c *remote) start(ctx context.Context, s *Spec, t *todo, p *progress) error {
+func (c *remote) start(ctx context.Context, s *Spec, d *difference, p *progress) error {
 	units := s.started()
 	if len(units) == 0 {
 		return nil
 	}
 	p.next("start " + words.And(units))
 	how := "start"
-	if t.restart || len(t.o.change) > 0 {
+	if d.restart || len(d.files) > 0 {
 		how = "restart"
 	}
 	_, err := c.run(ctx, limit, "start", nil, append([]string{how}, units...)...)
@@ -247,8 +247,8 @@ func (c *remote) start(ctx context.Context, s *Spec, t *todo, p *progress) error
 }
 
 // packages installs packages. The journal names them before.
-func (c *remote) packages(ctx context.Context, s *Spec, j *Journal, t *todo, p *progress) error {
-	missing := append(t.unfinished, t.missing...)
+func (c *remote) packages(ctx context.Context, j *Journal, d *difference, p *progress) error {
+	missing := append(d.unfinished, d.missing...)
 	if len(missing) == 0 {
 		return nil
 	}
@@ -267,7 +267,11 @@ func (c *remote) packages(ctx context.Context, s *Spec, j *Journal, t *todo, p *
 			return &plan.Error{Op: c.op, Err: fmt.Errorf("apt-get names a package %q", name), Remedy: "check apt on the machine"}
 		}
 	}
-	j.extend(s, nil, &observation{trees: make([]kind, len(s.Trees)), units: make([]unitRecord, len(s.Units))}, list)
+	for _, name := range list {
+		if !slices.Contains(j.Packages, name) {
+			j.Packages = append(j.Packages, name)
+		}
+	}
 	if err := c.write(ctx, j); err != nil {
 		return err
 	}
@@ -276,8 +280,8 @@ func (c *remote) packages(ctx context.Context, s *Spec, j *Journal, t *todo, p *
 }
 
 // place makes folders, copies of files that are replaced, files and links.
-func (c *remote) place(ctx context.Context, s *Spec, j *Journal, t *todo, p *progress) error {
-	if len(t.o.change) == 0 {
+func (c *remote) place(ctx context.Context, s *Spec, j *Journal, d *difference, p *progress) error {
+	if len(d.files) == 0 {
 		return nil
 	}
 	var in, links bytes.Buffer
@@ -292,7 +296,7 @@ func (c *remote) place(ctx context.Context, s *Spec, j *Journal, t *todo, p *pro
 	if _, err := c.run(ctx, limit, "prepare", in.Bytes()); err != nil {
 		return err
 	}
-	for _, i := range t.o.change {
+	for _, i := range d.files {
 		f := s.Files[i]
 		if f.Link != "" {
 			fmt.Fprintf(&links, "%s %s\n", f.Path, f.Link)

@@ -80,7 +80,7 @@ const (
 	kindOther  kind = "other"
 )
 
-// entry is what is at a path.
+// entry is the state of a path: a file, a link, a folder, or nothing.
 type entry struct {
 	Kind kind `json:"kind"`
 	// Mode is in octal digits, Owner is UID:GID.
@@ -197,9 +197,10 @@ func (j *Journal) file(p string) *fileRecord {
 	return nil
 }
 
-// extend adds what a Spec will change to the journal. A record that exists keeps its previous file.
-func (j *Journal) extend(s *Spec, wants []entry, o *observation, packages []string) {
-	for _, i := range o.change {
+// extend adds what will be changed for a Spec to the journal. A record that exists keeps its previous file.
+func (j *Journal) extend(s *Spec, wants []entry, d *difference) {
+	o := d.o
+	for _, i := range d.files {
 		f := s.Files[i]
 		if r := j.file(f.Path); r != nil {
 			r.After = wants[i]
@@ -221,11 +222,6 @@ func (j *Journal) extend(s *Spec, wants []entry, o *observation, packages []stri
 	for i, t := range s.Trees {
 		if o.trees[i] == kindAbsent && !slices.Contains(j.Trees, t) {
 			j.Trees = append(j.Trees, t)
-		}
-	}
-	for _, p := range packages {
-		if !slices.Contains(j.Packages, p) {
-			j.Packages = append(j.Packages, p)
 		}
 	}
 	for i, u := range s.Units {

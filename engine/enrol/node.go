@@ -139,7 +139,7 @@ func Node(s Spec, p Programs) (Spec, error) {
 		}
 		s.Files = append(s.Files, File{Path: u.path, Mode: 0o644, Data: b})
 	}
-	s.Files = append(s.Files, File{Path: "/etc/containerd/config.toml", Mode: 0o644, Data: []byte(containerdConfig), Default: "containerd"})
+	s.Files = append(s.Files, File{Path: "/etc/containerd/config.toml", Mode: 0o644, Data: []byte(containerdConfig), Default: "containerd", Needs: "SystemdCgroup = true there, and bin_dir with the network plugins"})
 	for _, name := range plugins {
 		s.Files = append(s.Files, File{Path: "/opt/cni/bin/" + name, Link: "/usr/lib/cni/" + name, Keep: true})
 	}

@@ -23,8 +23,6 @@ import (
 //go:embed steps.sh
 var script string
 
-func bytesReader(b []byte) io.Reader { return bytes.NewReader(b) }
-
 // Exit codes of the script.
 const (
 	exitBusy   = 96 // a step of an earlier connection still runs
@@ -215,8 +213,6 @@ type observation struct {
 	trees    []kind
 	programs []bool
 	units    []unitRecord
-
-	change []int // files that must be placed
 }
 
 // look observes a machine.
