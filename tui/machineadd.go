@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -119,8 +117,6 @@ type addedMachine struct {
 	Took     time.Duration `json:"took,omitempty"` // nanoseconds in JSON
 }
 
-var nodeName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
-
 // request validates the flags.
 func (a *adding) request() ([]sshhost.Target, error) {
 	usage := func(err error, remedy string) ([]sshhost.Target, error) {
@@ -133,7 +129,7 @@ func (a *adding) request() ([]sshhost.Target, error) {
 	if len(targets) > 1 && (a.name != "" || a.address != "") {
 		return usage(errors.New("--name and --address are of one machine, and --ssh names several"), "add this machine alone")
 	}
-	if a.name != "" && !nodeName.MatchString(a.name) {
+	if a.name != "" && !workspace.ValidMachineName(a.name) {
 		return usage(fmt.Errorf("--name %q cannot name a node", a.name), "use at most 253 of a-z, 0-9, - and .")
 	}
 	if a.tpm != "auto" && a.tpm != "none" && !workspace.ValidTPM(a.tpm) {
@@ -159,11 +155,14 @@ func runMachineAdd(ctx context.Context, s *session, a *adding) error {
 	if err != nil {
 		return err
 	}
-	e, done, err := enrolment(ws, a.rehearse)
+	made := ws.Enrolment
+	if a.rehearse {
+		made = ws.RehearseEnrolment
+	}
+	e, err := made()
 	if err != nil {
 		return err
 	}
-	defer done()
 	ctx, stop := s.signals(ctx)
 	defer stop()
 	live := &enrolTable{t: s.liveTable(), names: a.ssh.machines}
@@ -218,40 +217,15 @@ func runMachineAdd(ctx context.Context, s *session, a *adding) error {
 	})
 	live.clear()
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return resumed(ctx, "add")
 	}
 	return a.print(s, &r, failed)
 }
 
-// enrolment returns what machines get from the workspace. A rehearsal writes nothing: without a state, it
-// works in a copy that done deletes.
-func enrolment(ws *workspace.Workspace, rehearse bool) (e *workspace.Enrolment, done func(), err error) {
-	done = func() {}
-	if rehearse && !ws.Has(workspace.StateFile) {
-		b, err := ws.ReadConfig()
-		if err != nil {
-			return nil, nil, err
-		}
-		dir, err := os.MkdirTemp("", "constellation-rehearsal")
-		if err != nil {
-			return nil, nil, fmt.Errorf("rehearse: %w", err)
-		}
-		done = func() { os.RemoveAll(dir) }
-		copied, err := workspace.OpenWorkspace(dir)
-		if err == nil {
-			err = copied.Write(workspace.ConfigFile, b, 0o600)
-		}
-		if err != nil {
-			done()
-			return nil, nil, err
-		}
-		ws = copied
-	}
-	if e, err = ws.Enrolment(); err != nil {
-		done()
-		return nil, nil, err
-	}
-	return e, done, nil
+// resumed is the error of an interrupted change of machines.
+func resumed(ctx context.Context, verb string) error {
+	cause := context.Cause(ctx)
+	return &plan.Error{Op: verb + " machines", Err: cause, Exit: plan.ExitCode(cause), Remedy: "run the same command again: it continues, and repeats no finished step"}
 }
 
 // verdict returns an error if findings stand in the way of a machine, after it printed them.
@@ -294,7 +268,7 @@ func (a *adding) rows(results []machinecheck.Result, targets []sshhost.Target, a
 			if x.ProviderID = ""; x.Name == m.Name || x.Address == m.Address {
 				return nil, &plan.Error{
 					Op: "add " + r.Machine, Err: fmt.Errorf("it would be %s with address %s and group %s, and there is %s with address %s and group %s", m.Name, m.Address, m.Group, x.Name, x.Address, x.Group), Exit: plan.ExitUsage,
-					Remedy: "choose another --name or --address, or remove that machine first: `constellation machine remove " + x.Name + "`",
+					Remedy: "choose another --name or --address, or remove that machine first: `constellation machine remove " + x.Name + " --ssh USER@HOST`",
 				}
 			}
 		}
@@ -379,7 +353,7 @@ func (m *addedMachine) result(x enrol.Result) {
 	}
 }
 
-// examine reads what is to do on each machine.
+// examine reads what each machine lacks.
 func (a *adding) examine(ctx context.Context, s *session, b enrol.Batch, live *enrolTable, r *addReport) error {
 	b.Rehearse = true
 	live.all("comparing")
@@ -409,9 +383,14 @@ func (a *adding) confirm(s *session, r *addReport) error {
 	}
 	op := "add " + words.Count(len(r.Machines), "machine")
 	switch {
-	case a.yes:
+	case a.yes || !slices.ContainsFunc(r.Machines, func(m addedMachine) bool { return len(m.Changes) > 0 }):
 		return nil
 	case a.out == asJSON || a.ssh.nonInteractive || !s.asks():
+		if a.out == asJSON {
+			if err := document(s.out, r); err != nil {
+				return err
+			}
+		}
 		return &plan.Error{Op: op, Err: errors.New("the changes were not accepted; nothing was changed on the machines"), Remedy: "read them with --dry-run, then run the same command with --yes", Exit: plan.ExitUnacknowledged}
 	case !s.prompt().confirmed(fmt.Sprintf("Make these changes on %s?", words.Count(len(r.Machines), "machine"))):
 		return &plan.Error{Op: op, Err: errors.New("the changes were not accepted; nothing was changed on the machines"), Exit: plan.ExitUnacknowledged}

@@ -38,7 +38,8 @@ type enrolStage struct {
 	fails   map[string]error // by name of the machine
 	keys    map[string]enrol.Key
 	batch   enrol.Batch
-	ran     int // installations
+	ran     int  // installations
+	same    bool // the machines lack nothing
 	removed *enrol.Removal
 	remove  error
 	log     string
@@ -91,6 +92,9 @@ func (e *enrolStage) run(args ...string) (stdout, stderr string, code int) {
 				for i, j := range b.Jobs {
 					step(i, enrol.Step{Title: "send", Done: 1, Total: 2})
 					r := enrol.Result{Took: 1500 * time.Millisecond, Outcome: enrol.Outcome{Changes: []string{"install runc of the distribution, held back from upgrades", "write /etc/constellation/a", "write /etc/constellation/b", "replace /usr/lib/c", "restart x.service"}}}
+					if e.same {
+						r.Changes = nil
+					}
 					if !b.Rehearse {
 						e.ran++
 						r.Err = e.fails[j.Spec.Machine]
@@ -190,6 +194,21 @@ func TestMachineAdd(t *testing.T) {
 	}
 }
 
+// A script gets the document of changes before the error that it has not accepted them. Without changes it needs no --yes.
+func TestMachineAddInScripts(t *testing.T) {
+	t.Parallel()
+	e := newEnrolStage(t)
+	out, errs, code := e.run(append(slices.Clone(twoSSH), "-o", "json")...)
+	var r addReport
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != plan.ExitUnacknowledged || len(r.Machines) != 2 || len(r.Machines[0].Changes) != 5 || e.ran > 0 {
+		t.Errorf("not accepted: exit code %d, %v: %s%s", code, err, out, errs)
+	}
+	e.same = true
+	if out, errs, code := e.run(twoSSH...); code != plan.ExitDone || e.ran != 2 || len(e.machines()) != 2 {
+		t.Errorf("nothing to change: exit code %d, %d installations, %s%s", code, e.ran, out, errs)
+	}
+}
+
 func TestMachineAddTexts(t *testing.T) {
 	t.Parallel()
 	e := newEnrolStage(t)
@@ -256,7 +275,7 @@ func TestMachineListAndRemove(t *testing.T) {
 	if _, errs, code := e.run(append(slices.Clone(twoSSH), "--yes")...); code != plan.ExitDone {
 		t.Fatal(errs)
 	}
-	if out, _, code := e.run("machine", "list"); code != plan.ExitDone || !strings.Contains(out, "node-11   worker          10.0.0.11          waits for init") {
+	if out, _, code := e.run("machine", "list"); code != plan.ExitDone || !strings.Contains(out, "node-11   worker          10.0.0.11          file   waits for init") {
 		t.Errorf("before init: exit code %d\n%s", code, out)
 	}
 	remove := []string{"machine", "remove", "node-12", "--ssh", "root@10.0.0.12"}

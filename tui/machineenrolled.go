@@ -79,7 +79,7 @@ func machineList(s *session) *cobra.Command {
 		Use:   "list",
 		Short: "List the machines that were added to the workspace",
 		Long: `List the machines of constellation-conf.yaml that ` + "`machine add`" + ` prepared: name, group, address,
-and, if the cluster answers, whether each is a node and since when.
+where the key is (TPM, or file: not attested), and, if the cluster answers, whether each is a node and since when.
 
 It changes nothing. Exit code: 0, also if the cluster does not answer; 2 the workspace has no such
 machines.`,
@@ -106,10 +106,12 @@ type machineListing struct {
 
 // listedMachine is one machine of the list. Node is absent if it is none.
 type listedMachine struct {
-	Name    string        `json:"name"`
-	Group   string        `json:"group"`
-	Address string        `json:"address"`
-	Node    *cluster.Node `json:"node,omitempty"`
+	Name    string `json:"name"`
+	Group   string `json:"group"`
+	Address string `json:"address"`
+	// Attested is whether a TPM holds the machine's key.
+	Attested bool          `json:"attested"`
+	Node     *cluster.Node `json:"node,omitempty"`
 }
 
 func runMachineList(ctx context.Context, s *session, f format) error {
@@ -129,7 +131,7 @@ func runMachineList(ctx context.Context, s *session, f format) error {
 		l.Problem, l.Remedy = err.Error(), plan.Remedy(err)
 	}
 	for _, m := range e.Machines {
-		x := listedMachine{Name: m.Name, Group: string(m.Group), Address: m.Address}
+		x := listedMachine{Name: m.Name, Group: string(m.Group), Address: m.Address, Attested: m.Attested}
 		if n, ok := nodes[m.Name]; ok {
 			x.Node = &n
 		}
@@ -155,7 +157,7 @@ func listText(pg view.Page, w int, l *machineListing, initialised bool) (lines [
 		name = max(name, term.Width(term.Clean(m.Name)))
 	}
 	name = min(name, 40)
-	lines = append(lines, pg.Row(w).Col(term.Faint, "NAME", name+2).Col(term.Faint, "GROUP", 15).Col(term.Faint, "ADDRESS", 18).Add(term.Faint, "NODE").String())
+	lines = append(lines, pg.Row(w).Col(term.Faint, "NAME", name+2).Col(term.Faint, "GROUP", 15).Col(term.Faint, "ADDRESS", 18).Col(term.Faint, "KEY", 6).Add(term.Faint, "NODE").String())
 	for _, m := range l.Machines {
 		node := "not a node; it can join"
 		switch {
@@ -166,7 +168,11 @@ func listText(pg view.Page, w int, l *machineListing, initialised bool) (lines [
 		case !initialised:
 			node = "waits for init"
 		}
-		lines = append(lines, pg.Row(w).Col(term.Strong, term.Clean(m.Name), name+2).Col(term.Plain, m.Group, 15).Col(term.Plain, term.Clean(m.Address), 18).Add(term.Plain, term.Clean(node)).String())
+		key := "file"
+		if m.Attested {
+			key = "TPM"
+		}
+		lines = append(lines, pg.Row(w).Col(term.Strong, term.Clean(m.Name), name+2).Col(term.Plain, m.Group, 15).Col(term.Plain, term.Clean(m.Address), 18).Col(term.Plain, key, 6).Add(term.Plain, term.Clean(node)).String())
 	}
 	if l.Problem != "" {
 		lines = append(lines, "", pg.Row(w).Add(term.Plain, term.Clean(l.Problem)).String())
@@ -179,6 +185,9 @@ func listText(pg view.Page, w int, l *machineListing, initialised bool) (lines [
 
 // oneTarget returns the machine of --ssh.
 func (o *sshOptions) oneTarget() (sshhost.Target, error) {
+	if len(o.machines) == 0 {
+		return sshhost.Target{}, &plan.Error{Op: "read flags", Err: errors.New("it is not known how to log in to the machine"), Remedy: "name its login with --ssh USER@HOST", Exit: plan.ExitUsage}
+	}
 	list, err := o.targets()
 	if err != nil {
 		return sshhost.Target{}, err
@@ -393,7 +402,7 @@ func runMachineRemove(ctx context.Context, s *session, r *removing, name string)
 			report.Notes, err = []string{"the machine has no journal: nothing was changed on it"}, nil
 		}
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return resumed(ctx, "remove")
 		}
 		if err != nil {
 			return err

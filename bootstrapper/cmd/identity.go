@@ -12,11 +12,10 @@ import (
 
 	"constellation/bootstrapper"
 	"constellation/engine/attestation"
+	"constellation/engine/cloud/machines"
 )
 
 const (
-	// identityDir is where an enrolled machine has its identity by default.
-	identityDir = "/var/lib/constellation-identity"
 	// maxInput bounds a message of an enrolment, in bytes.
 	maxInput = 64 << 10
 
@@ -49,7 +48,7 @@ func identity(ctx context.Context, m bootstrapper.Machine, args []string, stdin 
 	}
 	dir, ok := strings.CutPrefix(m.TPM, "enrolled:")
 	if !ok {
-		dir = identityDir
+		dir = machines.IdentityDir
 	}
 	dir = filepath.Join(m.Root, dir)
 	var out []byte

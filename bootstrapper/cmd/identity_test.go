@@ -13,6 +13,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/authority"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/machines"
 )
 
 func TestIdentityVerbs(t *testing.T) {
@@ -65,7 +66,7 @@ func TestIdentityVerbs(t *testing.T) {
 	if err := json.Unmarshal([]byte(must(string(certificate), "store")), &stored); err != nil || stored.Machine != id || stored.Attested || stored.Kind != attestation.KindKey {
 		t.Errorf("stored %+v, %v", stored, err)
 	}
-	if _, err := attestation.NewEnrolledIssuer("enrolled:"+filepath.Join(m.Root, identityDir)).Issue(t.Context(), []byte("nonce")); err != nil {
+	if _, err := attestation.NewEnrolledIssuer("enrolled:"+filepath.Join(m.Root, machines.IdentityDir)).Issue(t.Context(), []byte("nonce")); err != nil {
 		t.Error(err)
 	}
 

@@ -67,6 +67,16 @@ func (w *Workspace) Enrolment() (*Enrolment, error) {
 		return nil, err
 	}
 	defer unlock()
+	return w.enrolment(func(name string, b []byte) error { return w.Write(name, b, 0o600) })
+}
+
+// RehearseEnrolment is Enrolment that writes nothing. What the workspace lacks is made for this result alone.
+func (w *Workspace) RehearseEnrolment() (*Enrolment, error) {
+	return w.enrolment(func(string, []byte) error { return nil })
+}
+
+// enrolment returns what machines get, and what it makes to write.
+func (w *Workspace) enrolment(write func(name string, b []byte) error) (*Enrolment, error) {
 	c, err := w.Config()
 	if err != nil {
 		return nil, err
@@ -78,8 +88,14 @@ func (w *Workspace) Enrolment() (*Enrolment, error) {
 		}
 	}
 	s, err := w.State()
+	var key []byte
 	if errors.Is(err, ErrAbsent) {
-		s, err = w.beginEnrolment(c)
+		s, key, err = w.beginEnrolment(c, write)
+	} else if err == nil {
+		key, err = w.read(AuthorityKeyFile)
+		if err != nil {
+			err = authorityError(w, err)
+		}
 	}
 	if err == nil {
 		err = w.Belong(c, s)
@@ -89,7 +105,7 @@ func (w *Workspace) Enrolment() (*Enrolment, error) {
 	}
 	if e := net.JoinHostPort(c.Provider.Section.Text("endpoint"), apiPort); len(s.ClusterValues.ClusterID) == 0 && s.Infrastructure.InClusterEndpoint != hostOf(e) {
 		s.Infrastructure.setEndpoint(hostOf(e)) // the configuration was corrected before init
-		if err := w.WriteState(s); err != nil {
+		if err := writeState(s, write); err != nil {
 			return nil, err
 		}
 	}
@@ -97,14 +113,10 @@ func (w *Workspace) Enrolment() (*Enrolment, error) {
 		Cluster: c.Name, UID: s.Infrastructure.UID, Endpoint: s.Infrastructure.InClusterEndpoint, Roots: []byte(s.Infrastructure.Section.Text("authority")),
 		Machines: machines.List(c.Provider.Section), secretHash: sha256.Sum256(s.Infrastructure.InitSecret),
 	}
-	key, err := w.read(AuthorityKeyFile)
-	if err == nil {
-		out.Authority, err = authority.Parse(out.Roots, key)
+	if out.Authority, err = authority.Parse(out.Roots, key); err != nil {
+		return nil, authorityError(w, err)
 	}
-	if err != nil {
-		return nil, &plan.Error{Op: "read " + w.Path(AuthorityKeyFile), Err: WithoutPath(err), Exit: plan.ExitUsage, Remedy: "restore the file from your copy: without it no machine can be enrolled in this cluster"}
-	}
-	signing, err := w.signingKey(func(b []byte) error { return w.Write(SigningKeyFile, b, 0o600) })
+	signing, err := w.signingKey(func(b []byte) error { return write(SigningKeyFile, b) })
 	if err != nil {
 		return nil, err
 	}
@@ -112,28 +124,43 @@ func (w *Workspace) Enrolment() (*Enrolment, error) {
 	return out, nil
 }
 
-// beginEnrolment writes the authority and the state. The state comes last: it has the certificate.
-func (w *Workspace) beginEnrolment(c *Config) (*State, error) {
+// authorityError is the error about a key of the authority that cannot be used.
+func authorityError(w *Workspace, err error) error {
+	return &plan.Error{Op: "read " + w.Path(AuthorityKeyFile), Err: WithoutPath(err), Exit: plan.ExitUsage, Remedy: "restore the file from your copy: without it no machine can be enrolled in this cluster"}
+}
+
+// writeState is WriteState by write.
+func writeState(s *State, write func(name string, b []byte) error) error {
+	b, err := s.marshal()
+	if err != nil {
+		return fmt.Errorf("write %s: %w", StateFile, err)
+	}
+	return write(StateFile, b)
+}
+
+// beginEnrolment makes the authority and the state, and returns the state and the authority's key. The state is written
+// last: it has the certificate.
+func (w *Workspace) beginEnrolment(c *Config, write func(name string, b []byte) error) (s *State, key []byte, err error) {
 	if err := w.checkLeftovers("cluster " + c.Name); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	certificate, key, err := authority.Create(c.Name + " machines")
 	if err != nil {
-		return nil, fmt.Errorf("make the authority of machines: %w", err)
+		return nil, nil, fmt.Errorf("make the authority of machines: %w", err)
 	}
 	random := make([]byte, 16+32)
 	if _, err := rand.Read(random); err != nil {
-		return nil, fmt.Errorf("make the init secret: %w", err)
+		return nil, nil, fmt.Errorf("make the init secret: %w", err)
 	}
-	s := &State{Version: StateVersion, Infrastructure: Infrastructure{
+	s = &State{Version: StateVersion, Infrastructure: Infrastructure{
 		UID: hex.EncodeToString(random[:16]), Name: c.Name, Provider: machines.Enrolled, InitSecret: random[16:],
 		Section: section.Values{"uid": hex.EncodeToString(random[:16]), "authority": string(certificate)},
 	}}
 	s.Infrastructure.setEndpoint(c.Provider.Section.Text("endpoint"))
-	if err := w.Write(AuthorityKeyFile, key, 0o600); err != nil {
-		return nil, err
+	if err := write(AuthorityKeyFile, key); err != nil {
+		return nil, nil, err
 	}
-	return s, w.WriteState(s)
+	return s, key, writeState(s, write)
 }
 
 // setEndpoint sets the host in front of the API servers.
@@ -211,7 +238,7 @@ func checkTPM(list []machines.Machine, name, ek string) error {
 		default:
 			why = fmt.Sprintf("its TPM has the endorsement key %s, and the machine of this name had %s: it is another computer, or its TPM was replaced", ek, x.EK)
 		}
-		return &plan.Error{Op: "enrol machine " + name, Err: errors.New(why), Exit: plan.ExitUsage, Remedy: "if that is intended, remove the old machine first: `constellation machine remove " + x.Name + "`"}
+		return &plan.Error{Op: "enrol machine " + name, Err: errors.New(why), Exit: plan.ExitUsage, Remedy: "if that is intended, remove the old machine first: `constellation machine remove " + x.Name + " --ssh USER@HOST`"}
 	}
 	return nil
 }
@@ -236,7 +263,7 @@ func (w *Workspace) AddMachine(m machines.Machine) error {
 			case x.Name == m.Name || x.Address == m.Address:
 				return nil, &plan.Error{
 					Op: "add machine " + m.Name, Err: fmt.Errorf("the configuration has %s with address %s and group %s", x.Name, x.Address, x.Group), Exit: plan.ExitUsage,
-					Remedy: "choose another --name, or remove that machine first: `constellation machine remove " + x.Name + "`",
+					Remedy: "choose another --name, or remove that machine first: `constellation machine remove " + x.Name + " --ssh USER@HOST`",
 				}
 			}
 		}

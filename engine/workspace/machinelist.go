@@ -11,6 +11,9 @@ import (
 // Machine is a machine of the list in the configuration.
 type Machine = machines.Machine
 
+// ValidMachineName reports whether a machine of the list, and its Node, can have a name.
+func ValidMachineName(s string) bool { return machines.ValidName(s) }
+
 // ValidTPM reports whether s is the address of a TPM that a machine of the list can have.
 func ValidTPM(s string) bool { return machines.ValidTPM(s) }
 

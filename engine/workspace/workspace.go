@@ -279,11 +279,7 @@ func (w *Workspace) State() (*State, error) {
 
 // WriteState replaces the state file.
 func (w *Workspace) WriteState(s *State) error {
-	b, err := s.marshal()
-	if err != nil {
-		return fmt.Errorf("write %s: %w", StateFile, err)
-	}
-	return w.Write(StateFile, b, 0o600)
+	return writeState(s, func(name string, b []byte) error { return w.Write(name, b, 0o600) })
 }
 
 // WriteConfig writes a new configuration and returns its path. It refuses to replace

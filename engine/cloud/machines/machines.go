@@ -63,6 +63,9 @@ func Hardenings() []Hardening {
 // ComponentsTable is the name of the table of components.
 const ComponentsTable = "components"
 
+// ValidName reports whether a Node can have a name.
+func ValidName(s string) bool { return nameRE.MatchString(s) }
+
 var nameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
 
 var digestRE = regexp.MustCompile(`^(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})$`)
