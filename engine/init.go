@@ -9,7 +9,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -148,13 +147,11 @@ func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
 	if f.state.Enrolled() {
 		p.Files = append(p.Files, plan.File{Path: e.ws.Path(workspace.AuthorityKeyFile), Mode: "0600", Secret: true, Note: "certifies machines: keep a copy offline"},
 			plan.File{Path: e.ws.Path(workspace.SigningKeyFile), Mode: "0600", Secret: true, Note: "signs what machines install: keep a copy offline"})
+		p.Notes = append(p.Notes, "The network of pods is yours to install, when the first node is there: nodes are not Ready before.")
 	}
 	i.components = cluster.Components{Name: cluster.ComponentsName(f.list), Kubernetes: f.config.Kubernetes.String(), List: f.list, Statement: f.statement}
 	i.target = cluster.NodeTarget{Image: f.image.Reference, ImageVersion: f.image.Version, Components: i.components.Name, Kubernetes: i.components.Kubernetes}
 	i.etcdTag = f.nextEtcd()
-	if f.state.Enrolled() {
-		p.Notes = append(p.Notes, "The network of pods is yours to install, when the first node is there: nodes are not Ready before.")
-	}
 	p.Steps = i.steps()
 	if len(p.Blocked()) > 0 {
 		return p, nil
@@ -311,15 +308,17 @@ func (i *initRun) steps() []plan.Step {
 				})
 			},
 		},
-		i.inventoryStep(),
-		{
+	}
+	steps = append(steps, i.inventorySteps()...)
+	return append(steps,
+		plan.Step{
 			ID:     plan.StepCharts,
 			Title:  "Install the services",
 			Effect: i.chartsEffect(),
 			Done:   i.chartsDone,
 			Run:    i.installCharts,
 		},
-		{
+		plan.Step{
 			ID:     check.StepTarget,
 			Title:  "Set the target of all nodes",
 			Effect: fmt.Sprintf("NodeVersion constellation-version is set to %s; machines join from then on, even if this program ends", i.target),
@@ -337,15 +336,14 @@ func (i *initRun) steps() []plan.Step {
 			},
 			Run: i.setTarget,
 		},
-		{
+		plan.Step{
 			ID:     StepReady,
 			Title:  "Wait for the nodes",
 			Effect: all + " are Ready nodes",
 			Done:   i.allReady,
 			Run:    i.waitReady,
 		},
-	}
-	return slices.DeleteFunc(steps, func(s plan.Step) bool { return s.ID == "" })
+	)
 }
 
 // Enroller is what init needs of a cluster of enrolled machines besides [Cluster]. Every method is idempotent.
@@ -360,13 +358,13 @@ type Enroller interface {
 	SetGroupsInPlace(ctx context.Context, i machines.Inventory) error
 }
 
-// inventoryStep publishes the list of enrolled machines. Its ID is empty for machines of a cloud.
-func (i *initRun) inventoryStep() plan.Step {
+// inventorySteps publish the list of enrolled machines; a cloud has its own.
+func (i *initRun) inventorySteps() []plan.Step {
 	if !i.state.Enrolled() {
-		return plan.Step{}
+		return nil
 	}
 	list := workspace.EnrolledInventory(i.config, i.state)
-	return plan.Step{
+	return []plan.Step{{
 		ID: StepInventory, Title: "Publish the list of machines",
 		Effect: "ConfigMap " + machines.InventoryConfigMap + " lists " + words.Count(len(list.Machines), "machine") + "; others get no ticket to join",
 		Done: func(ctx context.Context) (bool, error) {
@@ -387,7 +385,7 @@ func (i *initRun) inventoryStep() plan.Step {
 				return e.PublishInventory(ctx, list)
 			})
 		},
-	}
+	}}
 }
 
 // enrolledInPlace reports whether the groups of enrolled machines are upgraded in place; true for machines of a cloud.

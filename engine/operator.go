@@ -79,7 +79,7 @@ func (e *Engine) PlanOperator(ctx context.Context) (*plan.Plan, error) {
 		return nil, err
 	}
 	now := e.now()
-	p := &plan.Plan{ID: newRunID(plan.VerbAdopt, now), Verb: plan.VerbAdopt, Cluster: run.config.Name, Nodes: run.config.Counts(), Created: now.UTC()}
+	p := &plan.Plan{ID: newRunID(plan.VerbAdopt, now), Verb: plan.VerbAdopt, Cluster: run.config.Name, NotAttested: true, Nodes: run.config.Counts(), Created: now.UTC()}
 	nodes, err := k.Nodes(ctx)
 	if err != nil {
 		return nil, run.clusterError("read the nodes", err)
@@ -500,7 +500,7 @@ func (e *Engine) PlanRemoveOperator(ctx context.Context) (*plan.Plan, error) {
 		return nil, err
 	}
 	now := e.now()
-	p := &plan.Plan{ID: newRunID(plan.VerbAdopt, now), Verb: plan.VerbAdopt, Cluster: run.config.Name, Created: now.UTC()}
+	p := &plan.Plan{ID: newRunID(plan.VerbAdopt, now), Verb: plan.VerbAdopt, Cluster: run.config.Name, NotAttested: true, Created: now.UTC()}
 	p.Steps = []plan.Step{
 		{
 			ID: StepRemoveTarget, Title: "End the operator's work", Effect: "NodeVersion is deleted, so no node is upgraded any more",

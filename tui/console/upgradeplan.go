@@ -227,7 +227,7 @@ func (scr *upgradePlanScreen) rows(w int) []string {
 // riskRows show the risks: which data is backed up, which is lost, what is irreversible.
 func (scr *upgradePlanScreen) riskRows(w, h int) []string {
 	p := scr.c.plan
-	lines := []string{scr.c.th.Rule(w, "Before nodes are replaced", "")}
+	lines := []string{scr.c.th.Rule(w, "Before nodes are changed", "")}
 	lines = append(lines, view.BackupCoverageRows(scr.c.page(), w, h, &scr.c.backup.Backups, "")...)
 	i := slices.IndexFunc(p.Steps, func(s plan.Step) bool { return s.ID == check.StepBackup })
 	switch {
