@@ -110,6 +110,8 @@ func TestAdoptedClusterIsUpgradedAndGivenBack(t *testing.T) {
 	a.addComponents(versions...)
 	a.run(3*time.Minute, "adopt", "--operator", "--yes").want(plan.ExitDone)
 	t.Logf("adoption of %d+%d, operator included: %s", controlPlanes, workers, time.Since(begin).Round(time.Second))
+	// Nodes get these pods when the operator has labelled them, which is after the charts.
+	kubectl("-n", "constellation-system", "rollout", "status", "daemonset/constellation-relay", "--timeout=110s")
 	a.run(time.Minute, "adopt", "--operator", "--yes").want(plan.ExitNothing)
 	// Hardening is added by name, and taken out again.
 	for _, list := range []string{"[kubelet-pods, control-plane-label, machine-configuration]", "[]"} {

@@ -74,7 +74,7 @@ func TestEnrolledMachinesBecomeACluster(t *testing.T) {
 	a.run(3*time.Minute, "machine", "add", "--ssh", login["worker-0"], "--ssh", login["worker-1"], "--yes").want(plan.ExitDone)
 	t.Logf("enrolment of 3 machines: %s", time.Since(begin).Round(time.Second))
 	a.run(time.Minute, "machine", "add", "--ssh", login["worker-1"], "--yes").want(plan.ExitDone) // again
-	a.addEnrolledComponents(build.DefaultVersion, to)
+	a.edit("    machines:\n", a.componentRows(build.DefaultVersion, to)+"    machines:\n")
 
 	// The owner installs the network when the first node is there.
 	var wg sync.WaitGroup
@@ -194,10 +194,4 @@ func (c *cloud) edit(from, to string) {
 	if err != nil {
 		c.t.Fatalf("edit the configuration: %v", err)
 	}
-}
-
-// addEnrolledComponents adds the components of versions to a list of enrolled machines.
-func (c *cloud) addEnrolledComponents(versions ...string) {
-	c.t.Helper()
-	c.edit("    machines:\n", strings.ReplaceAll(c.componentRows(versions...), "\n      - ", "\n    - ")+"    machines:\n")
 }

@@ -18,8 +18,8 @@ import (
 //
 //	CONSTELLATION_E2E_SCRIPT=1 go test -timeout 30m -v -run TestHopInPlaceAgainstAScript .
 func TestHopInPlaceAgainstAScript(t *testing.T) {
-	testneeds.OptIn(t, "CONSTELLATION_E2E_SCRIPT", "eight minutes and Kubernetes v1.36.3")
-	const from, to = "v1.36.3", "v1.36.4"
+	testneeds.OptIn(t, "CONSTELLATION_E2E_SCRIPT", "ten minutes and Kubernetes v1.35.4")
+	const from, to = "v1.35.4", "v1.36.4"
 	for _, v := range []string{from, to} {
 		testneeds.Kubernetes(t, v)
 	}
