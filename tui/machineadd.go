@@ -155,11 +155,7 @@ func runMachineAdd(ctx context.Context, s *session, a *adding) error {
 	if err != nil {
 		return err
 	}
-	made := ws.Enrolment
-	if a.rehearse {
-		made = ws.RehearseEnrolment
-	}
-	e, err := made()
+	e, err := ws.RehearseEnrolment() // nothing is written before the changes are accepted
 	if err != nil {
 		return err
 	}
@@ -181,11 +177,10 @@ func runMachineAdd(ctx context.Context, s *session, a *adding) error {
 	if err != nil {
 		return err
 	}
-	batch, err := a.batch(s, e, results, targets, list)
+	batch, err := a.batch(s, e, ssh, results, targets, list)
 	if err != nil {
 		return err
 	}
-	batch.SSH, batch.Who, batch.Now = ssh, enrol.Self(s.Env), s.Now
 	r.fill(results, list)
 	if err := a.examine(ctx, s, batch, live, &r); err != nil {
 		return err
@@ -194,6 +189,12 @@ func runMachineAdd(ctx context.Context, s *session, a *adding) error {
 		return a.print(s, &r, nil)
 	}
 	if err := a.confirm(s, &r); err != nil {
+		return err
+	}
+	if e, err = ws.Enrolment(); err == nil {
+		batch, err = a.batch(s, e, ssh, results, targets, list)
+	}
+	if err != nil {
 		return err
 	}
 	live.names = nil
@@ -305,7 +306,7 @@ func ownAddress(t sshhost.Target, f *machinecheck.Facts, given string) (netip.Ad
 }
 
 // batch returns the work of the enrolment.
-func (a *adding) batch(s *session, e *workspace.Enrolment, results []machinecheck.Result, targets []sshhost.Target, list []workspace.Machine) (enrol.Batch, error) {
+func (a *adding) batch(s *session, e *workspace.Enrolment, ssh sshhost.Options, results []machinecheck.Result, targets []sshhost.Target, list []workspace.Machine) (enrol.Batch, error) {
 	// Each machine also gets the addresses of those that are added with it.
 	all := *e
 	all.Machines = slices.Clone(e.Machines)
@@ -314,7 +315,7 @@ func (a *adding) batch(s *session, e *workspace.Enrolment, results []machinechec
 			all.Machines = append(all.Machines, m)
 		}
 	}
-	var b enrol.Batch
+	b := enrol.Batch{SSH: ssh, Who: enrol.Self(s.Env), Now: s.Now}
 	for i, m := range list {
 		programs, err := s.Enrol.Programs(a.programs, s.Release, results[i].Facts.Arch)
 		if err != nil {
