@@ -235,7 +235,7 @@ func (a *adding) verdict(s *session, report machinecheck.Report) error {
 	for i := range results {
 		r := &results[i]
 		if slices.ContainsFunc(r.Findings, func(f plan.Finding) bool { return f.ID == "machine-member" }) {
-			return &plan.Error{Op: r.Machine + " is a node of this cluster already", Remedy: "run `constellation machine list`", Exit: plan.ExitNothing}
+			return &plan.Error{Op: r.Machine + " is a node of this cluster already", Remedy: "run `constellation machine list`; a machine whose Node was deleted joins again after `constellation machine remove` and `machine add`", Exit: plan.ExitNothing}
 		}
 	}
 	err := machineVerdict(results)

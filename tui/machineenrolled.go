@@ -159,7 +159,7 @@ func listText(pg view.Page, w int, l *machineListing, initialised bool) (lines [
 	name = min(name, 40)
 	lines = append(lines, pg.Row(w).Col(term.Faint, "NAME", name+2).Col(term.Faint, "GROUP", 15).Col(term.Faint, "ADDRESS", 18).Col(term.Faint, "KEY", 6).Add(term.Faint, "NODE").String())
 	for _, m := range l.Machines {
-		node := "not a node; it can join"
+		node := "not a node"
 		switch {
 		case m.Node != nil:
 			node = fmt.Sprintf("%s, %s, since %s", m.Node.State, m.Node.Kubernetes, m.Node.Created.Format(time.DateOnly))
