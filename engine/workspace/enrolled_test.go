@@ -34,6 +34,9 @@ func enrolling(t *testing.T) *Workspace {
 func TestEnrolmentIsMadeOnce(t *testing.T) {
 	t.Parallel()
 	w := enrolling(t)
+	if e, err := w.RehearseEnrolment(); err != nil || e.UID == "" || e.Authority == nil || !slices.Equal(namesIn(t, w.root), []string{ConfigFile}) {
+		t.Errorf("a rehearsal: %+v, %v, files %v", e, err, namesIn(t, w.root))
+	}
 	first, err := w.Enrolment()
 	if err != nil {
 		t.Fatal(err)
