@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -97,24 +96,7 @@ type addReport struct {
 	Cluster string    `json:"cluster"`
 	DryRun  bool      `json:"dryRun,omitempty"`
 	// Machines are in the order of --ssh.
-	Machines []addedMachine `json:"machines"`
-}
-
-// addedMachine is one machine of the document.
-type addedMachine struct {
-	Machine  string         `json:"machine"`
-	Name     string         `json:"name"`
-	Address  string         `json:"address"`
-	Group    string         `json:"group"`
-	HostKey  string         `json:"hostKey"`
-	Findings []plan.Finding `json:"findings,omitempty"`
-	enrol.Outcome
-	// Attested is whether a TPM holds the machine's key, and EK the hash of the TPM's endorsement key.
-	Attested bool          `json:"attested"`
-	EK       string        `json:"ek,omitempty"`
-	Error    string        `json:"error,omitempty"`
-	Remedy   string        `json:"remedy,omitempty"`
-	Took     time.Duration `json:"took,omitempty"` // nanoseconds in JSON
+	Machines []view.AddedMachine `json:"machines"`
 }
 
 // request validates the flags.
@@ -141,86 +123,174 @@ func (a *adding) request() ([]sshhost.Target, error) {
 	return targets, nil
 }
 
-// runMachineAdd runs `machine add`.
-func runMachineAdd(ctx context.Context, s *session, a *adding) error {
+// addition is one run of `machine add`, by the verb or by the console.
+type addition struct {
+	*adding
+	*inventory
+	needs    machinecheck.Needs
+	targets  []sshhost.Target
+	reach    sshhost.Options
+	results  []machinecheck.Result // of the check
+	machines []workspace.Machine   // as rows of the configuration
+	batch    enrol.Batch
+	report   addReport
+}
+
+// begin validates flags and workspace. It writes nothing.
+func (a *adding) begin(v *inventory, reach sshhost.Options) (*addition, error) {
 	role, err := machinecheck.ParseRole(a.group)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	targets, err := a.request()
+	x := &addition{adding: a, inventory: v, reach: reach, needs: machinecheck.Needs{Role: role, CA: ownCA(v.ws)}}
+	if x.targets, err = a.request(); err != nil {
+		return nil, err
+	}
+	if _, err = x.ws.RehearseEnrolment(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// check checks the machines. It returns an error if one cannot be added.
+func (x *addition) check(ctx context.Context) (machinecheck.Report, error) {
+	x.results = x.s.CheckMachines(ctx, machinecheck.Request{Targets: x.targets, SSH: x.reach, Needs: x.needs}, func(machinecheck.Result) {})
+	r := machinecheck.Report{Schema: plan.Schema, Time: x.s.Now().UTC(), CLI: x.s.Release, Role: x.needs.Role, Machines: x.results}
+	if ctx.Err() != nil {
+		return r, context.Cause(ctx)
+	}
+	for i := range r.Machines {
+		m := &r.Machines[i]
+		if slices.ContainsFunc(m.Findings, func(f plan.Finding) bool { return f.ID == "machine-member" }) {
+			return r, &plan.Error{Op: m.Machine + " is a node of this cluster already", Remedy: "run `constellation machine list`; a machine whose Node was deleted joins again after `constellation machine remove` and `machine add`", Exit: plan.ExitNothing}
+		}
+	}
+	return r, machineVerdict(r.Machines)
+}
+
+// compare reads what each of the checked machines lacks. Nothing is written before the changes are accepted.
+func (x *addition) compare(ctx context.Context, step func(int, enrol.Step)) error {
+	e, err := x.ws.RehearseEnrolment()
 	if err != nil {
 		return err
 	}
-	ws, _, err := s.workspace()
+	x.report = addReport{Schema: plan.Schema, Time: x.s.Now().UTC(), CLI: x.s.Release, Cluster: e.Cluster, DryRun: x.rehearse}
+	if x.machines, err = x.rows(x.results, x.targets, workspace.Machine{Group: x.needs.Role}, e.Machines); err != nil {
+		return err
+	}
+	if x.batch, err = x.work(x.s, e, x.reach, x.results, x.targets, x.machines); err != nil {
+		return err
+	}
+	x.report.fill(x.results, x.machines)
+	x.batch.Rehearse = true
+	var failed error
+	x.s.Enrol.Install(ctx, x.batch, step, func(i int, r enrol.Result) {
+		x.report.Machines[i].Result(r)
+		failed = cmp.Or(failed, r.Err)
+	})
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return failed
+}
+
+// install makes the changes, and writes each machine that is done into the configuration.
+func (x *addition) install(ctx context.Context, step func(int, enrol.Step), done func(int, enrol.Result)) error {
+	e, err := x.ws.Enrolment()
 	if err != nil {
 		return err
 	}
-	e, err := ws.RehearseEnrolment() // nothing is written before the changes are accepted
+	if x.batch, err = x.work(x.s, e, x.reach, x.results, x.targets, x.machines); err != nil {
+		return err
+	}
+	var failed error
+	x.s.Enrol.Install(ctx, x.batch, step, func(i int, r enrol.Result) {
+		if r.Err == nil {
+			var m workspace.Machine
+			if m, r.Err = x.machines[i].Pinned(r.Key.Attested, r.Key.EK, r.Key.TPM); r.Err == nil {
+				r.Err = x.ws.AddMachine(m)
+			} else {
+				r.Err = &plan.Error{Op: "add machine " + m.Name, Err: r.Err, Remedy: "remove the folder of its identity, /var/lib/constellation-identity, and run the same command with --tpm none"}
+			}
+		}
+		x.report.Machines[i].Result(r)
+		failed = cmp.Or(failed, r.Err)
+		done(i, r)
+	})
+	if ctx.Err() != nil {
+		return resumed(ctx, "add")
+	}
+	return x.failure(failed)
+}
+
+// failure is the error of machines that could not be added; nil if there is none.
+func (x *addition) failure(failed error) error {
+	bad := 0
+	for _, m := range x.report.Machines {
+		if m.Error != "" {
+			bad++
+		}
+	}
+	switch n := len(x.report.Machines); {
+	case bad == 0:
+		return nil
+	case n == 1:
+		return failed
+	default:
+		return &plan.Error{Op: "add " + words.Count(n, "machine"), Err: fmt.Errorf("%d of them could not be added: %w", bad, failed), Remedy: "run the same command again when that is mended; machines that are done are not changed again"}
+	}
+}
+
+// runMachineAdd runs `machine add`.
+func runMachineAdd(ctx context.Context, s *session, a *adding) error {
+	live := &enrolTable{t: s.liveTable(), names: a.ssh.machines}
+	v, err := inventoryOf(s)
+	if err != nil {
+		return err
+	}
+	x, err := a.begin(v, a.ssh.options(s, live.around))
 	if err != nil {
 		return err
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
-	live := &enrolTable{t: s.liveTable(), names: a.ssh.machines}
-	ssh := a.ssh.options(s, live.around)
 	live.all("checking")
-	results := s.CheckMachines(ctx, machinecheck.Request{Targets: targets, SSH: ssh, Needs: machinecheck.Needs{Role: role, CA: ownCA(s)}}, func(machinecheck.Result) {})
+	checked, err := x.check(ctx)
 	live.clear()
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if err := a.verdict(s, machinecheck.Report{Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release, Role: role, Machines: results}); err != nil {
 		return err
 	}
-	r := addReport{Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release, Cluster: e.Cluster, DryRun: a.rehearse}
-	list, err := a.rows(results, targets, workspace.Machine{Group: role}, e.Machines)
+	if err := a.verdict(s, checked, err); err != nil {
+		return err
+	}
+	live.all("comparing")
+	err = x.compare(ctx, live.step)
+	live.clear()
 	if err != nil {
-		return err
-	}
-	batch, err := a.batch(s, e, ssh, results, targets, list)
-	if err != nil {
-		return err
-	}
-	r.fill(results, list)
-	if err := a.examine(ctx, s, batch, live, &r); err != nil {
+		if a.out == asJSON && ctx.Err() == nil && len(x.report.Machines) > 0 {
+			if err := document(s.out, x.report); err != nil {
+				return err
+			}
+		}
 		return err
 	}
 	if a.rehearse {
-		return a.print(s, &r, nil)
+		return a.print(s, &x.report, nil)
 	}
-	if err := a.confirm(s, &r); err != nil {
-		return err
-	}
-	if e, err = ws.Enrolment(); err == nil {
-		batch, err = a.batch(s, e, ssh, results, targets, list)
-	}
-	if err != nil {
+	if err := a.confirm(s, &x.report); err != nil {
 		return err
 	}
 	live.names = nil
-	for _, m := range list {
+	for _, m := range x.machines {
 		live.names = append(live.names, m.Name)
 	}
-	var failed error
 	live.all("waiting")
-	s.Enrol.Install(ctx, batch, live.step, func(i int, x enrol.Result) {
-		if x.Err == nil {
-			var m workspace.Machine
-			if m, x.Err = list[i].Pinned(x.Key.Attested, x.Key.EK, x.Key.TPM); x.Err == nil {
-				x.Err = ws.AddMachine(m)
-			} else {
-				x.Err = &plan.Error{Op: "add machine " + m.Name, Err: x.Err, Remedy: "remove the folder of its identity, /var/lib/constellation-identity, and run the same command with --tpm none"}
-			}
-		}
-		r.Machines[i].result(x)
-		failed = cmp.Or(failed, x.Err)
-		live.done(i, x)
-	})
+	err = x.install(ctx, live.step, live.done)
 	live.clear()
 	if ctx.Err() != nil {
-		return resumed(ctx, "add")
+		return err
 	}
-	return a.print(s, &r, failed)
+	return a.print(s, &x.report, err)
 }
 
 // resumed is the error of an interrupted change of machines.
@@ -229,16 +299,12 @@ func resumed(ctx context.Context, verb string) error {
 	return &plan.Error{Op: verb + " machines", Err: cause, Exit: plan.ExitCode(cause), Remedy: "run the same command again: it continues, and repeats no finished step"}
 }
 
-// verdict returns an error if findings stand in the way of a machine, after it printed them.
-func (a *adding) verdict(s *session, report machinecheck.Report) error {
+// verdict prints the findings of a check whose error is err, and returns err.
+func (a *adding) verdict(s *session, report machinecheck.Report, err error) error {
 	results := report.Machines
-	for i := range results {
-		r := &results[i]
-		if slices.ContainsFunc(r.Findings, func(f plan.Finding) bool { return f.ID == "machine-member" }) {
-			return &plan.Error{Op: r.Machine + " is a node of this cluster already", Remedy: "run `constellation machine list`; a machine whose Node was deleted joins again after `constellation machine remove` and `machine add`", Exit: plan.ExitNothing}
-		}
+	if plan.ExitCode(err) == plan.ExitNothing {
+		return err
 	}
-	err := machineVerdict(results)
 	warned := slices.ContainsFunc(results, func(r machinecheck.Result) bool {
 		return slices.ContainsFunc(r.Findings, func(f plan.Finding) bool { return f.Severity == plan.Warn })
 	})
@@ -248,7 +314,7 @@ func (a *adding) verdict(s *session, report machinecheck.Report) error {
 			return err
 		}
 	case a.out != asJSON && (err != nil || warned) && (len(results) != 1 || results[0].Err == nil):
-		s.print(append(machineText(s.page(), s.answerWidth(), &report), ""))
+		s.print(append(view.MachineReport(s.page(), s.answerWidth(), &report), ""))
 	}
 	return err
 }
@@ -305,8 +371,8 @@ func ownAddress(t sshhost.Target, f *machinecheck.Facts, given string) (netip.Ad
 	}
 }
 
-// batch returns the work of the enrolment.
-func (a *adding) batch(s *session, e *workspace.Enrolment, ssh sshhost.Options, results []machinecheck.Result, targets []sshhost.Target, list []workspace.Machine) (enrol.Batch, error) {
+// work returns the work of the enrolment.
+func (a *adding) work(s *session, e *workspace.Enrolment, ssh sshhost.Options, results []machinecheck.Result, targets []sshhost.Target, list []workspace.Machine) (enrol.Batch, error) {
 	// Each machine also gets the addresses of those that are added with it.
 	all := *e
 	all.Machines = slices.Clone(e.Machines)
@@ -343,48 +409,18 @@ func (a *adding) batch(s *session, e *workspace.Enrolment, ssh sshhost.Options, 
 
 func (r *addReport) fill(results []machinecheck.Result, list []workspace.Machine) {
 	for i, m := range list {
-		r.Machines = append(r.Machines, addedMachine{Machine: results[i].Machine, Name: m.Name, Address: m.Address, Group: string(m.Group), HostKey: results[i].HostKey, Findings: results[i].Findings})
+		r.Machines = append(r.Machines, view.AddedMachine{Machine: results[i].Machine, Name: m.Name, Address: m.Address, Group: string(m.Group), HostKey: results[i].HostKey, Findings: results[i].Findings})
 	}
-}
-
-func (m *addedMachine) result(x enrol.Result) {
-	m.Outcome, m.Took, m.Attested, m.EK = x.Outcome, x.Took, x.Key.Attested, x.Key.EK
-	if x.Err != nil {
-		m.Error, m.Remedy = x.Err.Error(), plan.Remedy(x.Err)
-	}
-}
-
-// examine reads what each machine lacks.
-func (a *adding) examine(ctx context.Context, s *session, b enrol.Batch, live *enrolTable, r *addReport) error {
-	b.Rehearse = true
-	live.all("comparing")
-	var failed error
-	s.Enrol.Install(ctx, b, live.step, func(i int, x enrol.Result) {
-		r.Machines[i].result(x)
-		if x.Err != nil && failed == nil {
-			failed = x.Err
-		}
-	})
-	live.clear()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if failed != nil && a.out == asJSON {
-		if err := document(s.out, r); err != nil {
-			return err
-		}
-	}
-	return failed
 }
 
 // confirm shows the changes and returns an error unless the user wants them.
 func (a *adding) confirm(s *session, r *addReport) error {
 	if a.out != asJSON {
-		s.print(changeText(s.page(), s.answerWidth(), r, false))
+		s.print(view.MachineChanges(s.page(), s.answerWidth(), r.Machines, false))
 	}
 	op := "add " + words.Count(len(r.Machines), "machine")
 	switch {
-	case a.yes || !slices.ContainsFunc(r.Machines, func(m addedMachine) bool { return len(m.Changes) > 0 }):
+	case a.yes || !slices.ContainsFunc(r.Machines, func(m view.AddedMachine) bool { return len(m.Changes) > 0 }):
 		return nil
 	case a.out == asJSON || a.ssh.nonInteractive || !s.asks():
 		if a.out == asJSON {
@@ -399,117 +435,22 @@ func (a *adding) confirm(s *session, r *addReport) error {
 	return nil
 }
 
-// print prints the result of a run or of a rehearsal, and returns its error.
+// print prints the result of a run or of a rehearsal, and returns failed.
 func (a *adding) print(s *session, r *addReport, failed error) error {
-	bad := 0
-	for _, m := range r.Machines {
-		if m.Error != "" {
-			bad++
-		}
-	}
 	switch {
 	case a.out == asJSON:
 		if err := document(s.out, r); err != nil {
 			return err
 		}
 	case r.DryRun:
-		s.print(changeText(s.page(), s.answerWidth(), r, true))
+		s.print(view.MachineChanges(s.page(), s.answerWidth(), r.Machines, true))
 	default:
-		s.print(addedText(s.page(), s.answerWidth(), r))
-		if bad == 0 {
+		s.print(view.MachinesAdded(s.page(), s.answerWidth(), r.Machines))
+		if failed == nil {
 			fmt.Fprintf(s.out, "next  %s\n", s.command("init"))
 		}
 	}
-	if bad == 0 {
-		return nil
-	}
-	if len(r.Machines) == 1 {
-		return failed
-	}
-	return &plan.Error{Op: "add " + words.Count(len(r.Machines), "machine"), Err: fmt.Errorf("%d of them could not be added: %w", bad, failed), Remedy: "run the same command again when that is mended; machines that are done are not changed again"}
-}
-
-// changeText lists the changes of each machine: all of them, or those of files by their folders.
-func changeText(pg view.Page, w int, r *addReport, all bool) (lines []string) {
-	for _, m := range r.Machines {
-		as := strings.ReplaceAll(m.Group, "-", " ")
-		lines = append(lines, pg.Rule(w, term.Clean(m.Machine), ""), pg.Row(w).Pad(2).Add(term.Strong, term.Clean(fmt.Sprintf("%s, %s at %s", m.Name, as, m.Address))).String())
-		list := m.Changes
-		if !all {
-			list = summary(list)
-		}
-		if len(list) == 0 {
-			list = []string{"nothing to change"}
-		}
-		for _, c := range append(list, m.Notes...) {
-			for k, p := range term.Wrap(term.Clean(c), max(20, w-4)) {
-				x := pg.Row(w).Pad(4)
-				if k == 0 {
-					x = pg.Row(w).Pad(2).Add(term.Plain, "- ")
-				}
-				lines = append(lines, x.Add(term.Plain, p).String())
-			}
-		}
-	}
-	return append(lines, "")
-}
-
-// summary replaces the changes of files by one line for each verb, with the folders.
-func summary(changes []string) (out []string) {
-	count, folders := map[string]int{}, map[string][]string{}
-	var verbs []string
-	for _, c := range changes {
-		verb, file, ok := strings.Cut(c, " ")
-		if !ok || !strings.HasPrefix(file, "/") {
-			out = append(out, c)
-			continue
-		}
-		if count[verb]++; count[verb] == 1 {
-			verbs = append(verbs, verb)
-			out = append(out, verb)
-		}
-		if dir := path.Dir(file); !slices.Contains(folders[verb], dir) {
-			folders[verb] = append(folders[verb], dir)
-		}
-	}
-	for _, v := range verbs {
-		out[slices.Index(out, v)] = fmt.Sprintf("%s %s in %s", v, words.Count(count[v], "file"), words.And(folders[v]))
-	}
-	return out
-}
-
-// addedText is the result of each machine on a line, with its notes.
-func addedText(pg view.Page, w int, r *addReport) (lines []string) {
-	name := 0
-	for _, m := range r.Machines {
-		name = max(name, term.Width(term.Clean(m.Name)))
-	}
-	name = min(name, 40)
-	for _, m := range r.Machines {
-		trust := "not attested: its key is in a file"
-		if m.Attested {
-			trust = "attested by its TPM"
-		}
-		severity, verdict := plan.Info, fmt.Sprintf("prepared as %s in %s, %s", strings.ReplaceAll(m.Group, "-", " "), m.Took.Round(100*time.Millisecond), trust)
-		switch {
-		case m.Error != "":
-			severity, verdict = plan.Block, m.Error
-		case len(m.Changes) == 0:
-			verdict = "prepared already, " + trust
-		}
-		sign, st := view.SeveritySignOf(pg, severity)
-		for k, p := range term.Wrap(term.Clean(verdict), max(20, w-name-4)) {
-			x := pg.Row(w).Pad(name + 4)
-			if k == 0 {
-				x = pg.Row(w).Add(st, sign+" ").Col(term.Strong, term.Clean(m.Name), name+2)
-			}
-			lines = append(lines, x.Add(term.Plain, p).String())
-		}
-		for _, n := range m.Notes {
-			lines = append(lines, pg.Row(w).Pad(2).Add(term.Faint, term.Clean(n)).String())
-		}
-	}
-	return lines
+	return failed
 }
 
 // enrolTable is the live table of several machines.

@@ -27,6 +27,7 @@ import (
 	"constellation/engine/workspace"
 	"constellation/internal/golden"
 	"constellation/tui/internal/enginefake"
+	"constellation/tui/view"
 )
 
 // enrolStage is a workspace with `machine` verbs. Machines are not real: package enrol has the tests with
@@ -295,7 +296,7 @@ func TestMachineListAndRemove(t *testing.T) {
 		t.Errorf("a member: exit code %d\n%s", code, out)
 	}
 	out, _, _ = e.run("machine", "list", "-o", "json")
-	var l machineListing
+	var l view.MachineListing
 	if err := json.Unmarshal([]byte(out), &l); err != nil || len(l.Machines) != 2 || l.Machines[0].Node != nil || l.Machines[1].Node == nil {
 		t.Errorf("document %v: %s", err, out)
 	}

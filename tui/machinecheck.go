@@ -1,11 +1,9 @@
 package tui
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -105,7 +103,10 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 		prompt()
 		progress()
 	})
-	of := machinecheck.Request{Targets: targets, SSH: ssh, Needs: machinecheck.Needs{Role: r.Role, CA: ownCA(s)}}
+	of := machinecheck.Request{Targets: targets, SSH: ssh, Needs: machinecheck.Needs{Role: r.Role}}
+	if ws, _, err := s.workspace(); err == nil {
+		of.Needs.CA = ownCA(ws)
+	}
 	check := func() {
 		done, doing = 0, "checking"
 		r.Machines = s.CheckMachines(ctx, of, func(machinecheck.Result) { next() })
@@ -127,7 +128,7 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 	case f == asJSON:
 		err = document(s.out, r)
 	case len(r.Machines) != 1 || r.Machines[0].Err == nil: // else the error has everything
-		s.print(machineText(s.page(), s.answerWidth(), &r))
+		s.print(view.MachineReport(s.page(), s.answerWidth(), &r))
 	}
 	if err != nil {
 		return err
@@ -142,11 +143,7 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 
 // ownCA is the digest of the certificate authority of the workspace's cluster, whose nodes are recognised by it.
 // It is empty without a cluster.
-func ownCA(s *session) string {
-	ws, _, err := s.workspace()
-	if err != nil {
-		return ""
-	}
+func ownCA(ws *workspace.Workspace) string {
 	b, err := ws.Kubeconfig()
 	if err != nil {
 		return ""
@@ -223,86 +220,4 @@ func machineVerdict(results []machinecheck.Result) error {
 		where = fmt.Sprintf(" on %d of them, such as %s", len(blocked), blocked[0].Machine)
 	}
 	return &plan.Error{Op: op, Err: fmt.Errorf("%s in the way%s: %s", words.Count(total, "finding"), where, list[0].Title), Remedy: list[0].Remedy, Exit: plan.ExitBlocked}
-}
-
-// machineText renders the results: one line for each machine, then the findings of each.
-func machineText(pg view.Page, w int, report *machinecheck.Report) (lines []string) {
-	results := report.Machines
-	name := 0
-	for _, r := range results {
-		name = max(name, term.Width(term.Clean(r.Machine)))
-	}
-	name = min(name, 40)
-	for i := range results {
-		r := &results[i]
-		severity, verdict := machineSummary(r, string(report.Role))
-		sign, st := view.SeveritySignOf(pg, severity)
-		lines = append(lines, pg.Row(w).Add(st, sign+" ").Col(term.Strong, term.Clean(r.Machine), name+2).Add(term.Plain, verdict).String())
-	}
-	for i := range results {
-		lines = append(lines, "", pg.Rule(w, term.Clean(results[i].Machine), ""))
-		lines = append(lines, machineRows(pg, w, &results[i])...)
-	}
-	return lines
-}
-
-// machineSummary is the verdict about a machine in a few words.
-func machineSummary(r *machinecheck.Result, role string) (plan.Severity, string) {
-	if r.Error != "" {
-		return plan.Block, "could not be checked"
-	}
-	n := map[plan.Severity]int{}
-	for _, f := range r.Findings {
-		n[f.Severity]++
-	}
-	var more []string
-	if n[plan.Warn] > 0 {
-		more = append(more, words.Count(n[plan.Warn], "warning"))
-	}
-	if n[plan.NotChecked] > 0 {
-		more = append(more, fmt.Sprintf("%d not checked", n[plan.NotChecked]))
-	}
-	as := strings.ReplaceAll(role, "-", " ")
-	severity, verdict := plan.Info, "can become a "+as
-	switch {
-	case n[plan.Block] > 0:
-		severity, verdict = plan.Block, "cannot become a "+as+": "+words.Count(n[plan.Block], "finding")+" in the way"
-	case n[plan.Warn] > 0:
-		severity = plan.Warn
-	case n[plan.NotChecked] > 0:
-		severity = plan.NotChecked
-	}
-	return severity, strings.Join(append([]string{verdict}, more...), ", ")
-}
-
-// machineRows are the facts and findings of a machine.
-func machineRows(pg view.Page, w int, r *machinecheck.Result) (lines []string) {
-	signed := func(s plan.Severity, text string) {
-		sign, st := view.SeveritySignOf(pg, s)
-		for k, p := range term.Wrap(term.Clean(text), max(20, w-4)) {
-			x := pg.Row(w).Pad(4)
-			if k == 0 {
-				x = pg.Row(w).Pad(2).Add(st, sign+" ")
-			}
-			lines = append(lines, x.Add(term.Plain, p).String())
-		}
-	}
-	if r.Error != "" {
-		signed(plan.Block, r.Error)
-		return append(lines, view.FindingDetail(pg, w, 4, plan.Finding{Remedy: r.Remedy})...)
-	}
-	f := r.Facts
-	about := []string{cmp.Or(f.HostName, "no host name"), cmp.Or(f.OS.Name, "unknown distribution"), f.Arch, "kernel " + f.Kernel, words.Count(f.Cores, "core"), fmt.Sprintf("%.1f GiB", float64(f.Memory)/(1<<20))}
-	if f.TPM == "2" {
-		about = append(about, "TPM 2.0")
-	}
-	for _, p := range term.Wrap(term.Clean(strings.Join(about, ", ")), max(20, w-4)) {
-		lines = append(lines, pg.Row(w).Pad(2).Add(term.Faint, p).String())
-	}
-	for i := range r.Findings {
-		x := r.Findings[i]
-		signed(x.Severity, x.Title+" ["+x.ID+"]")
-		lines = append(lines, view.FindingDetail(pg, w, 4, x)...)
-	}
-	return lines
 }

@@ -49,10 +49,27 @@ func completeMachines(s *session) cobra.CompletionFunc {
 	}
 }
 
-// nodesOf returns the nodes of the cluster of a workspace by name; nil if it has no cluster.
-func nodesOf(ctx context.Context, s *session) (map[string]cluster.Node, error) {
-	eng, ws, _, err := s.engineOf()
-	if err != nil || !ws.Has(workspace.KubeconfigFile) {
+// inventory is a workspace that may list machines, for the verbs or for a console.
+type inventory struct {
+	s      *session
+	ws     *workspace.Workspace
+	engine func() (Engine, error)
+}
+
+// inventoryOf is that of the workspace of the invocation.
+func inventoryOf(s *session) (*inventory, error) {
+	ws, _, err := s.workspace()
+	return &inventory{s, ws, func() (Engine, error) {
+		eng, _, _, err := s.engineOf()
+		return eng, err
+	}}, err
+}
+
+// status returns the status of the cluster, and an error if it is unknown which machines are nodes. Both are nil
+// if there is no cluster.
+func (v *inventory) status(ctx context.Context) (*engine.Status, error) {
+	eng, err := v.engine()
+	if err != nil || !v.ws.Has(workspace.KubeconfigFile) {
 		return nil, err
 	}
 	st, err := eng.Status(ctx)
@@ -66,6 +83,15 @@ func nodesOf(ctx context.Context, s *session) (map[string]cluster.Node, error) {
 		}
 		return nil, &plan.Error{Op: "list the nodes of " + st.Cluster, Err: errors.New(problem), Remedy: st.Remedy}
 	}
+	return &st, nil
+}
+
+// nodes returns the nodes of the cluster by name; nil if there is no cluster.
+func (v *inventory) nodes(ctx context.Context) (map[string]cluster.Node, error) {
+	st, err := v.status(ctx)
+	if st == nil {
+		return nil, err
+	}
 	out := map[string]cluster.Node{}
 	for _, n := range st.Nodes {
 		out[n.Name] = n
@@ -77,9 +103,10 @@ func machineList(s *session) *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the machines that were added to the workspace",
-		Long: `List the machines of constellation-conf.yaml that ` + "`machine add`" + ` prepared: name, group, address,
-where the key is (TPM, or file: not attested), and, if the cluster answers, whether each is a node and since when.
+		Short: "List the machines of the workspace",
+		Long: `List the machines of constellation-conf.yaml that ` + "`machine add`" + ` prepared, or those of an adopted
+cluster: name, group, address, where the key is (TPM, or file: not attested), and, if the cluster
+answers, whether each is a node and since when.
 
 It changes nothing. Exit code: 0, also if the cluster does not answer; 2 the workspace has no such
 machines.`,
@@ -92,95 +119,60 @@ machines.`,
 	return cmd
 }
 
-// machineListing is the document of `machine list -o json`.
-type machineListing struct {
-	Schema  string    `json:"schema"`
-	Time    time.Time `json:"time"`
-	CLI     string    `json:"cli"`
-	Cluster string    `json:"cluster"`
-	// Problem is why it is not known which machines are nodes, Remedy what to do about it.
-	Problem  string          `json:"problem,omitempty"`
-	Remedy   string          `json:"remedy,omitempty"`
-	Machines []listedMachine `json:"machines"`
-}
-
-// listedMachine is one machine of the list. Node is absent if it is none.
-type listedMachine struct {
-	Name    string `json:"name"`
-	Group   string `json:"group"`
-	Address string `json:"address"`
-	// Attested is whether a TPM holds the machine's key.
-	Attested bool          `json:"attested"`
-	Node     *cluster.Node `json:"node,omitempty"`
-}
-
 func runMachineList(ctx context.Context, s *session, f format) error {
-	ws, _, err := s.workspace()
-	if err != nil {
-		return err
-	}
-	e, err := ws.MachineList()
-	if err != nil {
-		return err
-	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
-	l := machineListing{Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release, Cluster: e.Cluster, Machines: []listedMachine{}}
-	nodes, err := nodesOf(ctx, s)
+	v, err := inventoryOf(s)
 	if err != nil {
-		l.Problem, l.Remedy = err.Error(), plan.Remedy(err)
+		return err
 	}
-	for _, m := range e.Machines {
-		x := listedMachine{Name: m.Name, Group: string(m.Group), Address: m.Address, Attested: m.Attested}
-		if n, ok := nodes[m.Name]; ok {
-			x.Node = &n
-		}
-		l.Machines = append(l.Machines, x)
+	l, err := v.list(ctx)
+	if err != nil {
+		return err
 	}
 	if f == asJSON {
 		return document(s.out, l)
 	}
-	s.print(listText(s.page(), s.answerWidth(), &l, ws.Has(workspace.KubeconfigFile)))
+	s.print(view.MachineTable(s.page(), s.answerWidth(), &l))
 	if len(l.Machines) == 0 {
 		fmt.Fprintf(s.out, "next  %s --group control-plane --ssh USER@HOST\n", s.command("machine add"))
 	}
 	return nil
 }
 
-// listText renders the list. initialised is whether the workspace has a cluster.
-func listText(pg view.Page, w int, l *machineListing, initialised bool) (lines []string) {
-	if len(l.Machines) == 0 {
-		return []string{"no machine was added"}
+// list returns the machines, and which of them are nodes if the cluster answers.
+func (v *inventory) list(ctx context.Context) (view.MachineListing, error) {
+	s := v.s
+	e, err := v.ws.MachineList()
+	if err != nil {
+		return view.MachineListing{}, err
 	}
-	name := 4
-	for _, m := range l.Machines {
-		name = max(name, term.Width(term.Clean(m.Name)))
+	l := view.MachineListing{
+		Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release, Cluster: e.Cluster, Adopted: e.Adopted, Machines: []view.ListedMachine{},
+		Initialised: v.ws.Has(workspace.KubeconfigFile),
 	}
-	name = min(name, 40)
-	lines = append(lines, pg.Row(w).Col(term.Faint, "NAME", name+2).Col(term.Faint, "GROUP", 15).Col(term.Faint, "ADDRESS", 18).Col(term.Faint, "KEY", 6).Add(term.Faint, "NODE").String())
-	for _, m := range l.Machines {
-		node := "not a node"
-		switch {
-		case m.Node != nil:
-			node = fmt.Sprintf("%s, %s, since %s", m.Node.State, m.Node.Kubernetes, m.Node.Created.Format(time.DateOnly))
-		case l.Problem != "":
-			node = "unknown"
-		case !initialised:
-			node = "waits for init"
+	st, err := v.status(ctx)
+	if ctx.Err() != nil {
+		return l, context.Cause(ctx)
+	}
+	if err != nil {
+		l.Problem, l.Remedy = err.Error(), plan.Remedy(err)
+	}
+	for _, m := range e.Machines {
+		x := view.ListedMachine{Name: m.Name, Group: string(m.Group), Address: m.Address, Attested: m.Attested, EK: m.EK, TPM: m.TPM}
+		if st != nil {
+			for i := range st.Nodes {
+				if st.Nodes[i].Name == m.Name {
+					x.Node = &st.Nodes[i]
+				}
+			}
+			for _, w := range st.Machines {
+				x.Joins = x.Joins || w.Name == m.Name && w.State == plan.NodeJoining
+			}
 		}
-		key := "file"
-		if m.Attested {
-			key = "TPM"
-		}
-		lines = append(lines, pg.Row(w).Col(term.Strong, term.Clean(m.Name), name+2).Col(term.Plain, m.Group, 15).Col(term.Plain, term.Clean(m.Address), 18).Col(term.Plain, key, 6).Add(term.Plain, term.Clean(node)).String())
+		l.Machines = append(l.Machines, x)
 	}
-	if l.Problem != "" {
-		lines = append(lines, "", pg.Row(w).Add(term.Plain, term.Clean(l.Problem)).String())
-		if l.Remedy != "" {
-			lines = append(lines, pg.Row(w).Add(term.Faint, term.Clean(l.Remedy)).String())
-		}
-	}
-	return lines
+	return l, nil
 }
 
 // oneTarget returns the machine of --ssh.
@@ -242,28 +234,34 @@ func runMachineLogs(ctx context.Context, s *session, o *sshOptions, r enrol.LogR
 	if r.Lines < 0 || r.Lines > 1_000_000 {
 		return &plan.Error{Op: "read flags", Err: fmt.Errorf("--lines is %d, want 0 to 1000000", r.Lines), Remedy: "omit it for the default", Exit: plan.ExitUsage}
 	}
-	ws, _, err := s.workspace()
+	v, err := inventoryOf(s)
 	if err != nil {
 		return err
 	}
-	e, err := ws.MachineList()
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	reach := o.options(s, func(prompt func()) { prompt() })
+	reach.Target = target
+	w := &cleanWriter{to: s.out}
+	err = v.logs(ctx, r, reach, w)
+	w.end()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// logs writes messages of a machine to w, as the machine prints them.
+func (v *inventory) logs(ctx context.Context, r enrol.LogRequest, reach sshhost.Options, w io.Writer) error {
+	e, err := v.ws.MachineList()
 	if err != nil {
 		return err
 	}
 	if err := listed(e, r.Machine); err != nil {
 		return err
 	}
-	ctx, stop := s.signals(ctx)
-	defer stop()
-	r.Cluster, r.SSH = e.UID, o.options(s, func(prompt func()) { prompt() })
-	r.SSH.Target = target
-	w := &cleanWriter{to: s.out}
-	err = s.Enrol.Logs(ctx, r, w)
-	w.end()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
+	r.Cluster, r.SSH = e.UID, reach
+	return v.s.Enrol.Logs(ctx, r, w)
 }
 
 // cleanWriter writes lines without control characters, and cuts long ones.
@@ -352,66 +350,97 @@ type removeReport struct {
 	enrol.Outcome
 }
 
-func runMachineRemove(ctx context.Context, s *session, r *removing, name string) error {
-	var target sshhost.Target
+// removal is one run of `machine remove`, by the verb or by the console.
+type removal struct {
+	*removing
+	*inventory
+	uid    string // of the cluster
+	name   string
+	target sshhost.Target // zero with --gone
+}
+
+// begin validates flags and workspace.
+func (r *removing) begin(v *inventory, name string) (*removal, error) {
+	x := &removal{removing: r, inventory: v, name: name}
 	var err error
 	switch {
 	case r.gone && len(r.ssh.machines) > 0:
 		err = &plan.Error{Op: "read flags", Err: errors.New("--gone and --ssh exclude each other"), Remedy: "leave out --gone to restore the machine", Exit: plan.ExitUsage}
 	case !r.gone:
-		target, err = r.ssh.oneTarget()
+		x.target, err = r.ssh.oneTarget()
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	ws, _, err := s.workspace()
+	e, err := v.ws.MachineList()
+	if err == nil {
+		err = e.Enrolled()
+	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	e, err := ws.MachineList()
-	if err != nil {
-		return err
-	}
-	if err := listed(e, name); err != nil {
-		return err
-	}
-	ctx, stop := s.signals(ctx)
-	defer stop()
-	unlock, err := ws.Lock("machine remove "+name, s.Now()) // init waits for the machines that were listed when it began
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err := r.outside(ctx, s, name); err != nil {
-		return err
-	}
-	if err := r.confirm(s, name, target); err != nil {
-		return err
-	}
-	report := removeReport{Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release, Name: name}
-	if !r.gone {
-		live := &enrolTable{t: s.liveTable(), names: []string{name}}
-		live.all("waiting")
-		o := r.ssh.options(s, live.around)
-		o.Target = target
-		report.Outcome, err = s.Enrol.Remove(ctx, enrol.Removal{
-			SSH: o, Cluster: e.UID, Machine: name, Who: enrol.Self(s.Env), Now: s.Now, Report: func(x enrol.Step) { live.step(0, x) },
-		})
-		live.clear()
+	x.uid = e.UID
+	return x, listed(e, name)
+}
+
+// hold keeps init away: it waits for the machines that were listed when it began.
+func (x *removal) hold() (unlock func(), err error) {
+	return x.ws.Lock("machine remove "+x.name, x.s.Now())
+}
+
+// give restores the machine and deletes its row. The caller has hold.
+func (x *removal) give(ctx context.Context, reach sshhost.Options, step func(enrol.Step)) (removeReport, error) {
+	report := removeReport{Schema: plan.Schema, Time: x.s.Now().UTC(), CLI: x.s.Release, Name: x.name}
+	if !x.gone {
+		reach.Target = x.target
+		var err error
+		report.Outcome, err = x.s.Enrol.Remove(ctx, enrol.Removal{SSH: reach, Cluster: x.uid, Machine: x.name, Who: enrol.Self(x.s.Env), Now: x.s.Now, Report: step})
 		if errors.Is(err, enrol.ErrNotEnrolled) { // such as after an interruption
 			report.Notes, err = []string{"the machine has no journal: nothing was changed on it"}, nil
 		}
 		if ctx.Err() != nil {
-			return resumed(ctx, "remove")
+			return report, resumed(ctx, "remove")
 		}
 		if err != nil {
-			return err
+			return report, err
 		}
 	}
-	if err := ws.RemoveMachine(name); err != nil {
-		return err
+	if err := x.ws.RemoveMachine(x.name); err != nil {
+		return report, err
 	}
 	report.Changes = append(report.Changes, "deleted its row from "+workspace.ConfigFile)
+	return report, nil
+}
+
+func runMachineRemove(ctx context.Context, s *session, r *removing, name string) error {
+	v, err := inventoryOf(s)
+	if err != nil {
+		return err
+	}
+	x, err := r.begin(v, name)
+	if err != nil {
+		return err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	unlock, err := x.hold()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := x.outside(ctx); err != nil {
+		return err
+	}
+	if err := r.confirm(s, name, x.target); err != nil {
+		return err
+	}
+	live := &enrolTable{t: s.liveTable(), names: []string{name}}
+	live.all("waiting")
+	report, err := x.give(ctx, r.ssh.options(s, live.around), func(x enrol.Step) { live.step(0, x) })
+	live.clear()
+	if err != nil {
+		return err
+	}
 	if r.out == asJSON {
 		return document(s.out, report)
 	}
@@ -421,20 +450,21 @@ func runMachineRemove(ctx context.Context, s *session, r *removing, name string)
 	for _, n := range report.Notes {
 		fmt.Fprintf(s.out, "note  %s\n", term.Clean(n))
 	}
-	if ws.Has(workspace.KubeconfigFile) {
+	if x.ws.Has(workspace.KubeconfigFile) {
 		fmt.Fprintf(s.out, "next  %s\n", s.command("init")) // publishes the shorter list
 	}
 	return nil
 }
 
 // outside returns an error if the machine is a node of the cluster.
-func (r *removing) outside(ctx context.Context, s *session, name string) error {
+func (x *removal) outside(ctx context.Context) error {
+	name := x.name
 	op := "remove machine " + name
-	nodes, err := nodesOf(ctx, s)
+	nodes, err := x.nodes(ctx)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if err != nil && !r.ignoreCluster {
+	if err != nil && !x.ignoreCluster {
 		return &plan.Error{Op: op, Err: fmt.Errorf("it is unknown whether it is a node: %w", err), Remedy: "repeat when the cluster answers; if there is no cluster any more, add --ignore-cluster", Exit: plan.ExitBlocked}
 	}
 	n, is := nodes[name]
@@ -445,8 +475,8 @@ func (r *removing) outside(ctx context.Context, s *session, name string) error {
 	if n.Role == "control-plane" {
 		remedy += "; between the two, run `kubeadm reset` on the machine, which removes its etcd member"
 		others := 0
-		for other, x := range nodes {
-			if other != name && x.Role == "control-plane" {
+		for other, n := range nodes {
+			if other != name && n.Role == "control-plane" {
 				others++
 			}
 		}

@@ -94,31 +94,39 @@ func (o *sshOptions) targets() ([]sshhost.Target, error) {
 // options returns how machines are reached. Prompts are written only on a terminal, each
 // within a call of around.
 func (o *sshOptions) options(s *session, around func(prompt func())) sshhost.Options {
-	out := sshhost.UserFiles(s.Env)
-	out.Fingerprints, out.Timeout = o.hostKeys, o.timeout
 	in, ok := s.Stdin.(*os.File)
 	if !ok || !term.IsTerminal(in) || !term.IsTerminal(s.Stderr) || s.Env("CI") != "" || o.nonInteractive {
+		return o.asking(s, nil)
+	}
+	return o.asking(s, &secretPrompts{known: map[string][]byte{}, ask: func(ctx context.Context, question string) (b []byte, err error) {
+		around(func() { b, err = term.ReadSecret(ctx, in, s.Stderr, question+": ") })
+		return b, err
+	}})
+}
+
+// asking returns how machines are reached, with prompts of p; nil: there are none.
+func (o *sshOptions) asking(s *session, p *secretPrompts) sshhost.Options {
+	out := sshhost.UserFiles(s.Env)
+	out.Fingerprints, out.Timeout = o.hostKeys, o.timeout
+	if p == nil {
 		return out
 	}
-	p := &secretPrompts{s: s, in: in, around: around, known: map[string][]byte{}}
 	out.Passphrase = func(ctx context.Context, file string) ([]byte, error) {
-		return p.secret(ctx, "Passphrase of "+term.Clean(filepath.Clean(file))+": ")
+		return p.secret(ctx, "Passphrase of "+term.Clean(filepath.Clean(file)))
 	}
 	out.SudoPassword = func(ctx context.Context, t sshhost.Target) ([]byte, error) {
 		question := "Password of " + term.Clean(t.User) + " for sudo"
 		if len(o.machines) > 1 {
 			question += ", sent to each machine that demands it"
 		}
-		return p.secret(ctx, question+": ")
+		return p.secret(ctx, question)
 	}
 	return out
 }
 
 // secretPrompts prompts for each secret once, however many machines need it.
 type secretPrompts struct {
-	s      *session
-	in     *os.File
-	around func(prompt func())
+	ask func(ctx context.Context, question string) ([]byte, error)
 
 	mu    sync.Mutex
 	known map[string][]byte
@@ -133,9 +141,7 @@ func (p *secretPrompts) secret(ctx context.Context, question string) ([]byte, er
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	var b []byte
-	var err error
-	p.around(func() { b, err = term.ReadSecret(ctx, p.in, p.s.Stderr, question) })
+	b, err := p.ask(ctx, question)
 	if err != nil {
 		if ctx.Err() == nil {
 			err = errors.New("the prompt was not answered")

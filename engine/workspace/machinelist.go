@@ -17,11 +17,24 @@ func ValidMachineName(s string) bool { return machines.ValidName(s) }
 // ValidTPM reports whether s is the address of a TPM that a machine of the list can have.
 func ValidTPM(s string) bool { return machines.ValidTPM(s) }
 
-// MachineList is what a workspace says about its enrolled machines.
+// MachineList is what a workspace says about its machines, if it has a list of them.
 type MachineList struct {
-	// Cluster is the name of the cluster. UID identifies its machines; empty before the first one.
+	// Cluster is the name of the cluster. UID identifies its enrolled machines; empty before the first one.
 	Cluster, UID string
-	Machines     []Machine
+	// Adopted is whether kubeadm made the cluster, so that its machines were not enrolled.
+	Adopted  bool
+	Machines []Machine
+}
+
+// Enrolled returns an error if the machines were not enrolled.
+func (l *MachineList) Enrolled() error {
+	if !l.Adopted {
+		return nil
+	}
+	return &plan.Error{
+		Op: "change the machines of cluster " + l.Cluster, Err: errors.New("the cluster was adopted: its machines were not enrolled"), Exit: plan.ExitUsage,
+		Remedy: "add and remove nodes with kubeadm, correct provider.machines.machines in " + ConfigFile + ", then run `constellation adopt --operator`",
+	}
 }
 
 // MachineList reads the list. Unlike Enrolment it writes nothing.
@@ -30,13 +43,13 @@ func (w *Workspace) MachineList() (MachineList, error) {
 	if err != nil {
 		return MachineList{}, err
 	}
-	if c.Provider.Name != machines.Enrolled {
+	if !HasMachineList(c) {
 		return MachineList{}, &plan.Error{
-			Op: "list enrolled machines", Err: fmt.Errorf("%s has the provider %s%s", w.Path(ConfigFile), c.Provider.Name, c.At("provider")), Exit: plan.ExitUsage,
+			Op: "list machines", Err: fmt.Errorf("%s has the provider %s%s", w.Path(ConfigFile), c.Provider.Name, c.At("provider")), Exit: plan.ExitUsage,
 			Remedy: "run `constellation status` for these machines, or name a workspace of `constellation machine add` with -C",
 		}
 	}
-	l := MachineList{Cluster: c.Name, Machines: machines.List(c.Provider.Section)}
+	l := MachineList{Cluster: c.Name, Adopted: c.Provider.Name == machines.Name, Machines: machines.List(c.Provider.Section)}
 	s, err := w.State()
 	switch {
 	case errors.Is(err, ErrAbsent): // no machine was added
@@ -46,4 +59,9 @@ func (w *Workspace) MachineList() (MachineList, error) {
 		l.UID = s.Infrastructure.UID
 	}
 	return l, nil
+}
+
+// HasMachineList reports whether a configuration lists machines: enrolled ones, or those of an adopted cluster.
+func HasMachineList(c *Config) bool {
+	return c.Provider.Name == machines.Enrolled || c.Provider.Name == machines.Name
 }

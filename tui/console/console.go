@@ -79,6 +79,8 @@ type Options struct {
 	Guarded func(name string) bool
 	// Clusters, if not nil, are shown instead of a workspace.
 	Clusters *Clusters
+	// Machines works with the machines that the workspace lists; nil: it has no such list.
+	Machines *Machines
 	// Display changes the capabilities of the terminal as preferences want it; it may be nil.
 	Display func(term.Display) term.Display
 	// FixedBackground keeps the background of Display instead of the one that the terminal
@@ -117,6 +119,7 @@ type console struct {
 	quit    quitting
 	rollout rolloutControl
 	guard   guard
+	secret  secretPrompt
 	note    string // replaces the key line for noteTTL
 	// lastNote is the note shown since lastNoteAt.
 	lastNote   string
@@ -155,7 +158,7 @@ func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
 		c.deps.redraw = func() {}
 	}
 	c.screens = newScreens(c)
-	c.help.c, c.quit.c, c.rollout.c, c.guard.c, c.task.c, c.wizard.c, c.upg.c = c, c, c, c, c, c, c
+	c.help.c, c.quit.c, c.rollout.c, c.guard.c, c.secret.c, c.task.c, c.wizard.c, c.upg.c = c, c, c, c, c, c, c, c
 	c.task.busy, c.task.take = "reading the workspace", c.run.takeEvents
 	c.screen, c.log.back = c.start, c.start
 	if d.Clusters != nil { // the first frame is drawn before Init
@@ -226,6 +229,9 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 	case rolloutChanged:
 		c.rollout.took(msg)
 	default:
+		if c.secret.take(msg) {
+			return nil
+		}
 		for _, s := range c.list() {
 			if cmd, ok := s.take(msg); ok {
 				return cmd

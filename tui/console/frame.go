@@ -125,6 +125,8 @@ func (c *console) footer() []string {
 		lines = append(lines, c.quit.question()...)
 	} else if c.guard.types {
 		lines = append(lines, c.guard.prompt())
+	} else if c.secret.open() {
+		lines = append(lines, c.secret.prompt()...)
 	} else {
 		lines = append(lines, c.screen.why()...)
 	}

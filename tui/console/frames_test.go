@@ -245,7 +245,7 @@ func untilCharts(t *testing.T) (events []plan.Event, last int) {
 }
 
 func TestFrames(t *testing.T) {
-	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes, imagelessScenes) {
+	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes, imagelessScenes, machineScenes) {
 		for _, v := range []struct {
 			name    string
 			display term.Display
@@ -307,7 +307,7 @@ func TestThemes(t *testing.T) {
 // Frames of all scenes fit every terminal size.
 func TestFramesFitEverySize(t *testing.T) {
 	testneeds.Time(t, "10 s")
-	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes, imagelessScenes) {
+	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes, imagelessScenes, machineScenes) {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := sc.show(t, func(e *enginefake.Engine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
@@ -356,7 +356,7 @@ func TestSmallestWindow(t *testing.T) {
 
 // The key line always has the help key.
 func TestKeyLineAlwaysHasHelp(t *testing.T) {
-	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes, imagelessScenes) {
+	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes, imagelessScenes, machineScenes) {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := sc.show(t, func(e *enginefake.Engine) *stage { return newStage(t, e, term.Display{}, 80, 24) })

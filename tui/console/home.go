@@ -110,6 +110,7 @@ func (scr *homeScreen) keys() []binding {
 		on("u", "u", "upgrade: plan the next hop and confirm it", "do", scr.c.upg.openNextHop).footed("upgrade").unless(scr.noCluster),
 		on("b", "b", "list backups or create one", "do", scr.c.backup.show).footed("back up").unless(scr.noCluster),
 		on("w", "w", "watch the rollout of the nodes", "do", scr.c.watch.open).footed("watch").unless(scr.noCluster),
+		on("m", "m", "list the machines, check them and read their logs", "do", scr.c.machines.show).footed("machines").unless(scr.noMachines),
 		on("i", "i", "set up a cluster", "do", scr.c.wizard.show).footed("set up").unless(func() string {
 			if scr.c.home != nil && scr.c.home.Stage == engine.StageCluster {
 				return "this workspace has a cluster"
@@ -129,6 +130,14 @@ func (scr *homeScreen) keys() []binding {
 func (scr *homeScreen) noCluster() string {
 	if scr.c.home == nil || scr.c.home.Stage != engine.StageCluster {
 		return "there is no cluster yet"
+	}
+	return ""
+}
+
+// noMachines disables keys that need a list of machines.
+func (scr *homeScreen) noMachines() string {
+	if scr.c.deps.Machines == nil {
+		return "the configuration has no list of machines"
 	}
 	return ""
 }
@@ -155,6 +164,8 @@ func (scr *homeScreen) doNext() tea.Cmd {
 		return nil
 	}
 	switch cmd := s[scr.at].Command; {
+	case isVerb(cmd, "machine") && scr.noMachines() == "":
+		return scr.c.machines.show()
 	case isVerb(cmd, "init"):
 		return scr.c.wizard.show()
 	case isVerb(cmd, "status"):
@@ -297,8 +308,8 @@ func (scr *homeScreen) took(msg homeRead) tea.Cmd {
 		return scr.readStatus()
 	case first && scr.c.deps.Wizard && scr.c.deps.Yes && scr.c.home.Config != nil:
 		return scr.c.preflight.start()
-	case first && scr.c.home.Stage == engine.StageEmpty:
-		scr.c.screen = scr.c.overview // which suggests how to create machines
+	case first && (scr.c.home.Stage == engine.StageEmpty || scr.c.home.Stage == engine.StageConfigured && scr.c.deps.Machines != nil && !scr.c.deps.Wizard):
+		scr.c.screen = scr.c.overview // which suggests how to get machines
 		return nil
 	case first && (scr.c.deps.Wizard || scr.c.home.Stage != engine.StageCluster):
 		scr.c.screen = scr.c.config

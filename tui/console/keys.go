@@ -54,6 +54,8 @@ func (c *console) bindings() []binding {
 		return c.rollout.promptKeys()
 	case c.guard.types:
 		return c.guard.promptKeys()
+	case c.secret.open():
+		return c.secret.keys()
 	case c.help.open:
 		return c.help.keys()
 	case c.pal.open:
@@ -125,8 +127,11 @@ func (c *console) key(k tea.KeyMsg) tea.Cmd {
 // does not work yet.
 func (c *console) keyLine(w int) string {
 	leave := ""
-	if !c.quit.asking && !c.help.open && !c.pal.open && !c.guard.types && c.rollout.prompt == nil {
+	if !c.quit.asking && !c.help.open && !c.pal.open && !c.guard.types && !c.secret.open() && c.rollout.prompt == nil {
 		leave = "q " + c.quit.label()
+	}
+	if s, ok := c.screen.(textKeys); ok && s.takesText() {
+		leave = "" // q is text
 	}
 	shown := c.bindings()
 	helps := slices.IndexFunc(shown, func(b binding) bool { return b.label == "?" && b.footLabel != "" })
@@ -165,7 +170,13 @@ func (c *console) typing() bool {
 	if c.quit.asking || c.help.open || c.rollout.prompt != nil {
 		return false
 	}
-	return c.guard.types || c.pal.open || c.screen.takesText()
+	return c.guard.types || c.secret.open() || c.pal.open || c.screen.takesText()
+}
+
+// textKeys is a screen with keys that work while it takes text.
+type textKeys interface {
+	takesText() bool
+	bound(tea.KeyMsg) bool
 }
 
 // typed passes a key to the open text field. It reports false for keys that keep their
@@ -176,8 +187,13 @@ func (c *console) typed(k tea.KeyMsg) bool {
 		return false
 	case c.guard.types:
 		return c.guard.typed(k)
+	case c.secret.open():
+		return c.secret.typed(k)
 	case c.pal.open:
 		return c.pal.typed(k)
+	}
+	if s, ok := c.screen.(textKeys); ok && s.bound(k) {
+		return false
 	}
 	c.screen.typed(k)
 	return true

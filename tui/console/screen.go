@@ -64,6 +64,8 @@ type screens struct {
 	clusters       *clustersScreen
 	oneCluster     *clusterScreen
 	adopt          *adoptScreen
+	machines       *machinesScreen
+	machine        *machineScreen
 }
 
 // newScreens makes the screens in their initial states. The fields have no names here, so that
@@ -86,6 +88,8 @@ func newScreens(c *console) screens {
 		newClustersScreen(c),
 		&clusterScreen{c: c},
 		&adoptScreen{c: c},
+		&machinesScreen{c: c},
+		&machineScreen{c: c},
 	}
 }
 
@@ -93,7 +97,7 @@ func newScreens(c *console) screens {
 func (s *screens) list() []screen {
 	return []screen{
 		s.start, s.overview, s.config, s.preflight, s.initConfirm, s.run, s.result, s.log, s.check, s.backup, s.watch, s.upgradePlan, s.upgradeConfirm,
-		s.clusters, s.oneCluster, s.adopt,
+		s.clusters, s.oneCluster, s.adopt, s.machines, s.machine,
 	}
 }
 
