@@ -52,6 +52,8 @@ type Facts struct {
 	AppArmor  string     `json:"appArmor"` // enabled, no-parser or disabled
 	SELinux   string     `json:"seLinux"`  // enforcing, permissive or disabled
 	Programs  []Program  `json:"programs,omitempty"`
+	// Containerd is absent if there is no /etc/containerd/config.toml.
+	Containerd *Containerd `json:"containerd,omitempty"`
 	// Remains are files of a cluster.
 	Remains []string `json:"remains,omitempty"`
 	// Server is the API server in kubelet.conf. CA is the digest of the certificate authority in
@@ -228,6 +230,7 @@ func Parse(answer []byte, mark string, from, to time.Time) (Facts, error) {
 	if err := p.clock(from, to); err != nil {
 		return bad("%w", err)
 	}
+	p.containerd()
 	return p.Facts, nil
 }
 
@@ -235,6 +238,7 @@ func Parse(answer []byte, mark string, from, to time.Time) (Facts, error) {
 type parser struct {
 	Facts
 	begin, end time.Time // of the script, by the machine's clock
+	config     []string  // lines of containerd's configuration
 }
 
 // clock computes the offset. The machine's time at the begin is between from and to minus the run of
@@ -379,6 +383,18 @@ var keys = map[string]key{
 		p.Programs = append(p.Programs, Program{f[0], f[1], known(f[2]), known(f[3]), known(strings.Join(f[4:], " "))})
 		return nil
 	}),
+	"containerd.config": {true, func(p *parser, v string) error {
+		switch v {
+		case containerdPackage, containerdDumped, containerdFile:
+		case "?":
+			v = string(Unread)
+		default:
+			return errValue
+		}
+		p.Containerd = &Containerd{Source: v}
+		return nil
+	}},
+	"containerd.line": line(func(p *parser) *[]string { return &p.config }),
 	"tool": fields(2, 2, func(p *parser, f []string) error {
 		if f[1] != "yes" {
 			p.Lacks = append(p.Lacks, f[0])

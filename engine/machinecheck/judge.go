@@ -79,7 +79,7 @@ func Judge(f Facts, n Needs) []plan.Finding {
 	j := &judge{f: f, n: n}
 	for _, check := range []func(*judge){
 		(*judge).root, (*judge).system, (*judge).host, (*judge).modules, (*judge).sysctls, (*judge).swap, (*judge).size, (*judge).disks, (*judge).cgroup, (*judge).clock,
-		(*judge).cluster, (*judge).programs, (*judge).ports, (*judge).firewalls, (*judge).security, (*judge).network, (*judge).tpm,
+		(*judge).cluster, (*judge).programs, (*judge).containerd, (*judge).ports, (*judge).firewalls, (*judge).security, (*judge).network, (*judge).tpm,
 	} {
 		check(j)
 	}

@@ -164,6 +164,13 @@ func TestFindings(t *testing.T) {
 		{name: "proxy", edits: []string{"+proxy /etc/environment http_proxy http://***@proxy:3128"}, severity: plan.Warn, id: "machine-proxy", text: "proxy:3128"},
 		{name: "no default route", edits: []string{"route.default no"}, severity: plan.Warn, id: "machine-route"},
 		{name: "resolver on loopback", edits: []string{"nameserver 127.0.0.1", "resolved no"}, severity: plan.Warn, id: "machine-resolver", text: "127.0.0.1"},
+		{name: "containerd with cgroupfs", edits: containerdLines("containerd", "false", "/opt/cni/bin", "[]"), severity: plan.Block, id: "machine-containerd", text: "SystemdCgroup of the runtime runc is not true", command: "mv /etc/containerd/config.toml /etc/containerd/config.toml.before"},
+		{name: "containerd without CRI, as of Docker's package", edits: containerdLines("containerd", "true", "/opt/cni/bin", `["cri"]`), severity: plan.Block, id: "machine-containerd", text: "turns off the CRI plugin"},
+		{name: "containerd with plugins elsewhere", edits: containerdLines("containerd", "true", "/usr/lib/cni", "[]"), severity: plan.Warn, id: "machine-containerd", text: "bin_dir in /etc/containerd/config.toml is /usr/lib/cni"},
+		{name: "containerd's file without containerd", edits: containerdLines("file", "false", "/opt/cni/bin", "[]"), severity: plan.Block, id: "machine-containerd"},
+		{name: "containerd's file that imports others", edits: slices.Insert(containerdLines("file", "true", "/opt/cni/bin", "[]"), 1, `+containerd.line imports = ["/etc/containerd/conf.d/*.toml"]`), severity: plan.NotChecked, id: "machine-containerd"},
+		{name: "containerd's file that is no TOML", edits: []string{"+containerd.config containerd", "+containerd.line [plugins"}, severity: plan.NotChecked, id: "machine-containerd"},
+		{name: "containerd's unread file", edits: []string{"+containerd.config ?"}, severity: plan.NotChecked, id: "machine-containerd", text: "not checked"},
 		{name: "no TPM", edits: []string{"tpm -"}, severity: plan.Info, id: "machine-tpm"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -183,6 +190,61 @@ func TestFindings(t *testing.T) {
 				t.Error("it has no remedy")
 			}
 		})
+	}
+}
+
+// containerdLines are edits: an answer with settings of containerd, those of the whole file first.
+func containerdLines(source, systemd, plugins, disabled string) []string {
+	return []string{
+		"+containerd.config " + source, "+containerd.line disabled_plugins = " + disabled,
+		`+containerd.line [plugins."io.containerd.grpc.v1.cri".cni]`, fmt.Sprintf("+containerd.line bin_dir = %q", plugins),
+		`+containerd.line [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]`, "+containerd.line SystemdCgroup = " + systemd,
+	}
+}
+
+// TestContainerd passes configurations through the script, as containerd's releases print them with `config dump`. Only
+// those settings that a node needs leave the machine.
+func TestContainerd(t *testing.T) {
+	t.Parallel()
+	read := func(file string) string {
+		t.Helper()
+		b, err := os.ReadFile(filepath.Join("testdata", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	const plugins, debians = "/opt/cni/bin", "/usr/lib/cni"
+	systemd := func(s string) string { return strings.ReplaceAll(s, "SystemdCgroup = false", "SystemdCgroup = true") }
+	v1 := "[plugins.cri]\n  systemd_cgroup = true\n[plugins.cri.cni]\n  bin_dir = \"" + plugins + "\"\n"
+	for _, tt := range []struct {
+		name, config string
+		want         Containerd
+	}{
+		{name: "1.6, Debian's file with cgroupfs", config: read("containerd-1.6.toml"), want: Containerd{CRI: true, Runtime: "runc", PluginFolders: []string{debians}}},
+		{name: "1.6 with systemd", config: systemd(read("containerd-1.6.toml")), want: Containerd{CRI: true, Runtime: "runc", SystemdCgroup: true, PluginFolders: []string{debians}}},
+		{name: "1.7", config: read("containerd-1.7.toml"), want: Containerd{CRI: true, Runtime: "runc", PluginFolders: []string{debians}}},
+		{name: "2", config: systemd(read("containerd-2.toml")), want: Containerd{CRI: true, Runtime: "runc", SystemdCgroup: true, PluginFolders: []string{debians, plugins}}},
+		{name: "2 with cgroupfs", config: read("containerd-2.toml"), want: Containerd{CRI: true, Runtime: "runc", PluginFolders: []string{debians, plugins}}},
+		{name: "another default runtime", config: strings.Replace(systemd(read("containerd-1.6.toml")), `default_runtime_name = "runc"`, `default_runtime_name = "nvidia"`, 1), want: Containerd{CRI: true, Runtime: "nvidia", PluginFolders: []string{debians}}},
+		{name: "version 1", config: v1, want: Containerd{CRI: true, Runtime: "runc", SystemdCgroup: true, PluginFolders: []string{plugins}}},
+		{name: "as an enrolment writes it", config: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\nSystemdCgroup = true\n", want: Containerd{CRI: true, Runtime: "runc", SystemdCgroup: true, PluginFolders: []string{plugins}}},
+	} {
+		tt.want.Source = containerdDumped
+		functions := strings.TrimSuffix(script, "main \"$1\" </dev/null\n")
+		cmd := exec.Command("sh", "-c", functions+"\nsettings")
+		cmd.Stdin = strings.NewReader(tt.config + "\n[plugins.\"io.containerd.grpc.v1.cri\".registry.configs.\"r.example.com\".auth]\n  password = \"s3cret\"\n")
+		out, err := cmd.CombinedOutput()
+		if err != nil || strings.Contains(string(out), "s3cret") || len(strings.Split(string(out), "\n")) > 100 {
+			t.Fatalf("%s: %v\n%s", tt.name, err, out)
+		}
+		edits := []string{"+containerd.config containerd"}
+		for l := range strings.Lines(string(out)) {
+			edits = append(edits, "+containerd.line "+strings.TrimSpace(l))
+		}
+		if got := parse(t, recorded(t, "debian12.txt", edits...)).Containerd; got == nil || !slices.Equal(got.PluginFolders, tt.want.PluginFolders) || got.Source != tt.want.Source || got.CRI != tt.want.CRI || got.Runtime != tt.want.Runtime || got.SystemdCgroup != tt.want.SystemdCgroup {
+			t.Errorf("%s: %+v, want %+v of\n%s", tt.name, got, tt.want, out)
+		}
 	}
 }
 
@@ -262,6 +324,7 @@ func TestAnswersThatAreRefused(t *testing.T) {
 		"a command in a package": recorded(t, "debian12.txt", "+program containerd /usr/bin/containerd active x;reboot 1.6"),
 		"too few fields":         recorded(t, "debian12.txt", "+swap /dev/sda2"),
 		"a port above 65535":     recorded(t, "debian12.txt", "+listen 65536 x"),
+		"a bad source":           recorded(t, "debian12.txt", "+containerd.config x"),
 		"text after the end":     good + "more\n",
 		"much before the header": strings.Repeat("noise\n", 5000) + good,
 		"too many lines":         strings.Replace(good, "\nend ", strings.Repeat("\nremains x", 600)+"\nend ", 1),

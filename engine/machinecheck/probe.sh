@@ -73,6 +73,37 @@ program() {
   fact program "$1" "$at" "$(unit "$2")" "${package:--}" "$(brief "$at" $3 </dev/null | head -n 1)"
 }
 
+# Of a configuration of containerd, the settings that a node needs. Others may be credentials.
+settings() {
+  awk '
+    /^[ \t]*\[/ { table = $0; next }
+    /^[ \t]*(imports|disabled_plugins|bin_dirs?|default_runtime_name|SystemdCgroup|systemd_cgroup)[ \t]*=/ {
+      if (table != "") print table
+      table = ""
+      print
+    }' | head -n 300
+}
+
+# The file of Debian's package is replaced by an enrolment, so nothing in it matters.
+runtime() {
+  f=/etc/containerd/config.toml
+  [ -e "$f" ] || return 0
+  want=
+  have dpkg-query && want=$(brief dpkg-query -W -f '${Conffiles}\n' containerd | awk -v f="$f" '$1 == f { print $2 }')
+  if [ -n "$want" ] && [ "$(md5sum <"$f" 2>/dev/null | cut -d' ' -f1)" = "$want" ]; then
+    fact containerd.config package
+    return
+  elif have containerd && text=$(brief containerd --config "$f" config dump) && [ -n "$text" ]; then
+    fact containerd.config containerd
+  elif ! have containerd && text=$(cat "$f" 2>/dev/null); then
+    fact containerd.config file
+  else
+    fact containerd.config '?'
+    return
+  fi
+  facts containerd.line "$(printf '%s\n' "$text" | settings)"
+}
+
 listening() {
   if have ss; then
     brief ss -Hltnp | sed -n 's/^LISTEN  *[0-9]*  *[0-9]*  *[^ ]*:\([0-9][0-9]*\)  *[^ ]*  *users:(("\([^"]*\)".*$/\1 \2/p; t
@@ -173,6 +204,7 @@ main() {
   program kubeadm kubeadm 'version -o short'
   program k3s k3s --version
   program rke2 rke2-server --version
+  runtime
   remains
   server=- ca=-
   if [ -e /etc/kubernetes/kubelet.conf ]; then
