@@ -159,7 +159,21 @@ func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
 	if err := i.observe(ctx, p); err != nil {
 		return nil, err
 	}
+	if p.Finished() {
+		i.noteRollout(ctx, p)
+	}
 	return p, nil
+}
+
+// noteRollout states in a finished plan that nodes are not at the target yet: that is no work of init.
+func (i *initRun) noteRollout(ctx context.Context, p *plan.Plan) {
+	_, _ = i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+		r, err := k.Rollout(ctx)
+		if err == nil && r.Observed && !r.Reached {
+			p.End.Nothing = fmt.Sprintf("cluster %s is complete: nothing to do for init. Its rollout to %s goes on; `%s` shows it", p.Cluster, r.Target, i.e.command("status"))
+		}
+		return false, err
+	})
 }
 
 // observe determines which steps are done. A step that cannot be judged counts as not done: it

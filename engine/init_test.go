@@ -211,6 +211,20 @@ func TestASecondInitHasNothingToDo(t *testing.T) {
 	}
 }
 
+// A rollout is no work of init, and init does not hide it.
+func TestInitDuringARollout(t *testing.T) {
+	s := newStage(t, 1, 1)
+	s.mustInit()
+	s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Reached, r.Busy = true, false, true })
+	if _, _, err := s.init(t.Context(), nil); plan.ExitCode(err) != plan.ExitNothing || !strings.Contains(err.Error(), "nothing to do for init") || !strings.Contains(err.Error(), "status") {
+		t.Errorf("during a rollout: %v", err)
+	}
+	s.cluster.SetRollout(func(r *cluster.Rollout) { r.Reached, r.Busy = true, false })
+	if _, _, err := s.init(t.Context(), nil); plan.ExitCode(err) != plan.ExitNothing || strings.Contains(err.Error(), "rollout") {
+		t.Errorf("after it: %v", err)
+	}
+}
+
 // A console that is left, or killed, at any step, and then the same command again,
 // ends in the same cluster. Nothing is done twice on a machine.
 func TestInitIsResumedAtEveryStep(t *testing.T) {
