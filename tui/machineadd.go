@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/enrol"
 	"constellation/engine/machinecheck"
 	"constellation/engine/plan"
@@ -49,6 +51,8 @@ machines side by side:
 
 The key is in the machine's TPM if it has one that works. Otherwise it is in a file, and the machine
 is not attested: see --tpm.
+
+A listed machine whose Node was deleted is reset, and joins again. Control planes leave etcd with that.
 
 Then it writes the machine into constellation-conf.yaml. Each step can be repeated: an
 interrupted run is continued by the same command, and files that the machine has are not sent
@@ -131,6 +135,7 @@ type addition struct {
 	targets  []sshhost.Target
 	reach    sshhost.Options
 	results  []machinecheck.Result // of the check
+	rejoins  []bool                // which of them are nodes to reset
 	machines []workspace.Machine   // as rows of the configuration
 	batch    enrol.Batch
 	report   addReport
@@ -159,13 +164,68 @@ func (x *addition) check(ctx context.Context) (machinecheck.Report, error) {
 	if ctx.Err() != nil {
 		return r, context.Cause(ctx)
 	}
+	if err := x.meet(ctx); err != nil {
+		return r, err
+	}
 	for i := range r.Machines {
 		m := &r.Machines[i]
-		if slices.ContainsFunc(m.Findings, func(f plan.Finding) bool { return f.ID == "machine-member" }) {
-			return r, &plan.Error{Op: m.Machine + " is a node of this cluster already", Remedy: "run `constellation machine list`; a machine whose Node was deleted joins again after `constellation machine remove` and `machine add`", Exit: plan.ExitNothing}
+		if !x.rejoins[i] && slices.ContainsFunc(m.Findings, func(f plan.Finding) bool { return f.ID == "machine-member" }) {
+			return r, &plan.Error{Op: m.Machine + " is a node of this cluster already; if its Node was deleted, repeat the command when the cluster answers", Exit: plan.ExitNothing}
 		}
 	}
 	return r, machineVerdict(r.Machines)
+}
+
+// used are findings about a machine that is, or was becoming, a node.
+var used = []string{"machine-member", "machine-half-initialised", "machine-claimed"}
+
+// meet compares the checked machines with the nodes of the cluster, if it answers. A listed machine that was a node, and
+// has neither a Node nor a ticket, rejoins: findings about its past do not stand in its way any more. It is an error if
+// the cluster has a Node of the name of a machine that is not a node.
+func (x *addition) meet(ctx context.Context) error {
+	x.rejoins = make([]bool, len(x.results))
+	list, err := x.ws.MachineList()
+	if err != nil {
+		return err
+	}
+	st, _ := x.status(ctx) // without an answer, machines stay as they are
+	if ctx.Err() != nil || st == nil {
+		return context.Cause(ctx)
+	}
+	for i := range x.results {
+		r := &x.results[i]
+		if r.Facts == nil {
+			continue
+		}
+		name := x.nameOf(r)
+		node := slices.ContainsFunc(st.Nodes, func(n cluster.Node) bool { return n.Name == name })
+		joins := slices.ContainsFunc(st.Machines, func(m engine.Machine) bool { return m.Name == name && m.State == plan.NodeJoining })
+		was := slices.ContainsFunc(r.Findings, func(f plan.Finding) bool { return slices.Contains(used, f.ID) })
+		switch {
+		case node && !was && r.Ready:
+			return &plan.Error{
+				Op: "add " + r.Machine, Err: fmt.Errorf("the cluster has the node %s, and this machine is none: it was reinstalled, or another machine has that name", name), Exit: plan.ExitBlocked,
+				Remedy: fmt.Sprintf("if it was reinstalled, run `kubectl delete node %s`, then the same command again; otherwise choose another --name", name),
+			}
+		case node || joins || !was || !slices.ContainsFunc(list.Machines, func(m workspace.Machine) bool { return m.Name == name }):
+			continue
+		}
+		x.rejoins[i] = true
+		r.Findings = slices.Clone(r.Findings)
+		for k := range r.Findings {
+			if f := &r.Findings[k]; slices.Contains(used, f.ID) {
+				f.Severity, f.Detail = plan.Warn, "its Node is not in the cluster: the machine is reset and joins again"
+				f.Remedy, f.Command = "accept the changes, or leave the machine as it is", ""
+			}
+		}
+		r.Ready = len(r.Blocked()) == 0
+	}
+	return nil
+}
+
+// nameOf is the name that a machine gets.
+func (a *adding) nameOf(r *machinecheck.Result) string {
+	return cmp.Or(a.name, strings.ToLower(r.Facts.HostName))
 }
 
 // compare reads what each of the checked machines lacks. Nothing is written before the changes are accepted.
@@ -178,7 +238,7 @@ func (x *addition) compare(ctx context.Context, step func(int, enrol.Step)) erro
 	if x.machines, err = x.rows(x.results, x.targets, workspace.Machine{Group: x.needs.Role}, e.Machines); err != nil {
 		return err
 	}
-	if x.batch, err = x.work(x.s, e, x.reach, x.results, x.targets, x.machines); err != nil {
+	if x.batch, err = x.work(e); err != nil {
 		return err
 	}
 	x.report.fill(x.results, x.machines)
@@ -200,7 +260,7 @@ func (x *addition) install(ctx context.Context, step func(int, enrol.Step), done
 	if err != nil {
 		return err
 	}
-	if x.batch, err = x.work(x.s, e, x.reach, x.results, x.targets, x.machines); err != nil {
+	if x.batch, err = x.work(e); err != nil {
 		return err
 	}
 	var failed error
@@ -322,12 +382,13 @@ func (a *adding) verdict(s *session, report machinecheck.Report, err error) erro
 // rows returns the machines as rows of the configuration.
 func (a *adding) rows(results []machinecheck.Result, targets []sshhost.Target, as workspace.Machine, have []workspace.Machine) ([]workspace.Machine, error) {
 	var out []workspace.Machine
-	for i, r := range results {
+	for i := range results {
+		r := &results[i]
 		address, err := ownAddress(targets[i], r.Facts, a.address)
 		if err != nil {
 			return nil, err
 		}
-		m := workspace.Machine{Name: cmp.Or(a.name, strings.ToLower(r.Facts.HostName)), Address: address.String(), Group: as.Group}
+		m := workspace.Machine{Name: a.nameOf(r), Address: address.String(), Group: as.Group}
 		for _, x := range append(slices.Clone(out), have...) {
 			if x.Name == m.Name && x.Address == m.Address && x.Group == m.Group {
 				continue
@@ -372,18 +433,18 @@ func ownAddress(t sshhost.Target, f *machinecheck.Facts, given string) (netip.Ad
 }
 
 // work returns the work of the enrolment.
-func (a *adding) work(s *session, e *workspace.Enrolment, ssh sshhost.Options, results []machinecheck.Result, targets []sshhost.Target, list []workspace.Machine) (enrol.Batch, error) {
+func (x *addition) work(e *workspace.Enrolment) (enrol.Batch, error) {
 	// Each machine also gets the addresses of those that are added with it.
 	all := *e
 	all.Machines = slices.Clone(e.Machines)
-	for _, m := range list {
-		if !slices.ContainsFunc(all.Machines, func(x workspace.Machine) bool { return x.Name == m.Name }) {
+	for _, m := range x.machines {
+		if !slices.ContainsFunc(all.Machines, func(o workspace.Machine) bool { return o.Name == m.Name }) {
 			all.Machines = append(all.Machines, m)
 		}
 	}
-	b := enrol.Batch{SSH: ssh, Who: enrol.Self(s.Env), Now: s.Now}
-	for i, m := range list {
-		programs, err := s.Enrol.Programs(a.programs, s.Release, results[i].Facts.Arch)
+	b := enrol.Batch{SSH: x.reach, Who: enrol.Self(x.s.Env), Now: x.s.Now}
+	for i, m := range x.machines {
+		programs, err := x.s.Enrol.Programs(x.programs, x.s.Release, x.results[i].Facts.Arch)
 		if err != nil {
 			return b, err
 		}
@@ -395,14 +456,14 @@ func (a *adding) work(s *session, e *workspace.Enrolment, ssh sshhost.Options, r
 		if err != nil {
 			return b, err
 		}
-		spec := enrol.Spec{Cluster: e.UID, ClusterName: e.Cluster, Machine: m.Name, Release: s.Release}
+		spec := enrol.Spec{Cluster: e.UID, ClusterName: e.Cluster, Machine: m.Name, Release: x.s.Release}
 		for _, f := range files {
 			spec.Files = append(spec.Files, enrol.File{Path: f.Path, Mode: f.Mode, Data: f.Data})
 		}
 		if spec, err = enrol.Node(spec, programs); err != nil {
 			return b, err
 		}
-		b.Jobs = append(b.Jobs, enrol.Job{Target: targets[i], Spec: spec, Authority: e.Authority, Identity: id, TPM: a.tpm, Accept: func(ek string) error { return e.CheckTPM(m.Name, ek) }})
+		b.Jobs = append(b.Jobs, enrol.Job{Target: x.targets[i], Spec: spec, Authority: e.Authority, Identity: id, TPM: x.tpm, Rejoin: x.rejoins[i], Accept: func(ek string) error { return e.CheckTPM(m.Name, ek) }})
 	}
 	return b, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -237,6 +238,19 @@ func TestMachineAddTexts(t *testing.T) {
 	if _, errs, code := e.run(append(slices.Clone(twoSSH), "--yes", "--group", "control-plane")...); code != plan.ExitDone || len(e.machines()) != 2 {
 		t.Errorf("again: exit code %d, %s", code, errs)
 	}
+	// The machine has another address after a reboot, and another machine has its old one.
+	moved, other := *e.checked[0].Facts, *e.checked[0].Facts
+	moved.Addresses, other.HostName = []netip.Prefix{netip.MustParsePrefix("10.0.0.99/24")}, "node-99"
+	for _, f := range []*machinecheck.Facts{&moved, &other} {
+		was := e.checked[0].Facts
+		e.checked[0].Facts = f
+		host := f.Addresses[0].Addr().String()
+		_, errs, code := e.run("machine", "add", "--ssh", "root@"+host, "--yes", "--group", "control-plane")
+		if code != plan.ExitUsage || !strings.Contains(errs, "there is node-11 with address 10.0.0.11") || !strings.Contains(errs, "with address "+host) || !strings.Contains(errs, "machine remove node-11") || len(e.machines()) != 2 {
+			t.Errorf("%s at %s: exit code %d, %s", f.HostName, host, code, errs)
+		}
+		e.checked[0].Facts = was
+	}
 	if _, errs, code := e.run(append(slices.Clone(oneSSH), "--yes")...); code != plan.ExitUsage || !strings.Contains(errs, "there is node-11 with address 10.0.0.11 and group control-plane") || !strings.Contains(errs, "machine remove node-11") {
 		t.Errorf("another group: exit code %d, %s", code, errs)
 	}
@@ -325,6 +339,72 @@ func TestMachineListAndRemove(t *testing.T) {
 	e.remove = &plan.Error{Err: enrol.ErrNotEnrolled, Exit: plan.ExitNothing}
 	if out, _, code := e.run("machine", "remove", "node-11", "--ssh", "root@10.0.0.11", "--yes"); code != plan.ExitDone || len(e.machines()) != 0 || !strings.Contains(out, "no journal") {
 		t.Errorf("a removal that ended: exit code %d, %s", code, out)
+	}
+}
+
+// A node whose Node was deleted is reset and joins again, if the cluster answers and the machine is listed.
+func TestMachineAddRejoins(t *testing.T) {
+	t.Parallel()
+	reachable := engine.Status{Cluster: "mine", Stage: engine.StageCluster, Reachable: true}
+	node := reachable
+	node.Nodes = []cluster.Node{{Name: "node-11", Role: "worker", State: "ready"}}
+	for _, tt := range []struct {
+		name   string
+		ids    []string
+		status engine.Status
+		listed bool
+		code   int
+		want   string
+		runs   int
+	}{
+		{name: "its Node was deleted", ids: []string{"machine-member"}, status: reachable, listed: true, code: plan.ExitDone, want: "next  constellation", runs: 1},
+		{name: "a reset that was cut", ids: []string{"machine-half-initialised", "machine-claimed"}, status: reachable, listed: true, code: plan.ExitDone, want: "the machine is reset and joins again", runs: 1},
+		{name: "its Node is there", ids: []string{"machine-member"}, status: node, listed: true, code: plan.ExitNothing, want: "is a node of this cluster already"},
+		{name: "the cluster does not answer", ids: []string{"machine-member"}, status: engine.Status{Cluster: "mine", Stage: engine.StageCluster}, listed: true, code: plan.ExitNothing, want: "if its Node was deleted, repeat the command when the cluster answers"},
+		{name: "half initialised, and the cluster does not answer", ids: []string{"machine-half-initialised"}, status: engine.Status{Cluster: "mine", Stage: engine.StageCluster}, listed: true, code: plan.ExitBlocked, want: "in the way"},
+		{name: "there is no cluster yet", ids: []string{"machine-half-initialised"}, listed: true, code: plan.ExitBlocked, want: "in the way"},
+		{name: "not listed", ids: []string{"machine-half-initialised"}, status: reachable, code: plan.ExitBlocked, want: "in the way"},
+		{name: "reinstalled, and its Node is there", status: node, listed: true, code: plan.ExitBlocked, want: "kubectl delete node node-11"},
+		{name: "another finding", ids: []string{"machine-half-initialised", "machine-swap"}, status: reachable, listed: true, code: plan.ExitBlocked, want: "1 finding in the way: title of machine-swap"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			e := newEnrolStage(t)
+			if tt.listed {
+				if _, errs, code := e.run(append(slices.Clone(oneSSH), "--yes")...); code != plan.ExitDone {
+					t.Fatal(errs)
+				}
+			}
+			e.ran = 0
+			if tt.status.Stage != "" {
+				_, err := e.ws.Enrolment()
+				st, err2 := e.ws.State()
+				if err = errors.Join(err, err2); err == nil {
+					st.ClusterValues = workspace.ClusterValues{ClusterID: bytes.Repeat([]byte{7}, 32), MeasurementSalt: bytes.Repeat([]byte{8}, 32)}
+					err = errors.Join(e.ws.WriteState(st), e.ws.Write(workspace.KubeconfigFile, []byte("apiVersion: v1\n"), 0o600))
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			e.engine.StatusData = tt.status
+			for _, id := range tt.ids {
+				f := plan.Finding{ID: id, Severity: plan.Block, Title: "title of " + id, Remedy: "reset it"}
+				if id == "machine-member" {
+					f.Severity = plan.Info
+				} else {
+					e.checked[0].Ready = false
+				}
+				e.checked[0].Findings = append(slices.Clone(e.checked[0].Findings), f)
+			}
+			out, errs, code := e.run(append(slices.Clone(oneSSH), "--yes")...)
+			if code != tt.code || !strings.Contains(strings.Join(strings.Fields(out+errs), " "), strings.Join(strings.Fields(tt.want), " ")) || e.ran != tt.runs {
+				t.Errorf("exit code %d, want %d, %d installations, and %q in\n%s%s", code, tt.code, e.ran, tt.want, out, errs)
+			}
+			if tt.runs > 0 && !e.batch.Jobs[0].Rejoin {
+				t.Error("the machine is not reset")
+			}
+		})
 	}
 }
 

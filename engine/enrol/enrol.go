@@ -102,8 +102,10 @@ type Request struct {
 	// The lock names this console: the user and the computer, such as admin@laptop.
 	Who string
 	Now func() time.Time
-	// Prepare is called by Install when the files are in place, before units start; Reset by Remove when units
-	// are stopped, before files are taken away. Both may be nil, and both are called again after an interruption.
+	// Rejoin makes Install reset a node that its cluster does not have any more, so that it can join again.
+	Rejoin bool
+	// Prepare is called by Install when the files are in place, before units start; Reset by Remove and by Rejoin
+	// when units are stopped, before files change. Both may be nil, and both are called again after an interruption.
 	Prepare, Reset func(context.Context, Machine) error
 	// Report is called at the begin of each step. It may be nil.
 	Report func(Step)

@@ -699,3 +699,64 @@ func TestSudo(t *testing.T) {
 		t.Errorf("the machine is\n%s\nwant\n%s", is, before)
 	}
 }
+
+// TestRejoin has a node that its cluster does not have any more.
+func TestRejoin(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, sshdtest.Options{})
+	const unit = "constellation-bootstrapper.service"
+	s := b.spec()
+	s.Files = append(s.Files, enrol.File{Path: b.path("etc/systemd/" + unit), Mode: 0o644, Data: []byte("[Unit]\n")})
+	s.Units = append(s.Units, enrol.Unit{Name: unit, Start: true})
+	running := func() bool { _, err := os.Stat(filepath.Join(b.dir, "active", unit)); return err == nil }
+	var did []string
+	var fails error
+	again := func(s enrol.Spec) (enrol.Outcome, error) {
+		r := b.request(s)
+		r.Rejoin = true
+		r.Reset = func(context.Context, enrol.Machine) error {
+			if running() {
+				t.Error("the bootstrapper runs during the reset")
+			}
+			did = append(did, "reset")
+			return fails
+		}
+		r.Prepare = func(context.Context, enrol.Machine) error { did = append(did, "prepare"); return nil }
+		return enrol.Install(t.Context(), b.dial(), r)
+	}
+	if _, err := again(s); !errors.Is(err, enrol.ErrNotEnrolled) || plan.ExitCode(err) != plan.ExitBlocked || !strings.Contains(plan.Remedy(err), "kubeadm reset") {
+		t.Errorf("without a journal: %v", err)
+	}
+	b.mustInstall(s)
+	other := s
+	other.Machine = "worker-2"
+	if _, err := again(other); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), "worker-1 of this cluster, not worker-2") {
+		t.Errorf("another name: %v", err)
+	}
+	if _, err := again(s); plan.ExitCode(err) != plan.ExitBlocked || !strings.Contains(err.Error(), "becoming a node") || len(did) > 0 {
+		t.Errorf("while it joins: %v, did %q", err, did)
+	}
+	ends := func() { // as a bootstrapper whose machine is a node
+		if err := os.Remove(filepath.Join(b.dir, "active", unit)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ends()
+	r := b.request(s)
+	r.Rejoin = true
+	if would, err := enrol.Examine(t.Context(), b.dial(), r); err != nil || len(would.Changes) != 2 || !strings.HasPrefix(would.Changes[0], "reset the node") || running() {
+		t.Errorf("a rehearsal: %+v %v", would, err)
+	}
+	if out, err := again(s); err != nil || len(out.Changes) != 2 || !slices.Equal(did, []string{"reset", "prepare"}) || !running() || !strings.Contains(b.log(), "restart "+unit) {
+		t.Errorf("%+v %v, did %q, log %s", out, err, did, b.log())
+	}
+	// After a lost connection the machine is no node any more, so it is added as any other.
+	ends()
+	fails = sshhost.ErrLost
+	if _, err := again(s); !errors.Is(err, sshhost.ErrLost) || running() {
+		t.Errorf("a lost connection: %v", err)
+	}
+	if _, out := b.mustInstall(s); len(out.Changes) != 1 || !running() {
+		t.Errorf("after a lost connection: %+v", out)
+	}
+}

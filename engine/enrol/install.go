@@ -22,12 +22,17 @@ type difference struct {
 	notes      []string
 	// restart is whether files changed since units were started.
 	restart bool
+	// reset is whether the machine is a node that must be reset.
+	reset bool
 	// start are units that are not enabled or do not run.
 	start []string
 }
 
 // changes describes it.
 func (d *difference) changes(s *Spec) (out []string) {
+	if d.reset {
+		out = append(out, "reset the node, which is not in the cluster any more")
+	}
 	if len(d.missing) > 0 {
 		out = append(out, "install "+words.And(d.missing)+" of the distribution, held back from upgrades")
 	}
@@ -113,6 +118,9 @@ func Examine(ctx context.Context, m Machine, r Request) (Outcome, error) {
 		return Outcome{}, err
 	}
 	d, err := c.compare(ctx, s, wants, j)
+	if err == nil && r.Rejoin {
+		err = c.rejoins(s, j, d)
+	}
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -169,6 +177,9 @@ func Install(ctx context.Context, m Machine, r Request) (Outcome, error) {
 		return Outcome{}, &plan.Error{Op: c.op, Err: errors.New("its removal began and did not end"), Remedy: fmt.Sprintf("end it first: `constellation machine remove %s --ssh %s`", j.Machine, m.Target()), Exit: plan.ExitBlocked}
 	}
 	d, err := c.compare(ctx, s, wants, j)
+	if err == nil && r.Rejoin {
+		err = c.rejoins(s, j, d)
+	}
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -184,6 +195,9 @@ func Install(ctx context.Context, m Machine, r Request) (Outcome, error) {
 	j.State, j.Changed = Installing, r.Now().UTC()
 	j.extend(s, wants, d)
 	if err := c.write(ctx, j); err != nil {
+		return Outcome{}, err
+	}
+	if err := r.reset(ctx, c, j, d, p); err != nil {
 		return Outcome{}, err
 	}
 	if err := c.packages(ctx, j, d, p); err != nil {
@@ -207,6 +221,38 @@ func Install(ctx context.Context, m Machine, r Request) (Outcome, error) {
 	}
 	j.State, j.Changed = Installed, r.Now().UTC()
 	return out, c.write(ctx, j)
+}
+
+// rejoins adds to a difference that the machine is reset. Only a machine of this name that the journal has can be, and
+// not while its bootstrapper makes it a node.
+func (c *remote) rejoins(s *Spec, j *Journal, d *difference) error {
+	switch {
+	case j == nil:
+		return &plan.Error{Op: c.op, Err: fmt.Errorf("it was a node of this cluster, and %w", ErrNotEnrolled), Remedy: "run `kubeadm reset` on the machine, or reinstall it, then run the same command again", Exit: plan.ExitBlocked}
+	case j.Machine != s.Machine:
+		return &plan.Error{Op: c.op, Err: fmt.Errorf("it is the machine %s of this cluster, not %s", j.Machine, s.Machine), Remedy: "correct --name or --ssh", Exit: plan.ExitUsage}
+	}
+	for i, u := range s.Units {
+		if u.Name == bootstrapperUnit && d.o.units[i].Active {
+			return &plan.Error{Op: c.op, Err: errors.New("it is becoming a node: its bootstrapper is at work"), Remedy: fmt.Sprintf("wait, or read `constellation machine logs %s --ssh %s`", s.Machine, c.m.Target()), Exit: plan.ExitBlocked}
+		}
+	}
+	d.reset, d.restart = true, true
+	return nil
+}
+
+// reset stops the units of a node and resets it, if the difference says so.
+func (r *Request) reset(ctx context.Context, c *remote, j *Journal, d *difference, p *progress) error {
+	if !d.reset {
+		return nil
+	}
+	p.total += 2
+	p.next("stop units")
+	if _, err := c.run(ctx, limit, "halt", nil, j.halt(true)...); err != nil {
+		return err
+	}
+	p.next("reset the node")
+	return r.Reset(ctx, c.m)
 }
 
 // sends is how many steps it takes to place files: one for each, and one for all links.

@@ -31,6 +31,8 @@ type Job struct {
 	// TPM is where the machine makes its key: the address of a TPM, attestation.AutoTPM or NoTPM. Empty: it keeps
 	// the key that it has.
 	TPM string
+	// Rejoin resets a node that its cluster does not have any more, so that it joins again.
+	Rejoin bool
 	// Accept returns an error if the machine may not be certified with the endorsement key of its TPM, as in Key;
 	// nil: it may.
 	Accept func(ek string) error
@@ -105,7 +107,9 @@ func (b *Batch) one(ctx context.Context, j Job, report func(Step)) (out Outcome,
 		return out, key, err
 	}
 	defer h.Close()
-	r := Request{Spec: j.Spec, Who: b.Who, Now: b.Now, Report: report}
+	restart := false
+	r := Request{Spec: j.Spec, Who: b.Who, Now: b.Now, Report: report, Rejoin: j.Rejoin}
+	r.Reset = func(ctx context.Context, m Machine) (err error) { restart, err = resetNode(ctx, m); return err }
 	if b.Rehearse {
 		out, err = Examine(ctx, h, r)
 		return out, key, err
@@ -114,6 +118,9 @@ func (b *Batch) one(ctx context.Context, j Job, report func(Step)) (out Outcome,
 		r.Prepare = func(ctx context.Context, m Machine) (err error) { key, err = Identify(ctx, m, j); return err }
 	}
 	out, err = Install(ctx, h, r)
+	if restart {
+		out.Notes = append(out.Notes, "restart the machine: its TPM shows the previous membership until then, and it joins afterwards")
+	}
 	if key.Unused != "" {
 		out.Notes = append(out.Notes, key.Unused)
 	}

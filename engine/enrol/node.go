@@ -21,7 +21,8 @@ const (
 	Agent           = "/usr/lib/constellation/agent"
 	EnvironmentFile = "/etc/constellation/environment"
 
-	unitsDir = "/etc/systemd/system/"
+	unitsDir         = "/etc/systemd/system/"
+	bootstrapperUnit = "constellation-bootstrapper.service"
 )
 
 // containerd's configuration, where the machine has that of its package or none. The kubelet needs the
@@ -128,7 +129,7 @@ func Node(s Spec, p Programs) (Spec, error) {
 	own := s.Files
 	s.Files = []File{{Path: Bootstrapper, Mode: 0o755, Local: p.Bootstrapper}, {Path: Agent, Mode: 0o755, Local: p.Agent}}
 	for _, u := range []struct{ asset, path string }{
-		{"constellation-bootstrapper.service", unitsDir + "constellation-bootstrapper.service"},
+		{bootstrapperUnit, unitsDir + bootstrapperUnit},
 		{"constellation-agent.service", unitsDir + "constellation-agent.service"},
 		{"kubelet.service", unitsDir + "kubelet.service"},
 		{"10-kubeadm.conf", unitsDir + "kubelet.service.d/10-kubeadm.conf"},
@@ -145,7 +146,7 @@ func Node(s Spec, p Programs) (Spec, error) {
 	}
 	s.Files = append(s.Files, own...)
 	s.Packages = []Package{{"containerd", "/usr/bin/containerd"}, {"runc", "/usr/sbin/runc"}, {"containernetworking-plugins", "/usr/lib/cni/loopback"}}
-	s.Units = []Unit{{Name: "containerd.service", Start: true}, {Name: "kubelet.service"}, {Name: "constellation-agent.service", Start: true}, {Name: "constellation-bootstrapper.service", Start: true}}
+	s.Units = []Unit{{Name: "containerd.service", Start: true}, {Name: "kubelet.service"}, {Name: "constellation-agent.service", Start: true}, {Name: bootstrapperUnit, Start: true}}
 	s.Trees = []string{
 		"/var/lib/constellation", "/var/lib/constellation-identity", "/usr/lib/constellation", "/etc/constellation", "/run/constellation-agent", "/run/constellation-bootstrapper",
 		"/etc/kubernetes", "/var/lib/kubelet", "/var/lib/etcd", "/var/log/pods", "/var/log/containers", "/var/log/kubernetes", "/usr/libexec/kubernetes", unitsDir + "kubelet.service.d",
@@ -158,15 +159,21 @@ func Node(s Spec, p Programs) (Spec, error) {
 // ResetNode takes a node out of its cluster and deletes what belongs to it. The bootstrapper is stopped.
 // Without the bootstrapper there is nothing to reset.
 func ResetNode(ctx context.Context, m Machine) error {
+	_, err := resetNode(ctx, m)
+	return err
+}
+
+// resetNode is ResetNode, and reports whether the machine must be restarted before it can be a node again.
+func resetNode(ctx context.Context, m Machine) (restart bool, err error) {
 	op := "reset " + m.Target().String()
 	ctx, cancel := context.WithTimeoutCause(ctx, packageLimit, &plan.Error{Op: op, Err: errors.New("it did not end within " + packageLimit.String()), Remedy: "read `journalctl` on the machine, then run the same command again"})
 	defer cancel()
 	r, err := m.Run(ctx, sshhost.Command{Argv: inEnvironment("reset"), Root: true})
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := r.Err(); err != nil {
-		return &plan.Error{Op: op, Err: err, Remedy: "mend it on the machine, then run the same command again"}
+		return false, &plan.Error{Op: op, Err: err, Remedy: "mend it on the machine, then run the same command again"}
 	}
-	return nil
+	return strings.Contains(string(r.Stdout), "Register 15 of the TPM"), nil
 }

@@ -88,6 +88,12 @@ func MachineTable(pg Page, w int, l *MachineListing) (lines []string) {
 		m := &l.Machines[i]
 		lines = append(lines, pg.Row(w).Col(term.Strong, term.Clean(m.Name), name+2).Col(term.Plain, m.Group, 15).Col(term.Plain, term.Clean(m.Address), 18).Col(term.Plain, l.key(m), 6).Add(term.Plain, term.Clean(l.node(m))).String())
 	}
+	if l.Initialised && l.Problem == "" && !l.Adopted && slices.ContainsFunc(l.Machines, func(m ListedMachine) bool { return m.Node == nil && !m.Joins }) {
+		lines = append(lines, "")
+		for _, p := range term.Wrap("not a node: `constellation machine logs NAME --ssh USER@HOST` has the reason; a machine whose Node was deleted joins again after `constellation machine add --ssh USER@HOST`", max(20, w)) {
+			lines = append(lines, pg.Row(w).Add(term.Faint, p).String())
+		}
+	}
 	if l.Problem != "" {
 		lines = append(lines, "", pg.Row(w).Add(term.Plain, term.Clean(l.Problem)).String())
 		if l.Remedy != "" {
