@@ -28,6 +28,8 @@ var (
 	errUsedMachine     = errors.New("this machine already belongs to the cluster; it needs a new TPM state to join again")
 	errAlreadyNode     = errors.New("a Node of this name exists already, and a former node cannot join again; replace the machine, or delete the Node")
 	errOtherInstance   = errors.New("the cloud's data of this instance differs from the evidence")
+	errOtherKey        = errors.New("the evidence is by another key than the list of machines has: another computer was enrolled under this name since, or this one was; to enrol this one, run `constellation machine add`, then `constellation init`")
+	errOtherAddress    = errors.New("the evidence came from the address of another machine of the list: the identity was copied to that machine, or it forwards connections; remove that machine and reinstall it")
 	errRequest         = errors.New("certificate request refused")
 	errNoComponents    = errors.New("no components are published yet for joining machines")
 	errComponents      = errors.New("components do not match the digest in their name")
@@ -47,7 +49,7 @@ func answer(err error) error {
 	switch {
 	case errors.Is(err, errNoEvidence):
 		return status.Error(codes.Unauthenticated, err.Error())
-	case errors.Is(err, errOtherInstance), errors.Is(err, errUsedMachine):
+	case errors.Is(err, errOtherInstance), errors.Is(err, errUsedMachine), errors.Is(err, errOtherKey), errors.Is(err, errOtherAddress):
 		return status.Error(codes.PermissionDenied, err.Error())
 	case errors.Is(err, errRequest):
 		return status.Error(codes.InvalidArgument, err.Error())

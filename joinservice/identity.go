@@ -3,6 +3,7 @@ package joinservice
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -16,7 +17,9 @@ import (
 // look-up.
 type directory struct {
 	metadata metadata
-	flight   singleflight.Group
+	// listed is whether the instances are the list of a workspace, which its owner changes.
+	listed bool
+	flight singleflight.Group
 
 	mu        sync.Mutex
 	read      time.Time
@@ -32,21 +35,22 @@ func newDirectory(m metadata) *directory { return &directory{metadata: m} }
 // verify returns the machine's cloud.Key if the cloud's data of the instance matches the
 // evidence. The cloud's list may lag, so a missing instance gets errUnknownInstance, which
 // asks it to retry; a different one is refused with errOtherInstance.
-func (d *directory) verify(ctx context.Context, id attestation.Identity) (key string, err error) {
-	key, err = d.check(ctx, id, directoryAge)
+func (d *directory) verify(ctx context.Context, st attestation.Statement) (key string, err error) {
+	key, err = d.check(ctx, st, directoryAge)
 	if err != nil && ctx.Err() == nil {
-		key, err = d.check(ctx, id, 0)
+		key, err = d.check(ctx, st, 0)
 	}
 	return key, err
 }
 
-func (d *directory) check(ctx context.Context, id attestation.Identity, age time.Duration) (key string, err error) {
+func (d *directory) check(ctx context.Context, st attestation.Statement, age time.Duration) (key string, err error) {
+	id := st.Identity
 	i, ok, err := d.find(ctx, id.Name, age)
 	if err != nil {
 		return "", err
 	}
 	if !ok || i.State == cloud.Terminating || i.State == cloud.Terminated {
-		return "", fmt.Errorf("%w: %s", errUnknownInstance, id.Name)
+		return "", d.remedy(fmt.Errorf("%w: %s", errUnknownInstance, id.Name), "`constellation init` publishes the list after `machine add` and `machine remove`")
 	}
 	for _, f := range []struct{ field, attested, known string }{
 		{"provider ID", id.ProviderID, i.ProviderID},
@@ -55,10 +59,37 @@ func (d *directory) check(ctx context.Context, id attestation.Identity, age time
 		{"group", id.Group, i.Group},
 	} {
 		if f.attested != f.known {
-			return "", fmt.Errorf("%w: %s of %s is %q, in the cloud %q", errOtherInstance, f.field, id.Name, f.attested, f.known)
+			return "", d.remedy(fmt.Errorf("%w: %s of %s is %q, in the cloud %q", errOtherInstance, f.field, id.Name, f.attested, f.known), "run `constellation machine remove` and `machine add`, which certifies the machine again, then `constellation init`")
 		}
 	}
+	if i.EvidenceKey != "" && st.Key != i.EvidenceKey {
+		return "", fmt.Errorf("%w: %s has %s, the list has %s", errOtherKey, id.Name, st.Key, i.EvidenceKey)
+	}
 	return i.Key(), nil
+}
+
+// remedy adds to err what the owner of a list of machines can do.
+func (d *directory) remedy(err error, how string) error {
+	if !d.listed {
+		return err
+	}
+	return fmt.Errorf("%w; %s", err, how)
+}
+
+// from returns an error if a connection comes from the address of another worker of the list than the
+// one that its evidence names. Other addresses may be those of load balancers.
+func (d *directory) from(peer netip.Addr, id attestation.Identity) error {
+	if peer == id.IP {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, i := range d.instances {
+		if i.IP == peer && i.Role == cloud.Worker && i.Name != id.Name {
+			return fmt.Errorf("%w: evidence of %s (%s) came from %s (%s)", errOtherAddress, id.Name, id.IP, i.Name, peer)
+		}
+	}
+	return nil
 }
 
 // supersedes reports whether a replaces b as the machine of a name. A machine that is being deleted

@@ -41,7 +41,7 @@ func TestNamesThatAreReusedLeadToTheNewMachine(t *testing.T) {
 		{name: "only the old one is listed", list: listed{odd("1", cloud.Terminating, 0)}, err: errUnknownInstance},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			key, err := newDirectory(tt.list).verify(t.Context(), oddIdentity)
+			key, err := newDirectory(tt.list).verify(t.Context(), attestation.Statement{Identity: oddIdentity})
 			if key != tt.key || !errors.Is(err, tt.err) {
 				t.Errorf("got %q, %v, want %q, %v", key, err, tt.key, tt.err)
 			}

@@ -36,6 +36,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/client-go/rest"
 
@@ -135,8 +136,10 @@ func New(c Config) (*Server, error) {
 		return nil, err
 	}
 	k.registrySecret = c.RegistrySecret
+	d := newDirectory(c.Metadata)
+	d.listed = c.Attestation.Unmeasured
 	return &Server{
-		log: c.Log, kube: k, turn: newTurn(k), directory: newDirectory(c.Metadata), authority: a,
+		log: c.Log, kube: k, turn: newTurn(k), directory: d, authority: a,
 		issuer: c.Issuer, method: c.Attestation, metadata: c.Metadata, apiPort: c.APIServerPort,
 		slots: make(chan struct{}, concurrent),
 	}, nil
@@ -223,24 +226,25 @@ func (s *Server) IssueJoinTicket(ctx context.Context, req *joinproto.IssueJoinTi
 	var t *joinproto.IssueJoinTicketResponse
 	err := errUsedMachine
 	if unused(st) {
-		t, err = s.ticket(ctx, log, id, req)
+		t, err = s.ticket(ctx, log, st, req)
 	}
 	took := time.Since(start).Round(time.Millisecond)
 	if err != nil {
 		reply := answer(err)
-		log.Warn("join ticket refused", "took", took, "code", code(reply), "err", err)
+		log.Warn("join ticket refused", "took", took, "peer", source(ctx).String(), "code", code(reply), "err", err)
 		return nil, reply
 	}
 	for _, w := range st.Warnings {
 		log.Warn("measurement differed", "warning", w)
 	}
-	log.Info("join ticket issued", "took", took, "provider_id", id.ProviderID, "ip", id.IP.String(),
+	log.Info("join ticket issued", "took", took, "provider_id", id.ProviderID, "ip", id.IP.String(), "peer", source(ctx).String(),
 		"attested", st.Attested, "components", t.ComponentsReference, "version", t.KubernetesVersion)
 	return t, nil
 }
 
 // ticket runs the checks in the order of the package comment.
-func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Identity, req *joinproto.IssueJoinTicketRequest) (*joinproto.IssueJoinTicketResponse, error) {
+func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.Statement, req *joinproto.IssueJoinTicketRequest) (*joinproto.IssueJoinTicketResponse, error) {
+	id := st.Identity
 	ctx, cancel := context.WithTimeout(ctx, ticketTimeout)
 	defer cancel()
 	select {
@@ -255,9 +259,14 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 	if demands == nil {
 		return nil, errNotReady
 	}
-	key, err := s.directory.verify(ctx, id)
+	key, err := s.directory.verify(ctx, st)
 	if err != nil {
 		return nil, err
+	}
+	if s.directory.listed { // the address of the caller is all that a copied key does not prove
+		if err := s.directory.from(source(ctx), id); err != nil {
+			return nil, err
+		}
 	}
 	machine := id // as records name it
 	machine.ProviderID = key
@@ -322,6 +331,19 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 		}
 	}
 	return t, nil
+}
+
+// source is the address from which a call came; the zero value if it has none.
+func source(ctx context.Context) netip.Addr {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return netip.Addr{}
+	}
+	tcp, ok := p.Addr.(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	return tcp.AddrPort().Addr().Unmap().WithZone("")
 }
 
 // components are the components that joining machines of a role install.

@@ -105,6 +105,9 @@ type site struct {
 	roots string
 	caKey string
 	sky   *sky
+	// method and list are those of enrolled machines; zero: the machines are those of sky.
+	method attestation.Method
+	list   metadata
 	// registrySecret is that of services that run starts.
 	registrySecret string
 }
@@ -323,8 +326,12 @@ func (s *site) run(issuer attestation.Issuer, addr string) *replica {
 		})
 	})
 	var err error
+	method, list := s.method, s.list
+	if list == nil {
+		method, list = attestation.TPMMethod(), s.sky
+	}
 	r.Server, err = New(Config{
-		Cluster: cfg, Namespace: namespace, Metadata: s.sky, Issuer: issuer, Attestation: attestation.TPMMethod(), PKI: s.cp.PKI(), APIServerPort: 6443,
+		Cluster: cfg, Namespace: namespace, Metadata: list, Issuer: issuer, Attestation: method, PKI: s.cp.PKI(), APIServerPort: 6443,
 		RegistrySecret: s.registrySecret, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
 	})
 	if err != nil {

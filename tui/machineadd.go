@@ -267,7 +267,7 @@ func (x *addition) install(ctx context.Context, step func(int, enrol.Step), done
 	x.s.Enrol.Install(ctx, x.batch, step, func(i int, r enrol.Result) {
 		if r.Err == nil {
 			var m workspace.Machine
-			if m, r.Err = x.machines[i].Pinned(r.Key.Attested, r.Key.EK, r.Key.TPM); r.Err == nil {
+			if m, r.Err = x.machines[i].Pinned(r.Key.Hash, r.Key.Attested, r.Key.EK, r.Key.TPM); r.Err == nil {
 				r.Err = x.ws.AddMachine(m)
 			} else {
 				r.Err = &plan.Error{Op: "add machine " + m.Name, Err: r.Err, Remedy: "remove the folder of its identity, /var/lib/constellation-identity, and run the same command with --tpm none"}
@@ -463,7 +463,7 @@ func (x *addition) work(e *workspace.Enrolment) (enrol.Batch, error) {
 		if spec, err = enrol.Node(spec, programs); err != nil {
 			return b, err
 		}
-		b.Jobs = append(b.Jobs, enrol.Job{Target: x.targets[i], Spec: spec, Authority: e.Authority, Identity: id, TPM: x.tpm, Rejoin: x.rejoins[i], Accept: func(ek string) error { return e.CheckTPM(m.Name, ek) }})
+		b.Jobs = append(b.Jobs, enrol.Job{Target: x.targets[i], Spec: spec, Authority: e.Authority, Identity: id, TPM: x.tpm, Rejoin: x.rejoins[i], Accept: func(k enrol.Key) error { return e.CheckKey(m.Name, k.Hash, k.EK) }})
 	}
 	return b, nil
 }

@@ -101,7 +101,7 @@ func (e *enrolStage) run(args ...string) (stdout, stderr string, code int) {
 						e.ran++
 						r.Err = e.fails[j.Spec.Machine]
 						r.Key = e.keys[j.Spec.Machine]
-						if err := j.Accept(r.Key.EK); err != nil {
+						if err := j.Accept(r.Key); err != nil {
 							r = enrol.Result{Err: err}
 						}
 					} else if err := e.fails["rehearsal"]; err != nil {

@@ -88,6 +88,9 @@ type Instance struct {
 	// Token is the idempotency token of the request that created the instance; empty if it
 	// had none, for example if the instance came with a group's count.
 	Token string `json:"token,omitempty"`
+	// EvidenceKey identifies the key with which the machine must make its evidence, as the Key of an
+	// attestation's statement does. Empty: any key that is certified for the instance.
+	EvidenceKey string `json:"evidenceKey,omitempty"`
 	// Message says why the state is what it is, for people; often empty.
 	Message string `json:"message,omitempty"`
 }

@@ -113,20 +113,20 @@ func TestIdentifyPins(t *testing.T) {
 	tpm, _ := swtpm.Start(t)
 	var pinned string
 	other := errors.New("another computer")
-	accept := func(ek string) error {
-		if pinned != "" && ek != pinned {
+	accept := func(k Key) error {
+		if pinned != "" && k.EK != pinned {
 			return other
 		}
 		return nil
 	}
 	m := &identityMachine{dir: filepath.Join(t.TempDir(), "identity"), errs: "warning: " + unusedTPM + "\x1b[2Jit is old\nnoise\n"}
 	key, err := Identify(t.Context(), m, Job{Authority: a, Identity: id, TPM: tpm, Accept: accept})
-	if err != nil || !key.Attested || key.TPM != tpm || !strings.HasPrefix(key.EK, "sha256:") || key.Unused != "" {
+	if err != nil || !key.Attested || key.TPM != tpm || !strings.HasPrefix(key.EK, "sha256:") || len(key.Hash) != len(key.EK) || key.Unused != "" {
 		t.Fatalf("a key in a TPM: %+v, %v", key, err)
 	}
 	pinned = key.EK
 	again := &identityMachine{dir: filepath.Join(t.TempDir(), "identity"), noise: "Welcome!\n"}
-	if k, err := Identify(t.Context(), again, Job{Authority: a, Identity: id, TPM: tpm, Accept: accept}); err != nil || k != key {
+	if k, err := Identify(t.Context(), again, Job{Authority: a, Identity: id, TPM: tpm, Accept: accept}); err != nil || k.EK != key.EK || k.Hash == key.Hash {
 		t.Errorf("the same TPM after a reinstallation: %+v, %v", k, err)
 	}
 	file := &identityMachine{dir: filepath.Join(t.TempDir(), "identity")}

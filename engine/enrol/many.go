@@ -33,9 +33,8 @@ type Job struct {
 	TPM string
 	// Rejoin resets a node that its cluster does not have any more, so that it joins again.
 	Rejoin bool
-	// Accept returns an error if the machine may not be certified with the endorsement key of its TPM, as in Key;
-	// nil: it may.
-	Accept func(ek string) error
+	// Accept returns an error if the machine may not be certified with its key in this TPM, as in Key; nil: it may.
+	Accept func(Key) error
 }
 
 // Key is where the key of a machine is.
@@ -44,6 +43,8 @@ type Key struct {
 	// its address, as the machine states it.
 	Attested bool
 	EK, TPM  string
+	// Hash is sha256: and the hash of the public key in hex.
+	Hash string
 	// Unused is why a TPM of the machine does not hold it.
 	Unused string
 }
@@ -165,11 +166,12 @@ func Identify(ctx context.Context, m Machine, j Job) (key Key, err error) {
 	if err != nil {
 		return key, bad(err)
 	}
+	key.Hash = expect.Key
 	if expect.Kind == attestation.KindTPM {
 		key.Attested, key.EK, key.Unused = true, "sha256:"+expect.EK, ""
 	}
 	if j.Accept != nil {
-		if err := j.Accept(key.EK); err != nil {
+		if err := j.Accept(key); err != nil {
 			return key, err
 		}
 	}

@@ -186,7 +186,7 @@ func (e *Enrolment) Inventory() machines.Inventory { return inventoryOf(e.UID, e
 func inventoryOf(uid, endpoint string, list []machines.Machine) machines.Inventory {
 	i := machines.Inventory{Schema: "1", Cluster: uid, Endpoint: endpoint}
 	for _, m := range list {
-		i.Machines = append(i.Machines, machines.Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: machines.ProviderID(uid, m.Name)})
+		i.Machines = append(i.Machines, machines.Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: machines.ProviderID(uid, m.Name), Key: m.Key})
 	}
 	return i
 }
@@ -199,6 +199,9 @@ func EnrolledInventory(c *Config, s *State) machines.Inventory {
 // Files returns the files of a machine, which need not be in the configuration yet.
 func (e *Enrolment) Files(m machines.Machine) ([]MachineFile, error) {
 	i := e.Inventory()
+	for n := range i.Machines {
+		i.Machines[n].Key = "" // only the join service needs it
+	}
 	if !slices.ContainsFunc(i.Machines, func(x machines.Entry) bool { return x.Name == m.Name }) {
 		i.Machines = append(i.Machines, machines.Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: e.ID(m)})
 	}
@@ -218,45 +221,49 @@ func (e *Enrolment) Files(m machines.Machine) ([]MachineFile, error) {
 	}, nil
 }
 
-// CheckTPM returns an error if a machine may not be certified under a name, because another computer was enrolled as it,
-// or because this computer was enrolled under another name. ek is that of the TPM with its key, as in [machines.Machine];
-// empty: the key is in a file.
-func (e *Enrolment) CheckTPM(name, ek string) error { return checkTPM(e.Machines, name, ek) }
+// CheckKey returns an error if a machine may not be certified under a name, because another computer was enrolled as it,
+// or because this computer was enrolled under another name. key and ek are those of its key and of the TPM that holds
+// it, as in [machines.Machine]; without ek, the key is in a file.
+func (e *Enrolment) CheckKey(name, key, ek string) error { return checkKey(e.Machines, name, key, ek) }
 
-func checkTPM(list []machines.Machine, name, ek string) error {
+func checkKey(list []machines.Machine, name, key, ek string) error {
 	for _, x := range list {
 		why := ""
 		switch {
 		case x.Name != name && ek != "" && x.EK == ek:
 			why = "its TPM is that of " + x.Name
-		case x.Name != name || x.EK == ek:
+		case x.Name != name && key != "" && x.Key == key:
+			why = "its key is that of " + x.Name + ": the identity was copied"
+		case x.Name != name || ek != "" && x.EK == ek: // a TPM may have got another key
 			continue
-		case ek == "":
+		case ek == "" && x.EK != "":
 			why = fmt.Sprintf("it was enrolled with a key in its TPM (%s), and the key is in a file now", x.EK)
-		case x.EK == "": // no computer is pinned to the name yet
+		case x.EK != "":
+			why = fmt.Sprintf("its TPM has the endorsement key %s, and the machine of this name had %s: it is another computer, or its TPM was replaced", ek, x.EK)
+		case x.Key == "" || x.Key == key: // no computer is pinned to the name yet, or this one
 			continue
 		default:
-			why = fmt.Sprintf("its TPM has the endorsement key %s, and the machine of this name had %s: it is another computer, or its TPM was replaced", ek, x.EK)
+			why = fmt.Sprintf("it has the key %s, and the machine of this name had %s: it is another computer, or its disk was replaced", key, x.Key)
 		}
-		return &plan.Error{Op: "enrol machine " + name, Err: errors.New(why), Exit: plan.ExitUsage, Remedy: "if that is intended, remove the old machine first: `constellation machine remove " + x.Name + " --ssh USER@HOST`"}
+		return &plan.Error{Op: "enrol machine " + name, Err: errors.New(why), Exit: plan.ExitUsage, Remedy: "if that is intended, remove the old machine first: `constellation machine remove " + x.Name + " --ssh USER@HOST`, or with --gone if it is lost"}
 	}
 	return nil
 }
 
 // AddMachine adds a machine to the list in the configuration, and notes the address of the first control plane
 // in the state, and whether all machines are attested. Comments and layout stay. A machine that is there with the same
-// values is no error, and one that has a TPM by now gets it.
+// values is no error, and one that has a TPM by now, or another key in its TPM, gets it.
 func (w *Workspace) AddMachine(m machines.Machine) error {
 	m.ProviderID = ""
 	return w.editMachines(func(list []machines.Machine) ([]machines.Machine, error) {
-		if err := checkTPM(list, m.Name, m.EK); err != nil {
+		if err := checkKey(list, m.Name, m.Key, m.EK); err != nil {
 			return nil, err
 		}
 		for i, x := range list {
 			switch {
 			case x == m:
 				return list, nil
-			case x == unpinned(m):
+			case unpinned(x) == unpinned(m):
 				list = slices.Clone(list)
 				list[i] = m
 				return list, nil
@@ -271,9 +278,9 @@ func (w *Workspace) AddMachine(m machines.Machine) error {
 	})
 }
 
-// unpinned returns m without its TPM.
+// unpinned returns m without its key.
 func unpinned(m machines.Machine) machines.Machine {
-	m.Attested, m.EK, m.TPM = false, "", ""
+	m.Attested, m.EK, m.TPM, m.Key = false, "", "", ""
 	return m
 }
 
@@ -386,7 +393,7 @@ func editMachines(b []byte, before, after []machines.Machine) ([]byte, error) {
 func (s *source) setMachines(own *yaml.Node, before, after []machines.Machine) error {
 	rows := func(indent string) (added []string) {
 		for _, m := range after {
-			if !slices.Contains(before, m) && !slices.Contains(before, unpinned(m)) {
+			if !slices.ContainsFunc(before, func(x machines.Machine) bool { return unpinned(x) == unpinned(m) }) {
 				added = append(added, indent+"- "+rowText(m))
 			}
 		}
@@ -426,13 +433,13 @@ func (s *source) setMachines(own *yaml.Node, before, after []machines.Machine) e
 			return errTied
 		}
 		indent = string(lead)
-		if n := slices.IndexFunc(after, func(m machines.Machine) bool { return unpinned(m) == before[i] }); n >= 0 {
+		if n := slices.IndexFunc(after, func(m machines.Machine) bool { return unpinned(m) == unpinned(before[i]) }); n >= 0 {
 			for _, p := range pinOf(after[n]) {
-				if err := s.addKey(resolve(item), "group", p[0], p[1]); err != nil {
+				if err := s.pin(resolve(item), p[0], p[1]); err != nil {
 					return err
 				}
 			}
-		} else if !slices.Contains(after, before[i]) {
+		} else {
 			s.edits = append(s.edits, replacement{s.startOfLine(from), s.afterLine(end), ""})
 		}
 	}
@@ -449,6 +456,18 @@ func (s *source) setMachines(own *yaml.Node, before, after []machines.Machine) e
 	return nil
 }
 
+// pin sets a column of a row.
+func (s *source) pin(row *yaml.Node, column, value string) error {
+	n := find(row, column)
+	switch {
+	case n == nil:
+		return s.addKey(row, "group", column, value)
+	case n.Value == strings.Trim(value, `"`):
+		return nil
+	}
+	return s.replace(n, value)
+}
+
 // rowText is a machine as a row of the list.
 func rowText(m machines.Machine) string {
 	text := fmt.Sprintf("{name: %s, address: %q, group: %s", m.Name, m.Address, m.Group)
@@ -458,13 +477,16 @@ func rowText(m machines.Machine) string {
 	return text + "}"
 }
 
-// pinOf returns the columns, with their values, that say which TPM a machine has.
+// pinOf returns the columns, with their values, that say which key a machine has.
 func pinOf(m machines.Machine) (columns [][2]string) {
 	if m.Attested {
 		columns = append(columns, [2]string{machines.Attested, "true"})
 	}
 	if m.EK != "" {
 		columns = append(columns, [2]string{"ek", strconv.Quote(m.EK)})
+	}
+	if m.Key != "" {
+		columns = append(columns, [2]string{"key", strconv.Quote(m.Key)})
 	}
 	if m.TPM != "" {
 		columns = append(columns, [2]string{"tpm", strconv.Quote(m.TPM)})

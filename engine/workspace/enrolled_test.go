@@ -245,8 +245,8 @@ func TestEnrolledConfigProblems(t *testing.T) {
 func TestMachinesWithTPMs(t *testing.T) {
 	t.Parallel()
 	ek := func(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }
-	cp := machines.Machine{Name: "cp-0", Address: "10.0.0.11", Group: cloud.ControlPlane, Attested: true, EK: ek("a")}
-	w0 := machines.Machine{Name: "w-0", Address: "10.0.0.12", Group: cloud.Worker, Attested: true, EK: ek("b"), TPM: "unix:/run/tpm/tpm.sock"}
+	cp := machines.Machine{Name: "cp-0", Address: "10.0.0.11", Group: cloud.ControlPlane, Attested: true, EK: ek("a"), Key: ek("1")}
+	w0 := machines.Machine{Name: "w-0", Address: "10.0.0.12", Group: cloud.Worker, Attested: true, EK: ek("b"), Key: ek("2"), TPM: "unix:/run/tpm/tpm.sock"}
 	w := enrolling(t)
 	if _, err := w.Enrolment(); err != nil {
 		t.Fatal(err)
@@ -273,11 +273,24 @@ func TestMachinesWithTPMs(t *testing.T) {
 	attested(false)
 	must(w.AddMachine(cp))
 	attested(true)
+	w0.Key = ek("3") // another key in the same TPM
+	must(w.AddMachine(w0))
 	c, err := w.Config()
 	must(err)
 	if list := machines.List(c.Provider.Section); !slices.Equal(list, []machines.Machine{cp, w0}) {
 		b, _ := w.ReadConfig()
 		t.Errorf("the configuration lists %v:\n%s", list, b)
+	}
+	// The join service compares the keys. Machines do not have them: adding one again changes none of its files.
+	s, err := w.State()
+	must(err)
+	if i := EnrolledInventory(c, s); i.Machines[0].Key != cp.Key || i.Machines[1].Key != w0.Key {
+		t.Errorf("the cluster gets %+v", i.Machines)
+	}
+	e, err := w.Enrolment()
+	must(err)
+	if files, err := e.Files(w0); err != nil || bytes.Contains(files[0].Data, []byte(`"key"`)) {
+		t.Errorf("a machine gets %s, %v", files[0].Data, err)
 	}
 	before, _ := w.ReadConfig()
 	for _, tt := range []struct {
@@ -287,12 +300,13 @@ func TestMachinesWithTPMs(t *testing.T) {
 		{name: "another TPM", want: "it is another computer, or its TPM was replaced", change: func(m *machines.Machine) { m.EK = ek("c") }},
 		{name: "a key in a file", want: "the key is in a file now", change: func(m *machines.Machine) { *m = unpinned(*m) }},
 		{name: "another name", want: "its TPM is that of w-0", change: func(m *machines.Machine) { m.Name, m.Address = "w-1", "10.0.0.13" }},
+		{name: "a copied key", want: "its key is that of w-0: the identity was copied", change: func(m *machines.Machine) { m.Name, m.Address, m.EK = "w-1", "10.0.0.13", "" }},
 	} {
 		m := w0
 		tt.change(&m)
 		e, err := w.Enrolment()
 		must(err)
-		for _, err := range []error{w.AddMachine(m), e.CheckTPM(m.Name, m.EK)} {
+		for _, err := range []error{w.AddMachine(m), e.CheckKey(m.Name, m.Key, m.EK)} {
 			if plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), tt.want) || !strings.Contains(plan.Remedy(err), "machine remove w-0") {
 				t.Errorf("%s: %v (%s)", tt.name, err, plan.Remedy(err))
 			}
@@ -301,8 +315,17 @@ func TestMachinesWithTPMs(t *testing.T) {
 	if now, _ := w.ReadConfig(); !bytes.Equal(now, before) {
 		t.Errorf("changed all the same:\n%s", now)
 	}
-	must(w.AddMachine(machines.Machine{Name: "w-1", Address: "10.0.0.13", Group: cloud.Worker}))
+	w1 := machines.Machine{Name: "w-1", Address: "10.0.0.13", Group: cloud.Worker, Key: ek("4")}
+	must(w.AddMachine(unpinned(w1))) // by an older program
+	must(w.AddMachine(w1))
 	attested(false)
+	other := w1
+	other.Key = ek("5")
+	for _, m := range []machines.Machine{other, {Name: "w-1", Address: w1.Address, Group: w1.Group, Attested: true, EK: ek("d"), Key: ek("5")}} {
+		if err := w.AddMachine(m); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), "it is another computer, or its disk was replaced") || !strings.Contains(plan.Remedy(err), "--gone") {
+			t.Errorf("another key in a file, or the first one in a TPM: %v (%s)", err, plan.Remedy(err))
+		}
+	}
 	must(w.RemoveMachine("w-1"))
 	attested(true)
 	must(w.RemoveMachine("w-0"))

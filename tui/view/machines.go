@@ -345,6 +345,7 @@ type AddedMachine struct {
 	// Attested is whether a TPM holds the machine's key, and EK the hash of the TPM's endorsement key.
 	Attested bool          `json:"attested"`
 	EK       string        `json:"ek,omitempty"`
+	Key      string        `json:"key,omitempty"` // hash of the machine's public key
 	Error    string        `json:"error,omitempty"`
 	Remedy   string        `json:"remedy,omitempty"`
 	Took     time.Duration `json:"took,omitempty"` // nanoseconds in JSON
@@ -352,7 +353,7 @@ type AddedMachine struct {
 
 // Result takes the changes that were made, or would be made, on the machine.
 func (m *AddedMachine) Result(x enrol.Result) {
-	m.Outcome, m.Took, m.Attested, m.EK = x.Outcome, x.Took, x.Key.Attested, x.Key.EK
+	m.Outcome, m.Took, m.Attested, m.EK, m.Key = x.Outcome, x.Took, x.Key.Attested, x.Key.EK, x.Key.Hash
 	if m.Error, m.Remedy = "", ""; x.Err != nil {
 		m.Error, m.Remedy = x.Err.Error(), plan.Remedy(x.Err)
 	}

@@ -61,6 +61,8 @@ func Parse(certPEM, keyPEM []byte) (*Authority, error) {
 type Expectation struct {
 	// Kind is where the machine's key is.
 	Kind attestation.Kind
+	// Key identifies the machine's key, as the Key of a statement of its evidence does.
+	Key string
 	// EK identifies the machine's TPM: the SHA-256 of its endorsement key, in hex. It stays the same
 	// as long as the TPM. It is "" for a key in a file.
 	EK string
@@ -78,7 +80,11 @@ func (a *Authority) Challenge(request []byte) (challenge []byte, expect Expectat
 	if err != nil {
 		return nil, Expectation{}, fmt.Errorf("read request of the machine: %w", err)
 	}
-	e := Expectation{Kind: r.kind, request: sha256.Sum256(request), secret: make([]byte, evidence.NonceSize)}
+	spki, err := x509.MarshalPKIXPublicKey(r.key)
+	if err != nil {
+		return nil, Expectation{}, fmt.Errorf("read request of the machine: %w", err)
+	}
+	e := Expectation{Kind: r.kind, Key: evidence.KeyHash(spki), request: sha256.Sum256(request), secret: make([]byte, evidence.NonceSize)}
 	if _, err := rand.Read(e.secret); err != nil {
 		return nil, Expectation{}, fmt.Errorf("create challenge: %w", err)
 	}

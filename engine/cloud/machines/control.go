@@ -42,11 +42,13 @@ type Entry struct {
 	Group   cloud.Role `json:"group"`
 	// ProviderID is that of the machine's Node.
 	ProviderID string `json:"providerID"`
+	// Key identifies the certified key of an enrolled machine.
+	Key string `json:"key,omitempty"`
 }
 
 // Entry returns the machine as the cluster has it.
 func (m Machine) Entry() Entry {
-	return Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: m.ProviderID}
+	return Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: m.ProviderID, Key: m.Key}
 }
 
 // ProviderID is the ID of a machine whose Node had none: machines://<cluster>/<name>.
@@ -149,7 +151,7 @@ func (i *Inventory) Groups() (out []cloud.Group) {
 
 // instance describes a machine.
 func (i *Inventory) instance(m *Entry) cloud.Instance {
-	out := cloud.Instance{Name: m.Name, ProviderID: m.ProviderID, Group: GroupID(i.Cluster, m.Group), Role: m.Group, State: cloud.Ready}
+	out := cloud.Instance{Name: m.Name, ProviderID: m.ProviderID, Group: GroupID(i.Cluster, m.Group), Role: m.Group, State: cloud.Ready, EvidenceKey: m.Key}
 	out.IP, _ = netip.ParseAddr(m.Address) // empty is no address
 	return out
 }

@@ -42,8 +42,8 @@ var (
 // socket in a folder below /run or /var/lib whose name contains tpm. Pods get that folder, and a machine names it.
 func ValidTPM(s string) bool { return tpmRE.MatchString(s) }
 
-// Pinned returns m with the TPM that holds its key, at the address tpm on the machine, which states it.
-func (m Machine) Pinned(attested bool, ek, tpm string) (Machine, error) {
+// Pinned returns m with its key and the TPM that holds it, at the address tpm on the machine, which states it.
+func (m Machine) Pinned(key string, attested bool, ek, tpm string) (Machine, error) {
 	if !attested {
 		ek, tpm = "", ""
 	}
@@ -53,7 +53,7 @@ func (m Machine) Pinned(attested bool, ek, tpm string) (Machine, error) {
 	if tpm != "" && !ValidTPM(tpm) {
 		return m, fmt.Errorf("%q is no address of a TPM that pods can have", tpm)
 	}
-	m.Attested, m.EK, m.TPM = attested, ek, tpm
+	m.Key, m.Attested, m.EK, m.TPM = key, attested, ek, tpm
 	return m, nil
 }
 
@@ -92,6 +92,7 @@ func EnrolledConfig() section.Schema {
 			{Name: "group", Required: true, Valid: func(s string) bool { return cloud.Role(s).Valid() }, Problem: "is no group", Remedy: "write control-plane or worker"},
 			{Name: Attested, Kind: section.Bool},
 			{Name: "ek", Unique: true, Valid: ekRE.MatchString, Problem: "is no hash of an endorsement key", Remedy: "take the row out and run `constellation machine add`, which writes it"},
+			{Name: "key", Unique: true, Valid: ekRE.MatchString, Problem: "is no hash of a key", Remedy: "take it out of the row and run `constellation machine add`, which writes it"},
 			{Name: "tpm", Valid: ValidTPM, Problem: "is no TPM", Remedy: "write /dev/tpmrm0, or unix: and a socket in a folder of /run or /var/lib whose name contains tpm"},
 		}},
 		componentsField(),

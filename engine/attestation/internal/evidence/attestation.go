@@ -133,6 +133,9 @@ type Statement struct {
 	// Attested is whether a TPM vouches for the registers. Without one, the machine's own word
 	// is all there is.
 	Attested bool `json:"attested"`
+	// Key is sha256: and the hash, in hex, of the certified public key (SubjectPublicKeyInfo). Only
+	// evidence of enrolled machines has it.
+	Key string `json:"key,omitempty"`
 	// PCRs are the quoted SHA-256 registers, 32 bytes each.
 	PCRs map[uint32][]byte `json:"pcrs"`
 	// Warnings name registers that differ from a measurement which only warns.

@@ -176,10 +176,10 @@ func (v *EnrolledValidator) Validate(ctx context.Context, doc, userData []byte) 
 	}
 	cert, id, err := verifyKey(e.certificate, e.kind.usage(), v.roots, v.opts.Now())
 	if err != nil {
-		return Statement{}, fmt.Errorf("%w: %w", ErrTrust, err)
+		return Statement{}, fmt.Errorf("%w: %w", ErrTrust, remedied(err))
 	}
 	// Registers are copied, because they outlive the document.
-	st := Statement{Identity: id, PCRs: map[uint32][]byte{pcrCluster: bytes.Clone(e.membership)}}
+	st := Statement{Identity: id, Key: KeyHash(cert.RawSubjectPublicKeyInfo), PCRs: map[uint32][]byte{pcrCluster: bytes.Clone(e.membership)}}
 	if e.kind == KindTPM {
 		c, err := e.quoted(cert, userData)
 		if err != nil {
@@ -197,6 +197,22 @@ func (v *EnrolledValidator) Validate(ctx context.Context, doc, userData []byte) 
 	}
 	return st, nil
 }
+
+// remedied adds to the reason why a certificate is not trusted what its machine's owner can do.
+func remedied(err error) error {
+	var invalid x509.CertificateInvalidError
+	var unknown x509.UnknownAuthorityError
+	switch {
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return fmt.Errorf("%w; compare the clocks of the console and the control planes, then run `constellation machine add`, which certifies the machine again", err)
+	case errors.As(err, &unknown):
+		return fmt.Errorf("%w; if the machine was enrolled in another workspace, run `constellation machine remove` there, then `constellation machine add` here", err)
+	}
+	return err
+}
+
+// KeyHash identifies a public key: sha256: and the hash of its SubjectPublicKeyInfo in hex.
+func KeyHash(spki []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(spki)) }
 
 // signed returns nil if the key that cert certifies signed e for userData.
 func (e enrolled) signed(cert *x509.Certificate, userData []byte) error {

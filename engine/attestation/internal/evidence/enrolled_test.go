@@ -7,6 +7,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/sha256"
 	"crypto/x509"
 	encasn1 "encoding/asn1"
 	"encoding/pem"
@@ -229,7 +230,11 @@ func TestEnrolledValidator(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := Statement{Identity: worker(0), PCRs: map[uint32][]byte{15: f.doc.membership}}
+			cert, err := x509.ParseCertificate(f.doc.certificate)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := Statement{Identity: worker(0), Key: fmt.Sprintf("sha256:%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo)), PCRs: map[uint32][]byte{15: f.doc.membership}}
 			if f.quote != nil {
 				want.Attested, want.Firmware, want.Resets = true, 1, 1
 				for _, r := range f.quote.pcrs {
