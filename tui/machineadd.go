@@ -457,6 +457,11 @@ func (x *addition) work(e *workspace.Enrolment) (enrol.Batch, error) {
 			return b, err
 		}
 		spec := enrol.Spec{Cluster: e.UID, ClusterName: e.Cluster, Machine: m.Name, Release: x.s.Release}
+		for _, o := range all.Machines {
+			if o.Name != m.Name {
+				spec.Others = append(spec.Others, o.Name)
+			}
+		}
 		for _, f := range files {
 			spec.Files = append(spec.Files, enrol.File{Path: f.Path, Mode: f.Mode, Data: f.Data})
 		}

@@ -38,6 +38,8 @@ type Spec struct {
 	Cluster, ClusterName string
 	// Machine is the name of the machine in this cluster.
 	Machine string
+	// Others are the names of the other machines of the cluster. A machine with the journal of one of them is a copy.
+	Others []string
 	// Release is the release of this program.
 	Release  string
 	Files    []File

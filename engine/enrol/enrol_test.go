@@ -578,6 +578,16 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("another workspace: %v\n%s", err, plan.Remedy(err))
 		}
 	}
+	copied := s
+	copied.Machine, copied.Others = "worker-2", []string{s.Machine}
+	for _, run := range []func() error{
+		func() error { _, err := b.install(&line{Host: b.dial()}, copied); return err },
+		func() error { _, err := enrol.Examine(t.Context(), b.dial(), b.request(copied)); return err },
+	} {
+		if err := run(); plan.ExitCode(err) != plan.ExitBlocked || !strings.Contains(err.Error(), "the journal of worker-1, which is another machine of this cluster: its disk was copied") || !strings.Contains(plan.Remedy(err), "reinstall it") {
+			t.Errorf("a copied disk: %v\n%s", err, plan.Remedy(err))
+		}
+	}
 	journal := filepath.Join(b.dir, "state/journal.json")
 	good, err := os.ReadFile(journal)
 	if err != nil {

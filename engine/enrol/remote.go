@@ -194,8 +194,14 @@ func (r *remote) write(ctx context.Context, j *Journal) error {
 
 // belongs returns an error if the journal is of another cluster or machine.
 func (r *remote) belongs(j *Journal, s *Spec) error {
-	if j == nil || j.Cluster == s.Cluster {
+	switch {
+	case j == nil || j.Cluster == s.Cluster && !slices.Contains(s.Others, j.Machine):
 		return nil
+	case j.Cluster == s.Cluster:
+		return &plan.Error{
+			Op: r.op, Err: fmt.Errorf("it has the journal of %s, which is another machine of this cluster: its disk was copied", j.Machine), Exit: plan.ExitBlocked,
+			Remedy: "reinstall it, or delete " + StateDir + " and /var/lib/constellation-identity there, then run the same command again",
+		}
 	}
 	name := cmp.Or(j.ClusterName, j.Cluster)
 	return &plan.Error{
