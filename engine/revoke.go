@@ -97,7 +97,13 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 			}
 		}
 	}
-	x := &revoking{clusterRun: i, request: r, by: someone()}
+	x := &revoking{clusterRun: i, request: r, by: someone(), listed: r.Kubeconfig == "" && i.state.Enrolled()}
+	if x.listed && r.Replace {
+		return nil, &plan.Error{
+			Op: "replace machine " + r.Node, Err: errors.New("its machines are a list, and no other one can be made"), Exit: plan.ExitUsage,
+			Remedy: "leave out --replace; then add another machine with `constellation machine add`, and run `constellation init`",
+		}
+	}
 	limited, cancel := context.WithTimeout(ctx, e.limits.api)
 	defer cancel()
 	v, err := x.see(limited)
@@ -113,6 +119,9 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 	}
 	p.End.Command = e.command(string(plan.VerbRevoke)) + r.flags()
 	p.End.Next = []string{e.command("status")}
+	if x.listed {
+		p.End.Next = []string{e.command("machine remove " + check.ShellQuote(r.Node) + " --gone"), e.command("init")}
+	}
 	p.End.Done = fmt.Sprintf("machine %s is revoked and removed", r.Node)
 	p.End.Nothing = p.End.Done + " already: nothing to do"
 	x.plan = p
@@ -146,6 +155,8 @@ type revoking struct {
 	request RevokeRequest
 	by      string
 	plan    *plan.Plan
+	// listed is whether the machine was enrolled: it stays where it is, and in the list, until its owner takes it out.
+	listed bool
 }
 
 // revokeView is what the cluster, and the cloud if it was asked, report of one machine.
@@ -470,6 +481,11 @@ func (x *revoking) steps(v *revokeView) []plan.Step {
 	if e.Role == string(cloud.ControlPlane) {
 		first = "its member of etcd is removed, then "
 	}
+	gone, warning, confirmed := "machine and Node are deleted", "The machine and its disks are deleted, and it can never join again.", "the cloud has confirmed that it is gone, and the Node is deleted"
+	if x.listed {
+		gone, confirmed = "its Node is deleted", "the Node is deleted"
+		warning = "The machine stays as it is: take it from the network, and reinstall it. It can never join again."
+	}
 	steps := []plan.Step{
 		{
 			ID: StepRevoke, Title: "Revoke the credentials of " + name,
@@ -479,8 +495,8 @@ func (x *revoking) steps(v *revokeView) []plan.Step {
 		},
 		{
 			ID: StepRemove, Title: "Have the machine removed",
-			Effect:  fmt.Sprintf("Node %s is tainted, and its pods are deleted; %smachine and Node are deleted, without a drain", name, first),
-			Warning: "The machine and its disks are deleted, and it can never join again.",
+			Effect:  fmt.Sprintf("Node %s is tainted, and its pods are deleted; %s%s, without a drain", name, first, gone),
+			Warning: warning,
 			Final:   true,
 			Done: x.done(func(v *revokeView) bool {
 				return v.recorded && (v.removal != nil || v.removed()) && (!x.request.Replace || v.refill != nil || v.heir != nil || v.replaced())
@@ -488,7 +504,7 @@ func (x *revoking) steps(v *revokeView) []plan.Step {
 			Run: x.remove,
 		},
 		{
-			ID: StepRemoved, Title: "Wait until the machine is gone", Effect: "the cloud has confirmed that it is gone, and the Node is deleted",
+			ID: StepRemoved, Title: "Wait until the machine is gone", Effect: confirmed,
 			Done: x.done((*revokeView).removed), Run: x.waitRemoved,
 		},
 	}
@@ -588,7 +604,7 @@ func (x *revoking) follow(ctx context.Context, r *plan.Reporter, op string, over
 func (x *revoking) waitRemoved(ctx context.Context, r *plan.Reporter) error {
 	name := x.request.Node
 	err := x.follow(ctx, r, "wait until machine "+name+" is gone", func(v *revokeView) (bool, error) {
-		return v.node == nil && v.removal == nil && !v.inCloud, nil
+		return v.node == nil && v.removal == nil && (x.listed || !v.inCloud), nil
 	})
 	if err != nil {
 		return err

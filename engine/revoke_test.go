@@ -7,17 +7,21 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/attestation/authority"
 	"constellation/engine/cloud"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/revocation"
+	"constellation/engine/workspace"
 )
 
 // revokeStage is a cluster of control planes and workers that an operator looks after, with
@@ -273,6 +277,55 @@ func TestRevokeWithoutReplacementAndThenWithOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e := s.entry("worker-1"); e.Replacement != "worker-2" {
+		t.Errorf("entry %+v", e)
+	}
+}
+
+// Machines of a list stay in it: the removal ends with the Node. None can be made in the place of one.
+func TestRevokeOfAnEnrolledMachine(t *testing.T) {
+	s := newRevokeStage(t, 1)
+	cert, _, err := authority.Create("demo machines")
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, err := os.ReadFile(filepath.Join(s.dir, workspace.StateFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Replace(string(state), "provider: sandbox", "provider: enrolled", 1)
+	text = regexp.MustCompile(`(?m)^  sandbox:\n(    .*\n)+`).ReplaceAllLiteralString(text, "  enrolled:\n    uid: u\n    authority: "+strconv.Quote(string(cert))+"\n")
+	if err := os.WriteFile(filepath.Join(s.dir, workspace.StateFile), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config := "version: v2\nname: demo\nmicroserviceVersion: v1.1.0\nkubernetesVersion: v1.35.4\nprovider:\n  enrolled:\n    endpoint: api.example.com\n"
+	if err := os.WriteFile(filepath.Join(s.dir, workspace.ConfigFile), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	ctx, end := context.WithCancel(t.Context())
+	defer wg.Wait()
+	defer end()
+	wg.Go(func() { // an operator, which cannot delete machines
+		for ; ctx.Err() == nil; time.Sleep(2 * time.Millisecond) {
+			if ro, err := s.cluster.Rollout(ctx); err == nil && len(ro.Moves) > 0 {
+				s.cluster.RemoveNode(ro.Moves[0].Node)
+				s.cluster.EndMove(ro.Moves[0].Name)
+			}
+		}
+	})
+	if _, err := s.engine().PlanRevoke(t.Context(), engine.RevokeRequest{Node: "worker-1", Replace: true}); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), "constellation machine add") {
+		t.Errorf("a replacement: %v (%s)", err, plan.Remedy(err))
+	}
+	p := s.plan(engine.RevokeRequest{Node: "worker-1"})
+	if all := strings.Join(texts(p), "\n"); strings.Contains(all, "disks are deleted") || strings.Contains(all, "the cloud has confirmed") || !slices.ContainsFunc(p.End.Next, func(c string) bool { return strings.Contains(c, "machine remove worker-1 --gone") }) {
+		t.Errorf("the plan:\n%s\nnext %q", all, p.End.Next)
+	}
+	limited, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := s.revoke(limited, engine.RevokeRequest{Node: "worker-1"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if e := s.entry("worker-1"); e.Removed.IsZero() {
 		t.Errorf("entry %+v", e)
 	}
 }
