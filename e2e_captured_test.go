@@ -58,7 +58,7 @@ var worksWithKubelet = []string{
 	"label node $W node-role.kubernetes.io/control-plane=",
 	"annotate node $W constellation.edgeless.systems/obsolete=true",
 	"annotate --overwrite node $W constellation.edgeless.systems/kubernetes-components=x",
-	"label node $W constellation.edgeless.systems/in-place=true",
+	"label --overwrite node $W constellation.edgeless.systems/in-place=no",
 	`patch node $W -p '{"spec":{"unschedulable":true}}'`,
 	`patch node $W -p '{"spec":{"providerID":"sandbox://x/control-plane-0"}}'`,
 	"annotate node $CP x=y",
@@ -79,7 +79,7 @@ func (c *cloud) staysItself(worker, controlPlane string) {
 	t.Helper()
 	for _, command := range worksWithKubelet {
 		out, code := c.asRoot(worker, `W=$1 CP=$2; set -f; exec kubectl --kubeconfig /etc/kubernetes/kubelet.conf `+command, worker, controlPlane)
-		if refused := strings.Contains(out, "Forbidden") || strings.Contains(out, "forbidden") || strings.Contains(out, "denied request"); code == 0 || !refused {
+		if refused := strings.Contains(out, "Forbidden") || strings.Contains(out, "forbidden") || strings.Contains(out, "denied request") || strings.Contains(out, "cannot be modified once set"); code == 0 || !refused {
 			t.Errorf("kubelet of %s: kubectl %s: exit %d\n%s", worker, command, code, out)
 		}
 	}
@@ -148,7 +148,7 @@ journalctl -u kubelet --since -2min | grep -e impostor -e "$1"; exit 1`, mirror,
 
 	// A reboot as a machine that has never joined, by its TPM and its disk.
 	uid := c.kubectl("get", "node", worker, "-o", "jsonpath={.metadata.uid}")
-	if out, code := c.asRoot(worker, "CONSTELLATION_TPM=unix:/var/lib/constellation-tpm/tpm.sock /usr/lib/constellation/bootstrapper reset"); code != 0 {
+	if out, code := c.asRoot(worker, "set -a; . /etc/constellation/environment; /usr/lib/constellation/bootstrapper reset"); code != 0 {
 		t.Errorf("reset of %s: exit %d: %s", worker, code, out)
 	}
 	c.run(2*time.Minute, "sandbox", "machine", "reboot", worker).want(plan.ExitDone)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -131,7 +130,7 @@ func (c *cloud) eventually(limit time.Duration, what string, wanted func(out str
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	for {
-		cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "kubectl"), append([]string{"--kubeconfig", filepath.Join(c.dir, "constellation-admin.conf")}, args...)...)
+		cmd := c.inNetwork(ctx, append([]string{filepath.Join(c.bin, "kubectl"), "--kubeconfig", filepath.Join(c.dir, "constellation-admin.conf")}, args...)...)
 		out, err := cmd.CombinedOutput()
 		if err == nil && wanted(string(out)) {
 			return

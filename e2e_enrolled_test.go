@@ -32,37 +32,8 @@ func TestEnrolledMachinesBecomeACluster(t *testing.T) {
 	testneeds.Kubernetes(t, to)
 	c := newReal(t)
 	c.up(1, 3)
-	dirs, err := sandbox.DefaultDirs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	home := t.TempDir()
-	a := &cloud{
-		t: t, bin: c.bin, dir: t.TempDir(), env: []string{"HOME=" + home, "SSH_AUTH_SOCK="},
-		netns: filepath.Join(dirs.State, "sandbox", c.name(), "netns", "hub"),
-	}
 	all := machineNames(1, 3)
-	login := map[string]string{}
-	var known strings.Builder
-	key := sshdtest.NewKey(t)
-	for _, m := range all {
-		c.stripped(m)
-		host, ip := c.servesSSH(m, key)
-		login[m] = "root@" + ip
-		fmt.Fprintf(&known, "%s %s", ip, sshdtest.Authorized(t, host))
-	}
-	if err := os.Mkdir(filepath.Join(home, ".ssh"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range map[string]string{"known_hosts": known.String(), "id_ed25519": sshdtest.Private(t, key)} {
-		if err := os.WriteFile(filepath.Join(home, ".ssh", name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	const network = "/etc/cni/net.d" // of the owner, here that of the sandbox
-	for _, m := range all {
-		c.asRoot(m, "mv "+network+" /root/network && mkdir "+network)
-	}
+	a, login, connect := c.owner(all)
 	given := "worker-2"
 	before, _ := c.asRoot(given, enrolledFiles)
 
@@ -76,21 +47,7 @@ func TestEnrolledMachinesBecomeACluster(t *testing.T) {
 	a.run(time.Minute, "machine", "add", "--ssh", login["worker-1"], "--yes").want(plan.ExitDone) // again
 	a.edit("    machines:\n", a.componentRows(build.DefaultVersion, to)+"    machines:\n")
 
-	// The owner installs the network when the first node is there.
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() {
-		for t.Context().Err() == nil {
-			cmd := a.inNetwork(t.Context(), filepath.Join(a.bin, "kubectl"), "--kubeconfig", filepath.Join(a.dir, "constellation-admin.conf"), "get", "node", "control-plane-0", "-o", "jsonpath={.status.conditions[?(@.type=='Ready')].message}")
-			if out, err := cmd.Output(); err == nil && strings.Contains(string(out), "cni") {
-				break
-			}
-			time.Sleep(time.Second)
-		}
-		for _, m := range all {
-			c.asRoot(m, "cp /root/network/* "+network)
-		}
-	})
+	connect()
 	begin = time.Now()
 	first := a.run(10*time.Minute, "init", "--yes", "-o", "json").want(plan.ExitDone)
 	t.Logf("init: %s", time.Since(begin).Round(time.Second))
@@ -134,6 +91,59 @@ func TestEnrolledMachinesBecomeACluster(t *testing.T) {
 	}
 	a.run(5*time.Minute, "init", "--yes").want(plan.ExitDone) // publishes the shorter list
 	a.wantNodes(all[:3]...)
+}
+
+// owner takes everything of ours from machines, and returns the console of their owner: in their network, with an empty
+// workspace and the logins by SSH. connect installs the owner's network when the first node is there.
+func (c *cloud) owner(machines []string) (a *cloud, login map[string]string, connect func()) {
+	t := c.t
+	t.Helper()
+	dirs, err := sandbox.DefaultDirs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	home := t.TempDir()
+	a = &cloud{
+		t: t, bin: c.bin, dir: t.TempDir(), env: []string{"HOME=" + home, "SSH_AUTH_SOCK="},
+		netns: filepath.Join(dirs.State, "sandbox", c.name(), "netns", "hub"),
+	}
+	login = map[string]string{}
+	var known strings.Builder
+	key := sshdtest.NewKey(t)
+	for _, m := range machines {
+		c.stripped(m)
+		host, ip := c.servesSSH(m, key)
+		login[m] = "root@" + ip
+		fmt.Fprintf(&known, "%s %s", ip, sshdtest.Authorized(t, host))
+	}
+	if err := os.Mkdir(filepath.Join(home, ".ssh"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"known_hosts": known.String(), "id_ed25519": sshdtest.Private(t, key)} {
+		if err := os.WriteFile(filepath.Join(home, ".ssh", name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const network = "/etc/cni/net.d" // of the owner, here that of the sandbox
+	for _, m := range machines {
+		c.asRoot(m, "mv "+network+" /root/network && mkdir "+network)
+	}
+	return a, login, func() {
+		var wg sync.WaitGroup
+		t.Cleanup(wg.Wait)
+		wg.Go(func() {
+			for t.Context().Err() == nil {
+				cmd := a.inNetwork(t.Context(), filepath.Join(a.bin, "kubectl"), "--kubeconfig", filepath.Join(a.dir, "constellation-admin.conf"), "get", "node", "control-plane-0", "-o", "jsonpath={.status.conditions[?(@.type=='Ready')].message}")
+				if out, err := cmd.Output(); err == nil && strings.Contains(string(out), "cni") {
+					break
+				}
+				time.Sleep(time.Second)
+			}
+			for _, m := range machines {
+				c.asRoot(m, "cp /root/network/* "+network)
+			}
+		})
+	}
 }
 
 // enrolledFiles lists the files of a machine where programs and their data are.
