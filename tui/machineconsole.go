@@ -2,12 +2,16 @@ package tui
 
 import (
 	"context"
+	"slices"
+	"strings"
 
+	"constellation/engine/enrol"
 	"constellation/engine/machinecheck"
 	"constellation/engine/plan"
 	"constellation/engine/sshhost"
 	"constellation/engine/workspace"
 	"constellation/tui/console"
+	"constellation/tui/view"
 )
 
 // consoleMachines is how a console works with the machines of a workspace, by the code of the verbs; nil if its
@@ -35,6 +39,30 @@ func consoleMachines(s *session, eng Engine, ws *workspace.Workspace) *console.M
 			}
 			return r, machineVerdict(r.Machines)
 		},
+		Logs: func(ctx context.Context, name string, to console.MachineLogin, ask console.Ask, line func(string)) error {
+			o := sshOf(to)
+			target, err := o.oneTarget()
+			if err != nil {
+				return err
+			}
+			reach := o.asking(s, prompts(ask))
+			reach.Target = target
+			w := &cleanWriter{to: lineWriter(line)}
+			defer w.end()
+			return v.logs(ctx, enrol.LogRequest{Machine: name, Lines: logLines, Follow: true}, reach, w)
+		},
+		Add: func(n console.NewMachines, ask console.Ask) (console.Addition, error) {
+			a := &adding{ssh: *sshOf(n.MachineLogin), group: n.Group, name: n.Name, address: n.Address, programs: n.Programs, tpm: n.TPM}
+			secrets := prompts(ask)
+			x, err := a.begin(v, a.ssh.asking(s, secrets))
+			return consoleAddition{x, secrets}, err
+		},
+		Remove: func(n console.Removing, ask console.Ask) (console.Removal, error) {
+			r := &removing{ssh: *sshOf(n.MachineLogin), gone: n.Gone, ignoreCluster: n.IgnoreCluster}
+			x, err := r.begin(v, n.Name)
+			secrets := prompts(ask)
+			return consoleRemoval{x, r.ssh.asking(s, secrets), secrets}, err
+		},
 	}
 }
 
@@ -46,4 +74,61 @@ func sshOf(to console.MachineLogin) *sshOptions {
 // prompts are those of a console.
 func prompts(ask console.Ask) *secretPrompts {
 	return &secretPrompts{ask: ask, known: map[string][]byte{}}
+}
+
+// consoleAddition is an addition for a console.
+type consoleAddition struct {
+	*addition
+	secrets *secretPrompts
+}
+
+// Check is addition.check. It prompts for secrets again: a wrong one may be why it is repeated.
+func (x consoleAddition) Check(ctx context.Context) (machinecheck.Report, error) {
+	x.secrets.forget()
+	return x.check(ctx)
+}
+
+// Compare is addition.compare.
+func (x consoleAddition) Compare(ctx context.Context, step func(int, enrol.Step)) ([]view.AddedMachine, error) {
+	err := x.compare(ctx, step)
+	return slices.Clone(x.report.Machines), err
+}
+
+// Install is addition.install.
+func (x consoleAddition) Install(ctx context.Context, step func(int, enrol.Step), done func(int, enrol.Result)) ([]view.AddedMachine, error) {
+	err := x.install(ctx, step, done)
+	return slices.Clone(x.report.Machines), err
+}
+
+// consoleRemoval is a removal for a console.
+type consoleRemoval struct {
+	*removal
+	reach   sshhost.Options
+	secrets *secretPrompts
+}
+
+// Outside is removal.outside.
+func (x consoleRemoval) Outside(ctx context.Context) error { return x.outside(ctx) }
+
+// Give is removal.give. The answer to the question may be old, so it reads again whether the machine is a node.
+func (x consoleRemoval) Give(ctx context.Context, step func(enrol.Step)) (enrol.Outcome, error) {
+	x.secrets.forget()
+	unlock, err := x.hold()
+	if err != nil {
+		return enrol.Outcome{}, err
+	}
+	defer unlock()
+	if err := x.outside(ctx); err != nil {
+		return enrol.Outcome{}, err
+	}
+	r, err := x.give(ctx, x.reach, step)
+	return r.Outcome, err
+}
+
+// lineWriter gives each written line to a function.
+type lineWriter func(line string)
+
+func (f lineWriter) Write(p []byte) (int, error) {
+	f(strings.TrimSuffix(string(p), "\n"))
+	return len(p), nil
 }

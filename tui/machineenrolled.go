@@ -214,7 +214,7 @@ Exit code: 0 done; 1 the messages could not be read; 2 bad flag, or another mach
 	sshFlags(cmd, &o, "")
 	fl := cmd.Flags()
 	fl.BoolVarP(&r.Follow, "follow", "f", false, "print new messages until interrupted")
-	fl.IntVarP(&r.Lines, "lines", "n", 200, "`number` of messages before")
+	fl.IntVarP(&r.Lines, "lines", "n", logLines, "`number` of messages before")
 	fl.StringSliceVar(&r.Units, "unit", nil, "comma-separated `units` (default: "+strings.Join(enrol.Logs, ", ")+")")
 	_ = cmd.RegisterFlagCompletionFunc("unit", fixed(enrol.Logs...))
 	_ = cmd.RegisterFlagCompletionFunc("lines", fixed())
@@ -269,6 +269,9 @@ type cleanWriter struct {
 	to   io.Writer
 	rest []byte
 }
+
+// logLines is how many messages are read before the new ones.
+const logLines = 200
 
 // longestLine is the maximum length of a message, in bytes.
 const longestLine = 16 << 10

@@ -132,6 +132,13 @@ type secretPrompts struct {
 	known map[string][]byte
 }
 
+// forget has the next secret prompted for.
+func (p *secretPrompts) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.known)
+}
+
 func (p *secretPrompts) secret(ctx context.Context, question string) ([]byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

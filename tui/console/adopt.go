@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
@@ -236,10 +237,7 @@ func (scr *adoptScreen) command() string {
 }
 
 func (scr *adoptScreen) safety() string {
-	if scr.most > 0 {
-		return "line " + itoa(scr.first+1) + " of " + itoa(scr.most+1) + "   scripted  " + scr.command()
-	}
-	return "scripted  " + scr.command()
+	return scrolledSafety(scr, scr.first, scr.most)
 }
 
 func (scr *adoptScreen) header() []string {
@@ -249,29 +247,18 @@ func (scr *adoptScreen) header() []string {
 
 func (scr *adoptScreen) why() []string {
 	label, off := scr.action()
-	r := scr.c.th.Row(scr.c.w).Add(term.Plain, " ")
-	switch {
-	case scr.c.task.busy != "":
+	if scr.c.task.busy != "" {
 		text := "Now: " + scr.c.task.busy
 		if scr.doing != "" {
 			text += ": " + scr.doing
 		}
-		return []string{r.Add(term.Plain, scr.c.th.Spin(scr.c.frame)+" "+text).String()}
-	case label == "":
-		return nil
-	case off != "":
-		return []string{r.Add(term.Caution, scr.c.th.Warn+" ").Add(term.Strong, term.Clean(off)).String()}
-	case scr.yes:
-		return []string{r.Add(term.Accent, scr.c.th.Cursor+" ").Add(term.Chosen, " "+label+" ").Add(term.Plain, "   ").Add(term.Faint, "  Back ").String()}
+		return []string{scr.c.th.Row(scr.c.w).Add(term.Plain, " "+scr.c.th.Spin(scr.c.frame)+" "+text).String()}
 	}
-	return []string{r.Add(term.Faint, "   "+label+" ").Add(term.Plain, "   ").Add(term.Accent, scr.c.th.Cursor+" ").Add(term.Chosen, " Back ").String()}
+	return scr.c.answerLine(label, off, scr.yes)
 }
 
 func (scr *adoptScreen) view(w, h int) []string {
-	all := scr.body(w)
-	scr.most = max(0, len(all)-h)
-	scr.first = min(scr.first, scr.most)
-	return all[scr.first:min(len(all), scr.first+h)]
+	return scrolled(scr.body(w), h, &scr.first, &scr.most)
 }
 
 func (scr *adoptScreen) body(w int) []string {
@@ -298,26 +285,8 @@ func (scr *adoptScreen) body(w int) []string {
 	return []string{""}
 }
 
-func (scr *adoptScreen) scroll(by int) func() tea.Cmd {
-	return act(func() { scr.first = max(0, min(scr.first+by, scr.most)) })
-}
-
 func (scr *adoptScreen) keys() []binding {
-	return []binding{
-		on("enter", "Enter", "confirm the selected answer", "adopt", scr.answer).footed("answer").unless(func() string {
-			label, off := scr.action()
-			if scr.yes || label == "" {
-				return off
-			}
-			return ""
-		}),
-		on("left right tab h l shift+tab", "← →", "choose", "adopt", act(func() { scr.yes = !scr.yes })).footed("choose"),
-		on("down j", "↓ j", "scroll down", "move", scr.scroll(1)).footed("scroll"),
-		on("up k", "↑ k", "scroll up", "move", scr.scroll(-1)),
-		on("pgdown ctrl+d space", "PgDn", "next page", "move", func() tea.Cmd { return scr.scroll(max(1, scr.c.h-8))() }),
-		on("pgup ctrl+u", "PgUp", "previous page", "move", func() tea.Cmd { return scr.scroll(-max(1, scr.c.h-8))() }),
-		on("home g", "g", "first line", "move", act(func() { scr.first = 0 })),
-		on("end G", "G", "last line", "move", act(func() { scr.first = scr.most })),
+	return slices.Concat(answerKeys("adopt", &scr.yes, scr.action, scr.answer), scr.c.scrollKeys(&scr.first, &scr.most), []binding{
 		on("r", "r", "repeat what failed", "adopt", scr.retry).footed("retry").unless(func() string {
 			if scr.err == nil {
 				return "nothing has failed"
@@ -325,5 +294,5 @@ func (scr *adoptScreen) keys() []binding {
 			return ""
 		}),
 		on("esc", "Esc", "back to the cluster; what was written stays", "back", scr.leave).footed("back"),
-	}
+	})
 }

@@ -120,6 +120,7 @@ type console struct {
 	rollout rolloutControl
 	guard   guard
 	secret  secretPrompt
+	changes changing
 	note    string // replaces the key line for noteTTL
 	// lastNote is the note shown since lastNoteAt.
 	lastNote   string
@@ -158,7 +159,7 @@ func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
 		c.deps.redraw = func() {}
 	}
 	c.screens = newScreens(c)
-	c.help.c, c.quit.c, c.rollout.c, c.guard.c, c.secret.c, c.task.c, c.wizard.c, c.upg.c = c, c, c, c, c, c, c, c
+	c.help.c, c.quit.c, c.rollout.c, c.guard.c, c.secret.c, c.changes.c, c.task.c, c.wizard.c, c.upg.c = c, c, c, c, c, c, c, c, c
 	c.task.busy, c.task.take = "reading the workspace", c.run.takeEvents
 	c.screen, c.log.back = c.start, c.start
 	if d.Clusters != nil { // the first frame is drawn before Init

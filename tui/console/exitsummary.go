@@ -24,6 +24,10 @@ func (c *console) exitSummary() []string {
 	switch {
 	case c.deps.Clusters != nil && !c.ran:
 		return nil
+	case c.changes.resume != "":
+		x.add(x.t.Row(x.w).Add(term.Caution, x.t.Stopped+" ").Add(term.Strong, "machines: ").Add(term.Plain, "left before the end; nothing is lost"))
+		x.row("  back ", term.Accent, c.changes.resume)
+		return x.lines
 	case c.deps.OnlyWatch:
 		return c.watch.exitSummary()
 	case !c.ran && c.upg.active():
@@ -87,6 +91,8 @@ func (x *summary) initNotStarted() {
 	case h == nil || h.Stage == engine.StageCluster:
 	case h.Stage == engine.StagePartial:
 		x.row("nothing has been changed; come back: ", term.Accent, x.back)
+	case x.c.changes.made:
+		x.row("machines were changed; come back: ", term.Accent, x.back)
 	default:
 		x.row("nothing has been created; come back: ", term.Accent, x.back)
 	}

@@ -79,6 +79,16 @@ func (f *form) keys(word string, submit func() tea.Cmd, back func()) []binding {
 	}
 }
 
+// page is the form with a heading, and the error of the last values.
+func (f *form) page(w, h int, title, remark string, err error) []string {
+	pg := f.c.page()
+	var below []string
+	if err != nil {
+		below = view.ProblemWithin(pg, w, 2, "correct the field", err)
+	}
+	return append(append([]string{pg.Rule(w, title, remark)}, f.view(w, max(2, h-1-len(below)))...), below...)
+}
+
 // view renders the fields around the selected one in h lines.
 func (f *form) view(w, h int) (lines []string) {
 	t := f.c.th

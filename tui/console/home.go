@@ -110,7 +110,7 @@ func (scr *homeScreen) keys() []binding {
 		on("u", "u", "upgrade: plan the next hop and confirm it", "do", scr.c.upg.openNextHop).footed("upgrade").unless(scr.noCluster),
 		on("b", "b", "list backups or create one", "do", scr.c.backup.show).footed("back up").unless(scr.noCluster),
 		on("w", "w", "watch the rollout of the nodes", "do", scr.c.watch.open).footed("watch").unless(scr.noCluster),
-		on("m", "m", "list the machines, check them and read their logs", "do", scr.c.machines.show).footed("machines").unless(scr.noMachines),
+		on("m", "m", "list the machines: check, add, log, remove", "do", scr.c.machines.show).footed("machines").unless(scr.noMachines),
 		on("i", "i", "set up a cluster", "do", scr.c.wizard.show).footed("set up").unless(func() string {
 			if scr.c.home != nil && scr.c.home.Stage == engine.StageCluster {
 				return "this workspace has a cluster"

@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
@@ -73,16 +74,19 @@ func (scr *machineScreen) withLogin(then func() tea.Cmd) func() tea.Cmd {
 
 // edit opens the form of the login.
 func (scr *machineScreen) edit(then func() tea.Cmd) {
-	scr.then, scr.form = then, &form{c: scr.c}
+	scr.then, scr.form = then, &form{c: scr.c, fields: scr.fields()}
+}
+
+// fields are those of the login: as they were entered, or proposed.
+func (scr *machineScreen) fields() []formField {
 	if f := scr.logins[scr.name]; f != nil {
-		scr.form.fields = append(scr.form.fields, f.fields...)
-		return
+		return slices.Clone(f.fields)
 	}
 	machine := ""
 	if m := scr.row(); m != nil && m.Address != "" {
 		machine = "root@" + m.Address
 	}
-	scr.form.fields = loginFields(scr.c.machines.last, machine)
+	return loginFields(scr.c.machines.last, machine)
 }
 
 // accept takes the login of the form and continues with what it is for.
@@ -153,10 +157,7 @@ func (scr *machineScreen) command() string {
 }
 
 func (scr *machineScreen) safety() string {
-	if scr.most > 0 {
-		return "line " + itoa(scr.first+1) + " of " + itoa(scr.most+1) + "   scripted  " + scr.command()
-	}
-	return "scripted  " + scr.command()
+	return scrolledSafety(scr, scr.first, scr.most)
 }
 
 func (scr *machineScreen) why() []string {
@@ -172,12 +173,9 @@ func (scr *machineScreen) why() []string {
 
 func (scr *machineScreen) view(w, h int) []string {
 	if f := scr.form; f != nil {
-		return append([]string{scr.c.th.Rule(w, "Login to "+term.Clean(scr.name), "")}, f.view(w, h-1)...)
+		return f.page(w, h, "Login to "+term.Clean(scr.name), "", nil)
 	}
-	all := scr.body(w)
-	scr.most = max(0, len(all)-h)
-	scr.first = min(scr.first, scr.most)
-	return all[scr.first:min(len(all), scr.first+h)]
+	return scrolled(scr.body(w), h, &scr.first, &scr.most)
 }
 
 func (scr *machineScreen) body(w int) []string {
@@ -205,10 +203,6 @@ func (scr *machineScreen) body(w int) []string {
 	return lines
 }
 
-func (scr *machineScreen) scroll(by int) func() tea.Cmd {
-	return act(func() { scr.first = max(0, min(scr.first+by, scr.most)) })
-}
-
 // takesText reports whether keys go into the form of the login.
 func (scr *machineScreen) takesText() bool         { return scr.form != nil }
 func (scr *machineScreen) typed(k tea.KeyMsg)      { scr.form.typed(k) }
@@ -229,19 +223,23 @@ func (scr *machineScreen) busy() string {
 }
 
 func (scr *machineScreen) keys() []binding {
-	return []binding{
+	return slices.Concat([]binding{
 		on("c", "c", "check the machine by SSH", "machine", scr.withLogin(scr.check)).footed("check").unless(scr.busy),
+		on("l", "l", "follow its log by SSH", "machine", scr.withLogin(func() tea.Cmd { return scr.c.machineLog.open(scr.name) })).footed("log").unless(scr.busy),
+		on("x", "x", "give the machine back: reset and restore it, or forget a lost one", "machine", func() tea.Cmd { return scr.c.machineRemove.open(scr.name) }).footed("remove").effects().unless(scr.fixed),
 		on("e", "e", "edit the login", "machine", act(func() { scr.edit(nil) })).footed("login").unless(scr.busy),
-		on("down j", "↓ j", "scroll down", "move", scr.scroll(1)).footed("scroll"),
-		on("up k", "↑ k", "scroll up", "move", scr.scroll(-1)),
-		on("pgdown ctrl+d space", "PgDn", "next page", "move", func() tea.Cmd { return scr.scroll(max(1, scr.c.h-8))() }),
-		on("pgup ctrl+u", "PgUp", "previous page", "move", func() tea.Cmd { return scr.scroll(-max(1, scr.c.h-8))() }),
-		on("home g", "g", "first line", "move", act(func() { scr.first = 0 })),
-		on("end G", "G", "last line", "move", act(func() { scr.first = scr.most })),
 		on("r", "r", "read the list again", "machine", scr.c.machines.read).footed("refresh"),
 		on("esc", "Esc", "back to the machines; stops a check", "back", func() tea.Cmd {
 			scr.c.task.drop()
 			return scr.c.machines.show()
 		}).footed("back"),
+	}, scr.c.scrollKeys(&scr.first, &scr.most))
+}
+
+// fixed disables what changes the machine.
+func (scr *machineScreen) fixed() string {
+	if scr.c.machines.listing.Adopted {
+		return adoptedMachines
 	}
+	return scr.busy()
 }

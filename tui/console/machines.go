@@ -19,7 +19,15 @@ type Machines struct {
 	List func(context.Context) (view.MachineListing, error)
 	// Check checks a machine for its group.
 	Check func(ctx context.Context, to MachineLogin, group string, ask Ask) (machinecheck.Report, error)
+	// Logs gives each line of a machine's journal to a function, without control characters, until ctx ends.
+	Logs func(ctx context.Context, name string, to MachineLogin, ask Ask, line func(string)) error
+	// Add begins to add machines, and Remove to give one back. Both only validate.
+	Add    func(NewMachines, Ask) (Addition, error)
+	Remove func(Removing, Ask) (Removal, error)
 }
+
+// adoptedMachines is why the list of an adopted cluster is not changed here.
+const adoptedMachines = "kubeadm made this cluster: add and remove nodes with kubeadm, then correct the list"
 
 // MachineLogin is how machines are logged in to.
 type MachineLogin struct {
@@ -191,6 +199,15 @@ func (scr *machinesScreen) keys() []binding {
 			}
 			return ""
 		}),
+		on("a", "a", "add machines by SSH", "machine", scr.c.machineAdd.open).footed("add").effects().unless(func() string {
+			if scr.listing == nil {
+				return "the list was not read yet"
+			}
+			if scr.listing.Adopted {
+				return adoptedMachines
+			}
+			return scr.c.task.busy
+		}),
 		on("down j", "↑↓ jk", "next machine", "move", scr.move(1)).footed("move"),
 		on("up k", "↑", "previous machine", "move", scr.move(-1)),
 		on("pgdown ctrl+d", "PgDn", "next page", "move", scr.move(10)),
@@ -240,5 +257,5 @@ func (scr *machinesScreen) first(w int) (lines []string) {
 	for _, l := range term.Wrap("No machine was added yet. Add the first control plane, then workers: each needs Linux, an SSH server and a login of root or one with sudo. Then create the cluster with init.", w-3) {
 		lines = append(lines, scr.c.th.Row(w).Pad(3).Add(term.Plain, l).String())
 	}
-	return append(lines, scr.c.th.Row(w).Pad(3).Add(term.Accent, scr.c.deps.Commands.Command("machine add --group control-plane --ssh USER@HOST")).String())
+	return append(lines, scr.c.th.Row(w).Pad(3).Add(term.Accent, "a").Add(term.Plain, " adds machines here. Scripted: ").Add(term.Accent, scr.c.deps.Commands.Command("machine add")).String())
 }

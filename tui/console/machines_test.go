@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cluster"
+	"constellation/engine/enrol"
 	"constellation/engine/machinecheck"
 	"constellation/engine/plan"
 	"constellation/tui/internal/enginefake"
@@ -29,6 +31,15 @@ type machinesFake struct {
 	secret   []byte // the answer
 	logins   []MachineLogin
 	group    string
+
+	log    []string
+	logErr error
+	wanted NewMachines
+	added  []view.AddedMachine
+	fails  map[string]error // of steps: check, compare, install, outside, give
+	pause  bool             // install and give wait for the end of their context
+	did    []string         // steps, in order
+	gives  Removing
 }
 
 func newMachinesFake() *machinesFake {
@@ -38,6 +49,16 @@ func newMachinesFake() *machinesFake {
 	down := node("worker-0", "worker", plan.NodeNotReady, 26*time.Hour)
 	down.Message = "container runtime is down"
 	return &machinesFake{
+		fails: map[string]error{},
+		log: []string{
+			"2026-11-27T07:04:58+0000 worker-0 kubelet[812]: \\x1b[2Jnode is ready",
+			"2026-11-27T07:04:59+0000 worker-0 constellation-agent[77]: listening on /run/constellation-agent/agent.sock, waiting for the operator of the cluster",
+			"-- No entries --",
+		},
+		added: []view.AddedMachine{
+			{Machine: "root@10.42.0.7", Name: "worker-3", Address: "10.42.0.7", Group: "worker", Attested: true, Outcome: enrol.Outcome{Changes: []string{"install runc of the distribution, held back from upgrades", "write /etc/constellation/environment", "write /usr/lib/constellation/agent", "restart constellation-agent.service"}}},
+			{Machine: "root@10.42.0.8", Name: "worker-4", Address: "10.42.0.8", Group: "worker", Outcome: enrol.Outcome{Changes: []string{"write /usr/lib/constellation/agent"}}},
+		},
 		listing: view.MachineListing{Cluster: "demo", Initialised: true, Machines: []view.ListedMachine{
 			{Name: "control-plane-0", Group: "control-plane", Address: "10.42.0.3", Attested: true, EK: "sha256:" + strings.Repeat("0a", 32), TPM: "/dev/tpmrm0", Node: node("control-plane-0", "control-plane", plan.NodeReady, 26*time.Hour)},
 			{Name: "worker-0", Group: "worker", Address: "10.42.0.4", Node: down},
@@ -64,7 +85,74 @@ func (f *machinesFake) machines() *Machines {
 			f.group = group
 			return f.report, f.checkErr
 		},
+		Logs: func(ctx context.Context, _ string, to MachineLogin, ask Ask, line func(string)) error {
+			if err := f.login(ctx, to, ask); err != nil {
+				return err
+			}
+			for _, l := range f.log {
+				line(l)
+			}
+			if f.logErr == nil {
+				<-ctx.Done()
+			}
+			return f.logErr
+		},
+		Add: func(n NewMachines, _ Ask) (Addition, error) {
+			f.wanted = n
+			if len(n.Machines) == 0 {
+				return nil, &plan.Error{Op: "read flags", Err: errors.New("no machine is named"), Remedy: "name each machine with --ssh USER@HOST"}
+			}
+			return machineSteps{f}, nil
+		},
+		Remove: func(r Removing, _ Ask) (Removal, error) {
+			f.gives = r
+			return machineSteps{f}, nil
+		},
 	}
+}
+
+// machineSteps are an addition and a removal with the answers of a fake.
+type machineSteps struct{ f *machinesFake }
+
+func (x machineSteps) do(ctx context.Context, step string, pauses bool) error {
+	x.f.did = append(x.f.did, step)
+	if pauses && x.f.pause {
+		<-ctx.Done()
+		return &plan.Error{Op: step, Err: context.Cause(ctx), Remedy: "run the same command again"}
+	}
+	return x.f.fails[step]
+}
+
+func (x machineSteps) Check(ctx context.Context) (machinecheck.Report, error) {
+	return x.f.report, x.do(ctx, "check", false)
+}
+
+func (x machineSteps) Compare(ctx context.Context, step func(int, enrol.Step)) ([]view.AddedMachine, error) {
+	step(0, enrol.Step{Title: "log in"})
+	return x.f.added, x.do(ctx, "compare", false)
+}
+
+func (x machineSteps) Install(ctx context.Context, step func(int, enrol.Step), done func(int, enrol.Result)) ([]view.AddedMachine, error) {
+	step(0, enrol.Step{Title: "send /usr/lib/constellation/agent", Done: 4, Total: 9})
+	if len(x.f.added) > 1 {
+		done(1, enrol.Result{Err: errors.New("the connection was lost")})
+	}
+	err := x.do(ctx, "install", true)
+	out := slices.Clone(x.f.added)
+	for i := range out {
+		out[i].Took = 1500 * time.Millisecond
+		if err != nil && i > 0 {
+			out[i].Error = err.Error()
+		}
+	}
+	return out, err
+}
+
+func (x machineSteps) Outside(ctx context.Context) error { return x.do(ctx, "outside", false) }
+
+func (x machineSteps) Give(ctx context.Context, step func(enrol.Step)) (enrol.Outcome, error) {
+	step(enrol.Step{Title: "reset the node", Done: 1, Total: 5})
+	return enrol.Outcome{Changes: []string{"deleted 12 files"}, Notes: []string{"restart the machine"}}, x.do(ctx, "give", true)
 }
 
 // login records a login, and asks for its secret.
@@ -111,12 +199,57 @@ var machineScenes = []scene{
 	{"machine-findings", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		return newMachinesFake().show(s).press("down", "enter", "c", "enter")
 	}},
+	{"machine-log", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		return newMachinesFake().show(s).press("down", "enter", "l", "enter", "w")
+	}},
+	{"machine-add-form", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		return newMachinesFake().show(s).press("a", "root@10.42.0.7 root@10.42.0.8", "tab")
+	}},
+	{"machine-add-blocked", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		f := newMachinesFake()
+		f.fails["check"] = blockedMachines
+		return f.show(s).press("a", "root@10.42.0.7", "enter")
+	}},
+	{"machine-add-question", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		return newMachinesFake().show(s).press("a", "root@10.42.0.7 root@10.42.0.8", "enter")
+	}},
+	{"machine-add-running", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		f := newMachinesFake()
+		f.pause = true
+		st := f.show(s).press("a", "root@10.42.0.7 root@10.42.0.8", "enter", "right").later().press("enter")
+		st.settle()
+		return st
+	}},
+	{"machine-add-failed", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		f := newMachinesFake()
+		f.fails["install"] = &plan.Error{Op: "add 2 machines", Err: errors.New("1 of them could not be added: the connection was lost"), Remedy: "run the same command again when that is mended"}
+		return f.show(s).press("a", "root@10.42.0.7 root@10.42.0.8", "enter", "right").later().press("enter")
+	}},
+	{"machine-add-done", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		return newMachinesFake().show(s).press("a", "root@10.42.0.7 root@10.42.0.8", "enter", "right").later().press("enter")
+	}},
+	{"machine-remove-node", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		f := newMachinesFake()
+		f.fails["outside"] = isNode
+		return f.show(s).press("down", "enter", "x", "enter")
+	}},
+	{"machine-remove-question", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		return newMachinesFake().show(s).press("down", "enter", "x", "enter")
+	}},
+	{"machine-remove-done", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		return newMachinesFake().show(s).press("down", "enter", "x", "enter", "right").later().press("enter")
+	}},
 	{"machine-adopted", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		f := newMachinesFake()
 		f.listing.Adopted = true
 		return f.show(s).press("enter")
 	}},
 }
+
+var (
+	blockedMachines = &plan.Error{Op: "check 1 machine", Err: errors.New("1 finding in the way: swap is on"), Remedy: "turn it off", Exit: plan.ExitBlocked}
+	isNode          = &plan.Error{Op: "remove machine worker-0", Err: errors.New("its Node is in the cluster"), Remedy: "run `kubectl drain worker-0 --ignore-daemonsets --delete-emptydir-data`, then `kubectl delete node worker-0`", Exit: plan.ExitBlocked}
+)
 
 // machineStage shows the machines of a fake.
 func machineStage(t *testing.T, f *machinesFake) *stage {
@@ -223,5 +356,132 @@ func TestHomeWithoutListHasNoMachines(t *testing.T) {
 		if s.c.screen != s.c.overview || !strings.Contains(s.c.note, "no list of machines") {
 			t.Errorf("screen %s, note %q", s.c.screen.title(), s.c.note)
 		}
+	})
+}
+
+// Machines are added after a question whose cursor is on the safe answer, and a failure can be repeated.
+func TestMachinesAreAdded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newMachinesFake()
+		s := machineStage(t, f)
+		s.press("a", "enter").shows("no machine is named", "logins")
+		s.press("root@10.42.0.7,root@10.42.0.8", "tab").shows("control-plane", "worker")
+		f.fails["check"] = blockedMachines
+		s.press("enter").shows("1 finding in the way", "swap is on")
+		if slices.Contains(f.did, "compare") {
+			t.Errorf("machines that are blocked were compared: %v", f.did)
+		}
+		delete(f.fails, "check")
+		s.press("r").shows("install runc", "Make these changes on 2 machines", "▸  Back")
+		s.press("right", "enter").shows("read it first")
+		s.press("left").later().press("enter").shows("root@10.42.0.7,root@10.42.0.8")
+		if slices.Contains(f.did, "install") {
+			t.Fatalf("Back makes changes: %v", f.did)
+		}
+		f.fails["install"] = errors.New("the connection was lost")
+		s.press("enter", "right").later().press("enter").shows("the connection was lost", "attested by its TPM")
+		delete(f.fails, "install")
+		s.press("r").shows("Make these changes")
+		s.press("right").later().press("enter").shows("prepared as worker", "Next: i runs init")
+		if !slices.Equal(f.wanted.Machines, []string{"root@10.42.0.7", "root@10.42.0.8"}) || f.wanted.Group != "worker" || f.wanted.TPM != "auto" {
+			t.Errorf("wanted %+v", f.wanted)
+		}
+		if want := "machine add --ssh root@10.42.0.7 --ssh root@10.42.0.8"; !strings.HasSuffix(s.c.screen.command(), want) {
+			t.Errorf("the command is %q, want %q", s.c.screen.command(), want)
+		}
+		s.eng.Plan = operatorPlan()
+		if s.press("i"); s.c.screen != s.c.initConfirm {
+			t.Errorf("i does not plan init: %s", s.c.screen.title())
+		}
+	})
+}
+
+// Leaving a change asks first, stops it, and names the command that continues.
+func TestLeavingAChangeOfMachines(t *testing.T) {
+	for _, tt := range []struct {
+		name, command string
+		keys          []string
+	}{
+		{name: "add", command: "machine add --ssh root@10.42.0.7 --sudo", keys: []string{"a", "root@10.42.0.7", "tab", "tab", "right", "enter"}},
+		{name: "remove", command: "machine remove worker-0 --ssh root@10.42.0.4", keys: []string{"down", "enter", "x", "enter"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newMachinesFake()
+				f.pause = true
+				s := machineStage(t, f).press(tt.keys...).press("right").later().press("enter")
+				s.settle()
+				s.press("esc").shows("loses nothing")
+				s.press("ctrl+c").shows("Leave this run?", "the same command continues it")
+				s.press("esc")
+				if s.quit || !s.c.running {
+					t.Fatal("Esc does not stay")
+				}
+				s.press("q", "enter")
+				s.settle()
+				if !s.quit || s.c.quit.exit != plan.ExitStopped {
+					t.Errorf("quit %t with %d", s.quit, s.c.quit.exit)
+				}
+				if got := strings.Join(s.c.exitSummary(), "\n"); !strings.Contains(got, tt.command) {
+					t.Errorf("the last lines lack %q:\n%s", tt.command, got)
+				}
+			})
+		})
+	}
+}
+
+// A machine that is a node is refused with the commands; a lost one needs no login.
+func TestMachineIsRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newMachinesFake()
+		f.fails["outside"] = isNode
+		s := machineStage(t, f)
+		s.press("down", "enter", "x", "enter").shows("its Node is in the cluster", "kubectl drain worker-0")
+		s.press("right").later().press("enter")
+		if slices.Contains(f.did, "give") {
+			t.Fatalf("a node was given back: %v", f.did)
+		}
+		delete(f.fails, "outside")
+		s.press("r").shows("Reset and restore the machine", "▸  Back")
+		s.press("enter", "right").later().press("enter").shows("worker-0 is removed", "deleted 12 files", "note: restart the machine")
+
+		s.press("esc", "down", "enter", "x", "tab", "tab", "tab", "tab", "tab", "right", "enter").shows("Delete its row")
+		if !f.gives.Gone || len(f.gives.Machines) > 0 || !strings.HasSuffix(s.c.screen.command(), "machine remove worker-1 --gone") {
+			t.Errorf("removed as %+v by %q", f.gives, s.c.screen.command())
+		}
+	})
+}
+
+// A log is followed, filtered and bounded, whatever the machine writes.
+func TestMachineLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newMachinesFake()
+		for range 3 * machineLogLines {
+			f.log = append(f.log, "2026-11-27T07:05:00+0000 worker-0 kubelet[812]: "+strings.Repeat("é", 9000))
+		}
+		f.log = append(f.log, "last line")
+		s := machineStage(t, f).press("down", "enter", "l", "enter")
+		s.shows("Log of worker-0", "5000 lines, 10004 older ones dropped, following", "last line")
+		s.press("g").shows("07:05:00 kubelet[812]")
+		s.press("/", "last", "enter").shows("1 of 5000 lines", "last line")
+		s.press("y")
+		if len(s.copied) == 0 || s.copied[0] != "last line" {
+			t.Errorf("copied %q", s.copied)
+		}
+		s.press("esc", "esc").shows("Machine worker-0")
+		f.logErr = errors.New("log in to 10.42.0.4: connection refused")
+		s.press("l").shows("connection refused", "ENDED")
+	})
+}
+
+// Machines of an adopted cluster are shown, and not changed.
+func TestAdoptedMachinesAreNotChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newMachinesFake()
+		f.listing.Adopted = true
+		s := machineStage(t, f)
+		s.press("a").shows("kubeadm made this cluster")
+		s.press("enter", "x").shows("kubeadm made this cluster")
+		s.press("c", "enter").shows("swap is on")
 	})
 }

@@ -63,7 +63,7 @@ func (q *quitting) now() tea.Cmd {
 	q.c.task.stop()
 	if !q.exitSet {
 		q.exit = plan.ExitStopped
-		if q.c.t.PastFinal() {
+		if q.c.t.PastFinal() && q.c.changes.resume == "" {
 			q.exit = plan.ExitDone
 		}
 		q.exitSet = true
@@ -84,7 +84,7 @@ func (q *quitting) signal(sig syscall.Signal) tea.Cmd {
 
 // label is the label of the key q.
 func (q *quitting) label() string {
-	if q.c.running && !q.c.backup.running {
+	if q.c.running && !q.c.backup.running && q.c.changes.resume == "" {
 		return "detach"
 	}
 	return "quit"
@@ -99,7 +99,10 @@ func (q *quitting) question() []string {
 			q.c.th.Row(q.c.w).Add(term.Faint, "   Enter leaves, Esc stays. Complete backups are kept.").String(),
 		}
 	}
-	if q.c.t.PastFinal() {
+	switch {
+	case q.c.changes.resume != "":
+		what = "The work stops; the same command continues it."
+	case q.c.t.PastFinal():
 		what = "The cluster continues alone; the same command reattaches."
 	}
 	return []string{

@@ -66,6 +66,9 @@ type screens struct {
 	adopt          *adoptScreen
 	machines       *machinesScreen
 	machine        *machineScreen
+	machineLog     *machineLogScreen
+	machineAdd     *machineAddScreen
+	machineRemove  *machineRemoveScreen
 }
 
 // newScreens makes the screens in their initial states. The fields have no names here, so that
@@ -90,6 +93,9 @@ func newScreens(c *console) screens {
 		&adoptScreen{c: c},
 		&machinesScreen{c: c},
 		&machineScreen{c: c},
+		&machineLogScreen{c: c},
+		&machineAddScreen{c: c},
+		&machineRemoveScreen{c: c},
 	}
 }
 
@@ -97,7 +103,7 @@ func newScreens(c *console) screens {
 func (s *screens) list() []screen {
 	return []screen{
 		s.start, s.overview, s.config, s.preflight, s.initConfirm, s.run, s.result, s.log, s.check, s.backup, s.watch, s.upgradePlan, s.upgradeConfirm,
-		s.clusters, s.oneCluster, s.adopt, s.machines, s.machine,
+		s.clusters, s.oneCluster, s.adopt, s.machines, s.machine, s.machineLog, s.machineAdd, s.machineRemove,
 	}
 }
 

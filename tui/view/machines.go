@@ -173,7 +173,7 @@ func MachineReason(l *MachineListing, m *ListedMachine) string {
 	case l.Adopted:
 		return "the cluster has no Node of this name: correct the list, or join it with kubeadm"
 	}
-	return "the cluster has no Node of this name: if it was added after the last init, run init again; its log has the rest"
+	return "the cluster has no Node of this name: if it was added after the last init, run init; if its Node was deleted, add it again; its log has the rest"
 }
 
 // MachineFacts are the values of a row of the list.
