@@ -2,10 +2,15 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"net"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -98,6 +103,7 @@ func TestAdopt(t *testing.T) {
 		t.Error("the report has the secret of a token")
 	}
 	contains(adopt(plan.ExitUnacknowledged, "--kubeconfig", path, "--non-interactive"), "--yes")
+	adoptionIsCut(t, home, string(kubeconfig), cp.Config().Host)
 	contains(adopt(plan.ExitDone, "--kubeconfig", path, "--yes", "--name", "prod"), "wrote", "kubeadm upgrade plan", "What it never touches")
 	contains(adopt(plan.ExitNothing), "adopted in")
 	for _, verb := range []string{"status", "check", "watch --once", "backup create"} {
@@ -126,6 +132,70 @@ func TestAdopt(t *testing.T) {
 	gone.Close()
 	must(os.WriteFile(path, []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: '"+gone.URL+"'}}]\nusers: [{name: u, user: {token: x}}]\n"), 0o600))
 	contains(adopt(plan.ExitFailed, "--kubeconfig", path, "--yes"), "does not answer")
+}
+
+// adoptionIsCut loses the API server after so many bytes of its answers. Either the adoption is refused and writes nothing,
+// or it is complete and what it could not read is not checked.
+func adoptionIsCut(t *testing.T, home, kubeconfig, server string) {
+	t.Helper()
+	u, err := url.Parse(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := 0
+	for _, after := range []int64{100, 8 << 10, 60 << 10} {
+		l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // of the test
+		if err != nil {
+			t.Fatal(err)
+		}
+		var left atomic.Int64
+		left.Store(after)
+		go func() {
+			for {
+				down, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer down.Close()
+					up, err := net.Dial("tcp", u.Host) //nolint:noctx // of the test
+					if err != nil || left.Load() <= 0 {
+						return
+					}
+					defer up.Close()
+					go func() { _, _ = io.Copy(up, down) }()
+					for buf := make([]byte, 1<<10); ; {
+						n, err := up.Read(buf)
+						if err != nil || left.Add(-int64(n)) <= 0 {
+							return
+						}
+						if _, err := down.Write(buf[:n]); err != nil {
+							return
+						}
+					}
+				}()
+			}
+		}()
+		path, dir := filepath.Join(home, "cut"), filepath.Join(home, fmt.Sprint("cut-", after))
+		if err := os.WriteFile(path, []byte(strings.ReplaceAll(kubeconfig, u.Host, l.Addr().String())), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, errs, code := runHere("-C", dir, "adopt", "--kubeconfig", path, "--yes", "--name", "prod")
+		_ = l.Close()
+		if code == plan.ExitDone {
+			if _, errs, code := runHere("-C", dir, "adopt", "--undo"); code != plan.ExitDone || !strings.Contains(out, "not checked") {
+				t.Errorf("cut after %d bytes: adopted, and its undo ends with %d\n%s%s", after, code, out, errs)
+			}
+		} else {
+			refused++
+			if _, err := os.Stat(dir); !os.IsNotExist(err) || code != plan.ExitFailed && code != plan.ExitBlocked || !strings.Contains(out+errs, "fix ") {
+				t.Errorf("cut after %d bytes: exit %d, folder %v\n%s%s", after, code, err, out, errs)
+			}
+		}
+	}
+	if refused == 0 {
+		t.Error("no adoption was cut")
+	}
 }
 
 // adoptedObjects lists the objects that an adoption could change, with their versions.

@@ -61,6 +61,28 @@ func TestWhereIsIt(t *testing.T) {
 	}
 }
 
+// TestFailuresAreTested checks that each test that docs/testing.md names is in the file that it names.
+func TestFailuresAreTested(t *testing.T) {
+	page, err := os.ReadFile("docs/testing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := map[string]map[string]bool{}
+	places := regexp.MustCompile("`(Test[A-Za-z0-9]+)` in `([a-z0-9_/]+_test\\.go)`").FindAllStringSubmatch(string(page), -1)
+	for _, p := range places {
+		name, file := p[1], p[2]
+		if declared[file] == nil {
+			declared[file] = declarations(t, file)
+		}
+		if !declared[file][name] {
+			t.Errorf("%s has no %s", file, name)
+		}
+	}
+	if n := strings.Count(string(page), "`Test"); n != len(places) || n < 40 {
+		t.Errorf("%d tests are named, %d of them with their file, want at least 40", n, len(places))
+	}
+}
+
 // declarations returns the names that a file declares at the top level; methods with their
 // type, such as Engine.Run.
 func declarations(t *testing.T, file string) map[string]bool {

@@ -533,19 +533,22 @@ func TestTwoConsoles(t *testing.T) {
 	b := newBox(t, sshdtest.Options{})
 	s := b.spec()
 	r := b.request(s)
-	var second error
+	var second, removal error
 	first := b.dial()
 	r.Prepare = func(ctx context.Context, _ enrol.Machine) error {
 		other := b.request(s)
 		other.Who = "evil\x1b[2J"
 		_, second = enrol.Install(ctx, b.dial(), other)
+		_, removal = enrol.Remove(ctx, b.dial(), other)
 		return nil
 	}
 	if _, err := enrol.Install(t.Context(), first, r); err != nil {
 		t.Fatal(err)
 	}
-	if !errors.Is(second, enrol.ErrHeld) || plan.ExitCode(second) != plan.ExitHeld || !strings.Contains(second.Error(), "admin@laptop since 2026-11-27T16:20:00Z") || plan.Remedy(second) == "" {
-		t.Errorf("the second console: %v", second)
+	for _, err := range []error{second, removal} {
+		if !errors.Is(err, enrol.ErrHeld) || plan.ExitCode(err) != plan.ExitHeld || !strings.Contains(err.Error(), "admin@laptop since 2026-11-27T16:20:00Z") || plan.Remedy(err) == "" {
+			t.Errorf("the second console: %v", err)
+		}
 	}
 	// A console whose lock is gone changes nothing any more.
 	b.empty()
@@ -768,5 +771,102 @@ func TestRejoin(t *testing.T) {
 	}
 	if _, out := b.mustInstall(s); len(out.Changes) != 1 || !running() {
 		t.Errorf("after a lost connection: %+v", out)
+	}
+}
+
+// TestLoginsThatFail adds a machine, and gives it back, with logins that the machine or the user's files refuse. Nothing
+// is changed on the machine, and each error has its remedy.
+func TestLoginsThatFail(t *testing.T) {
+	t.Parallel()
+	testneeds.Root(t, "to enrol as root")
+	s := sshdtest.Start(t, sshdtest.Options{})
+	asks, refuses := sshdtest.Start(t, sshdtest.Sudoers(t, "tester ALL=(ALL) ALL")), sshdtest.Start(t, sshdtest.Sudoers(t, "root ALL=(ALL) ALL"))
+	wrong := s.Write(t, "wrong", sshdtest.Private(t, sshdtest.NewKey(t)))
+	changed := s.Write(t, "changed", fmt.Sprintf("[127.0.0.1]:%d %s", s.Port, sshdtest.Authorized(t, sshdtest.NewKey(t))))
+	unknown := s.Write(t, "unknown", "")
+	written := filepath.Join(memory(t), "file")
+	for _, tt := range []struct {
+		name   string
+		server *sshdtest.Server
+		edit   func(*sshhost.Options)
+		want   error
+		remedy string
+	}{
+		{name: "wrong key", server: s, edit: func(o *sshhost.Options) { o.Target.KeyFile = wrong }, want: sshhost.ErrLogin, remedy: "ssh-copy-id"},
+		{name: "changed host key", server: s, edit: func(o *sshhost.Options) { o.KnownHosts = []string{changed} }, want: sshhost.ErrChangedHostKey, remedy: "ssh-keygen -R"},
+		{name: "unknown host key", server: s, edit: func(o *sshhost.Options) { o.KnownHosts = []string{unknown} }, want: sshhost.ErrUnknownHost, remedy: "ssh-keyscan"},
+		{name: "a user without sudo", server: asks, edit: func(*sshhost.Options) {}, want: sshhost.ErrNotRoot, remedy: "--sudo"},
+		{name: "a password that nobody types", server: asks, edit: func(o *sshhost.Options) { o.Target.Sudo = true }, want: sshhost.ErrSudoPassword, remedy: "NOPASSWD"},
+		{name: "a wrong password", server: asks, edit: func(o *sshhost.Options) {
+			o.Target.Sudo = true
+			o.SudoPassword = func(context.Context, sshhost.Target) ([]byte, error) { return []byte("wrong"), nil }
+		}, want: sshhost.ErrSudoPassword},
+		{name: "sudo refuses", server: refuses, edit: func(o *sshhost.Options) {
+			o.Target.Sudo = true
+			o.SudoPassword = func(context.Context, sshhost.Target) ([]byte, error) { return []byte(sshdtest.Password), nil }
+		}, want: sshhost.ErrSudoRefused},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			o := tt.server.Options()
+			tt.edit(&o)
+			now := func() time.Time { return time.Date(2026, 11, 27, 16, 20, 0, 0, time.UTC) }
+			spec := enrol.Spec{Cluster: "uid-1", Machine: "worker-1", Release: "v1.1.0", Files: []enrol.File{{Path: written, Mode: 0o600, Data: []byte("x")}}}
+			add := enrol.InstallAll(t.Context(), enrol.Batch{SSH: o, Jobs: []enrol.Job{{Target: o.Target, Spec: spec}}, Who: "admin@laptop", Now: now}, func(int, enrol.Step) {}, func(int, enrol.Result) {})
+			_, remove := enrol.RemoveOne(t.Context(), enrol.Removal{SSH: o, Cluster: "uid-1", Machine: "worker-1", Who: "admin@laptop", Now: now, Report: func(enrol.Step) {}})
+			for verb, err := range map[string]error{"add": add[0].Err, "remove": remove} {
+				if !errors.Is(err, tt.want) || plan.Remedy(err) == "" || !strings.Contains(plan.Remedy(err), tt.remedy) || strings.Contains(err.Error(), "wrong\n") {
+					t.Errorf("%s: %v\n%s", verb, err, plan.Remedy(err))
+				}
+			}
+			for _, path := range []string{written, enrol.StateDir} {
+				if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("%s: %v", path, err)
+				}
+			}
+		})
+	}
+}
+
+// TestRemovalFromAFullDisk has a machine whose disk is full when it is given back. It stays enrolled, and the same command
+// restores it when there is space.
+func TestRemovalFromAFullDisk(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, sshdtest.Options{})
+	state := filepath.Join(b.dir, "state")
+	before := b.tree()
+	// The journal and the copies have a small disk of their own in the server's namespace, which the test reaches by SSH.
+	o := sshdtest.Options{Config: fmt.Sprintf("SetEnv PATH=%s:/usr/local/bin:/usr/bin:/bin FAKE=%s", fakePrograms(t), b.dir), Setup: "mkdir " + state + " && mount -t tmpfs -o size=256k tmpfs " + state}
+	b.s = sshdtest.Start(t, o)
+	b.mustInstall(b.spec())
+	h := b.dial()
+	do := func(script string) {
+		t.Helper()
+		if r, err := h.Run(t.Context(), sshhost.Command{Argv: []string{"sh", "-c", script, "sh", state}}); err != nil {
+			t.Fatal(err)
+		} else if err := r.Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do(`cat /dev/zero >"$1/full" 2>/dev/null || [ -s "$1/full" ]`)
+	_, err := enrol.Remove(t.Context(), h, b.request(enrol.Spec{Cluster: "uid-1"}))
+	if err == nil || !strings.Contains(err.Error(), "No space left") || !strings.Contains(plan.Remedy(err), "free space") {
+		t.Fatalf("a full disk: %v\n%s", err, plan.Remedy(err))
+	}
+	for _, name := range []string{"machine/etc/motd", "active/new.service", "installed/runtime"} {
+		if _, err := os.Stat(filepath.Join(b.dir, name)); err != nil {
+			t.Errorf("a removal that did not begin changed the machine: %v", err)
+		}
+	}
+	do(`rm "$1/full"`)
+	// The folder of the journal is a mount, so it alone cannot be deleted.
+	if _, err := enrol.Remove(t.Context(), h, b.request(enrol.Spec{Cluster: "uid-1"})); err != nil && !strings.Contains(err.Error(), "step forget") {
+		t.Fatalf("with space: %v", err)
+	}
+	if err := errors.Join(os.Remove(state), os.Remove(filepath.Join(b.dir, "lock.step"))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	if is := b.tree(); is != before {
+		t.Errorf("the machine is\n%s\nwant\n%s", is, before)
 	}
 }

@@ -5,14 +5,17 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"constellation/assets"
 	"constellation/engine/cloud"
@@ -219,5 +222,148 @@ func TestAdoptedCluster(t *testing.T) {
 	}
 	if _, err := c.dynamic.Resource(kindsOfKinds).Get(ctx, "nodeversions."+v1alpha1.GroupVersion.Group, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the kind NodeVersion is still there: %v", err)
+	}
+}
+
+// cutting loses the answer to one request that writes. The API server has executed it.
+type cutting struct {
+	next http.RoundTripper
+
+	mu    sync.Mutex
+	after int // writes until the answer is lost; 0: it was lost, or none will be
+}
+
+var errCut = errors.New("the connection was cut")
+
+// RoundTrip implements [http.RoundTripper].
+func (c *cutting) RoundTrip(r *http.Request) (*http.Response, error) {
+	cut := false
+	if r.Method != http.MethodGet {
+		c.mu.Lock()
+		cut = c.after == 1
+		c.after = max(0, c.after-1)
+		c.mu.Unlock()
+	}
+	out, err := c.next.RoundTrip(r)
+	if err != nil || !cut {
+		return out, err
+	}
+	out.Body.Close()
+	return nil, errCut
+}
+
+// cutAt sets the write whose answer is lost, and returns whether an earlier one was.
+func (c *cutting) cutAt(n int) (was bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was = c.after == 0
+	c.after = n
+	return was
+}
+
+// TestAdoptionIsCut loses the answer to each write of an adoption and of its undo. The same call again completes it.
+func TestAdoptionIsCut(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.ForTest(t, controlplane.Options{Controllers: true})
+	kubeconfig, err := cp.Kubeconfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sound, err := Connect(kubeconfig, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := &cutting{}
+	config := rest.CopyConfig(cp.Config())
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { line.next = next; return line })
+	c, err := ForConfig(config, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	kinds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inventory := machines.Inventory{Schema: "1", Cluster: "c", Machines: []machines.Entry{{Name: "cp", Group: cloud.ControlPlane, ProviderID: machines.ProviderID("c", "cp")}}}
+	if _, err := sound.core.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "cp"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	done := corev1.ContainerStatus{Name: "setup", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}}
+	go func() { _ = agentPods(ctx, sound, func(string) corev1.ContainerStatus { return done }) }()
+
+	components := "k8s-components-sha256-" + strings.Repeat("0", 64)
+	silent := func(string, int64, int64) {}
+	absent := func(err error) (bool, error) {
+		return errors.Is(err, cluster.ErrAbsent) || apierrors.IsNotFound(err), nil
+	}
+	for _, step := range []struct {
+		name string
+		run  func(*Client) error
+		done func() (bool, error)
+	}{
+		{name: "inventory", run: func(c *Client) error { return c.SetInventory(ctx, inventory) }, done: func() (bool, error) { return sound.HasInventory(ctx, inventory) }},
+		{name: "kinds", run: func(c *Client) error { return c.ApplyKinds(ctx, kinds, func(string) {}) }, done: func() (bool, error) {
+			_, err := sound.dynamic.Resource(kindsOfKinds).Get(ctx, "nodeversions."+v1alpha1.GroupVersion.Group, metav1.GetOptions{})
+			return err == nil, err
+		}},
+		{name: "agents", run: func(c *Client) error {
+			return c.InstallAgents(ctx, "example.com/agent:v1", "v1.1.0", []byte("keys"), nil, silent)
+		}, done: func() (bool, error) {
+			lack, err := sound.LackAgents(ctx, "v1.1.0", []byte("keys"))
+			_, left := sound.core.AppsV1().DaemonSets(Namespace).Get(ctx, agentSetup, metav1.GetOptions{})
+			return len(lack) == 0 && apierrors.IsNotFound(left), err
+		}},
+		{name: "groups", run: func(c *Client) error { return c.SetGroups(ctx, inventory, components) }, done: func() (bool, error) { return sound.HasGroups(ctx, inventory) }},
+		{name: "target", run: func(c *Client) error {
+			return c.SetNodeTarget(ctx, cluster.NodeTarget{Components: components, Kubernetes: "v1.36.4"})
+		}, done: func() (bool, error) {
+			got, err := sound.NodeTarget(ctx)
+			return got.Components == components, err
+		}},
+		{name: "undo of the target", run: func(c *Client) error { return c.RemoveTarget(ctx) }, done: func() (bool, error) {
+			_, err := sound.NodeTarget(ctx)
+			return absent(err)
+		}},
+		{name: "undo of the agents", run: func(c *Client) error { _, err := c.RemoveAgents(ctx, "example.com/agent:v1", nil, silent); return err }, done: func() (bool, error) {
+			_, err := sound.core.AppsV1().DaemonSets(Namespace).Get(ctx, agentSetup, metav1.GetOptions{})
+			return absent(err)
+		}},
+		{name: "undo of the data", run: func(c *Client) error { return c.RemoveData(ctx) }, done: func() (bool, error) {
+			n, err := sound.core.CoreV1().Nodes().Get(ctx, "cp", metav1.GetOptions{})
+			if err != nil {
+				return false, err
+			}
+			for _, k := range slices.Concat(slices.Collect(maps.Keys(n.Labels)), slices.Collect(maps.Keys(n.Annotations))) {
+				if strings.HasPrefix(k, "constellation.edgeless.systems/") {
+					return false, errors.New("the node keeps " + k)
+				}
+			}
+			_, err = sound.core.CoreV1().Namespaces().Get(ctx, Namespace, metav1.GetOptions{})
+			return absent(err)
+		}},
+	} {
+		cuts := 0
+		for n := 1; ; n++ {
+			line.cutAt(n)
+			err := step.run(c)
+			if cut := line.cutAt(0); !cut {
+				if err != nil {
+					t.Fatalf("%s, after %d cuts: %v", step.name, cuts, err)
+				}
+				break
+			}
+			cuts++
+			if err != nil && !errors.Is(err, errCut) {
+				t.Errorf("%s, cut at write %d: %v", step.name, n, err)
+			}
+		}
+		if is, err := step.done(); err != nil || !is {
+			t.Errorf("%s, after %d cuts and a call without one: done %t, %v", step.name, cuts, is, err)
+		}
+		if cuts == 0 {
+			t.Errorf("%s wrote nothing", step.name)
+		}
 	}
 }
