@@ -26,7 +26,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"constellation/engine/check"
 	"constellation/engine/lifecycle"
@@ -978,7 +977,7 @@ func TestFindingsAreSortedByHowBadTheyAre(t *testing.T) {
 
 func TestEveryCheckIsNamedOnceAndSaysWhereItComesFrom(t *testing.T) {
 	ids := map[string]bool{}
-	provided := (&reader{core: fake.NewClientset(), w: &world{}}).sources()
+	provided := (&reader{core: served(t), w: &world{}}).sources()
 	for _, c := range checks() {
 		if ids[c.id] || c.id == "" || strings.ToLower(c.id) != c.id || strings.ContainsAny(c.id, " _") {
 			t.Errorf("check %q: its ID is not its own, or not kebab-case", c.id)

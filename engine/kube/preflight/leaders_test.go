@@ -1,15 +1,13 @@
 package preflight
 
 import (
+	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
-	ktesting "k8s.io/client-go/testing"
 )
 
 // After an upgrade of the only control plane, its scheduler takes over its lease half a minute later. That is waited for,
@@ -35,8 +33,7 @@ func TestALeaderThatRestartsIsWaitedFor(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
-				core := fake.NewClientset()
-				core.PrependReactor("list", "leases", func(ktesting.Action) (bool, runtime.Object, error) {
+				core := answering(t, func(*http.Request) any {
 					renewed, holder := began.Add(-tt.age), "control-plane-0_1"
 					if tt.released {
 						holder = ""
@@ -46,7 +43,7 @@ func TestALeaderThatRestartsIsWaitedFor(t *testing.T) {
 					}
 					l := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "kube-scheduler"}}
 					l.Spec = coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: new(int32(15)), RenewTime: &metav1.MicroTime{Time: renewed}}
-					return true, &coordinationv1.LeaseList{Items: []coordinationv1.Lease{l}}, nil
+					return listed([]coordinationv1.Lease{l})
 				})
 				w := &world{now: began, pods: []pod{{component: "kube-scheduler"}}}
 				ctx, cancel := whilePagesArrive(t.Context(), sourceLimit)

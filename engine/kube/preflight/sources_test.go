@@ -13,7 +13,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
 )
 
 // Each source that keeps whole objects reads its own kind, without the fields that no check uses.
@@ -25,7 +24,7 @@ func TestSourcesKeepSlimObjects(t *testing.T) {
 	}
 	global := *m.DeepCopy()
 	global.Namespace = ""
-	core := fake.NewClientset(
+	core := served(t,
 		&policyv1.PodDisruptionBudget{ObjectMeta: m}, &corev1.ResourceQuota{ObjectMeta: m}, &appsv1.Deployment{ObjectMeta: m},
 		&appsv1.StatefulSet{ObjectMeta: m}, &appsv1.DaemonSet{ObjectMeta: m}, &corev1.Service{ObjectMeta: m},
 		&discoveryv1.EndpointSlice{ObjectMeta: m}, &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: global},

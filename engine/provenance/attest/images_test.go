@@ -18,6 +18,7 @@ import (
 
 	"constellation/engine/mirror"
 	"constellation/engine/release"
+	"constellation/internal/testneeds"
 )
 
 // packedRelease returns the folder of a release with images that have the test program.
@@ -75,6 +76,7 @@ func filesOf(t *testing.T, dir string) map[string]string {
 }
 
 func TestImages(t *testing.T) {
+	testneeds.Time(t, "10 s: it compresses programs")
 	key, err := release.NewPrivateKey("release")
 	if err != nil {
 		t.Fatal(err)
