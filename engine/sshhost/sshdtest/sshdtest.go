@@ -11,6 +11,7 @@ import (
 	"crypto/rand"
 	"encoding/pem"
 	"fmt"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -105,12 +106,7 @@ func Start(t testing.TB, o Options) *Server {
 	s.Key = s.Write(t, "id", Private(t, clientKey))
 	s.Write(t, "host_key", Private(t, s.HostKey))
 	s.Write(t, "authorized_keys", Authorized(t, clientKey))
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it only finds a free port
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Port = l.Addr().(*net.TCPAddr).Port
-	_ = l.Close()
+	s.Port = freePort(t)
 	s.KnownHosts = s.Write(t, "known_hosts", fmt.Sprintf("[127.0.0.1]:%d %s", s.Port, Authorized(t, s.HostKey)))
 
 	keys := s.Dir
@@ -176,6 +172,23 @@ func Start(t testing.TB, o Options) *Server {
 		t.Fatalf("sshd did not start:\n%s", text)
 	}
 	return s
+}
+
+// freePort returns a port without a listener. It is below those that kernels give to connections (32768 on Linux): such a
+// port could be taken before sshd listens.
+func freePort(t testing.TB) int {
+	t.Helper()
+	for range 100 {
+		port := 20000 + mathrand.IntN(12000)
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)) //nolint:noctx // it only finds a free port
+		if err != nil {
+			continue
+		}
+		_ = l.Close()
+		return port
+	}
+	t.Fatal("no free port between 20000 and 32000")
+	return 0
 }
 
 // Log returns the server's log.
