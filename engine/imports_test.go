@@ -17,6 +17,8 @@ var imports = []struct {
 	{"plan", []string{"plain", "version", "words"}},
 	{"distribution", nil},
 	{"sshhost", []string{"plain", "plan"}},
+	{"callhome", []string{"callhome/caller", "plan", "sshhost"}},
+	{"callhome/caller", nil},
 	{"machinecheck", []string{"cloud", "plan", "sshhost", "words"}},
 	{"enrol", []string{"assets", "attestation", "attestation/authority", "plan", "sshhost", "words"}},
 	{"adopt", []string{"cloud", "cloud/machines", "distribution", "plan", "version", "words"}},

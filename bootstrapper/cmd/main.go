@@ -58,6 +58,8 @@ func run(ctx context.Context, args []string) int {
 			"  bootstrapper [flags]         offer the machine; start the kubelet if it is a node\n"+
 			"  bootstrapper [flags] reset   take the node out of its cluster and remove what belongs to it\n"+
 			"  bootstrapper identity VERB   enrol this machine: request, answer or store; see below\n"+
+			"  bootstrapper call ADDRESS:PORT DIGEST\n"+
+			"                               serve the console that printed this command; its token is on stdin\n"+
 			"  bootstrapper version         print the version\n\n"+identityUsage+"\nFlags:\n")
 		f.PrintDefaults()
 	}
@@ -76,6 +78,9 @@ func run(ctx context.Context, args []string) int {
 	}
 	if f.Arg(0) == "identity" {
 		return identity(ctx, m, f.Args()[1:], os.Stdin, os.Stdout, os.Stderr)
+	}
+	if f.Arg(0) == "call" {
+		return call(ctx, f.Args()[1:], os.Stdin, os.Stdout, os.Stderr)
 	}
 	switch verb := f.Arg(0); {
 	case f.NArg() > 1 || verb != "" && verb != "reset" && verb != "version":

@@ -174,7 +174,7 @@ func Install(ctx context.Context, m Machine, r Request) (Outcome, error) {
 	}
 	defer release()
 	if j != nil && j.State == Removing {
-		return Outcome{}, &plan.Error{Op: c.op, Err: errors.New("its removal began and did not end"), Remedy: fmt.Sprintf("end it first: `constellation machine remove %s --ssh %s`", j.Machine, m.Target()), Exit: plan.ExitBlocked}
+		return Outcome{}, &plan.Error{Op: c.op, Err: errors.New("its removal began and did not end"), Remedy: fmt.Sprintf("end it first: `constellation machine remove %s %s`", j.Machine, reach(m)), Exit: plan.ExitBlocked}
 	}
 	d, err := c.compare(ctx, s, wants, j)
 	if err == nil && r.Rejoin {

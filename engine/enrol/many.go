@@ -58,6 +58,8 @@ type Batch struct {
 	Now  func() time.Time
 	// Rehearse only reports what would be done.
 	Rehearse bool
+	// Connected is the connection to the machine of the only job; nil: SSH.
+	Connected Machine
 }
 
 // Result is the enrolment or the removal of one machine.
@@ -100,14 +102,18 @@ func (b *Batch) one(ctx context.Context, j Job, report func(Step)) (out Outcome,
 	if ctx.Err() != nil {
 		return out, key, context.Cause(ctx)
 	}
-	report(Step{Title: "log in"})
-	o := b.SSH
-	o.Target = j.Target
-	h, err := sshhost.Dial(ctx, o)
-	if err != nil {
-		return out, key, err
+	h := b.Connected
+	if h == nil {
+		report(Step{Title: "log in"})
+		o := b.SSH
+		o.Target = j.Target
+		s, err := sshhost.Dial(ctx, o)
+		if err != nil {
+			return out, key, err
+		}
+		defer s.Close()
+		h = s
 	}
-	defer h.Close()
 	restart := false
 	r := Request{Spec: j.Spec, Who: b.Who, Now: b.Now, Report: report, Rejoin: j.Rejoin}
 	r.Reset = func(ctx context.Context, m Machine) (err error) { restart, err = resetNode(ctx, m); return err }
@@ -222,17 +228,23 @@ type Removal struct {
 	Who              string
 	Now              func() time.Time
 	Report           func(Step)
+	// Connected is the connection to the machine; nil: SSH.
+	Connected Machine
 }
 
 // RemoveOne resets a machine and takes its enrolment back. It returns an error that wraps ErrNotEnrolled if
 // the machine has none, and a plan.Error if it is enrolled under another name.
 func RemoveOne(ctx context.Context, r Removal) (Outcome, error) {
-	r.Report(Step{Title: "log in"})
-	h, err := sshhost.Dial(ctx, r.SSH)
-	if err != nil {
-		return Outcome{}, err
+	h := r.Connected
+	if h == nil {
+		r.Report(Step{Title: "log in"})
+		s, err := sshhost.Dial(ctx, r.SSH)
+		if err != nil {
+			return Outcome{}, err
+		}
+		defer s.Close()
+		h = s
 	}
-	defer h.Close()
 	if err := named(ctx, h, r.Cluster, r.Machine, "remove"); err != nil {
 		return Outcome{}, err
 	}

@@ -61,6 +61,14 @@ var architectures = []struct {
 	{"aarch64", "arm64", elf.EM_AARCH64},
 }
 
+// Architectures are those that releases have programs for, as `uname -m` prints them.
+func Architectures() (out []string) {
+	for _, a := range architectures {
+		out = append(out, a.uname)
+	}
+	return out
+}
+
 // FindPrograms finds the programs of a release for the architecture that `uname -m` calls arch. Beside this
 // program, releases/RELEASE has those of its own architecture. dir is another folder with them; it is the
 // only one that is searched, unless it is empty.

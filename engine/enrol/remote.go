@@ -207,8 +207,17 @@ func (r *remote) belongs(j *Journal, s *Spec) error {
 	return &plan.Error{
 		Op: r.op, Err: fmt.Errorf("%w: %s (%s) as %s, since %s", ErrOtherCluster, name, j.Cluster, j.Machine, j.Begun.Format(time.DateOnly)), Exit: plan.ExitBlocked,
 		// The command is for another workspace than that of this program, so it does not name the program.
-		Remedy: fmt.Sprintf("in the workspace of that cluster, run `machine remove %s --ssh %s`; if that workspace is gone, reinstall the machine", j.Machine, r.m.Target()),
+		Remedy: fmt.Sprintf("in the workspace of that cluster, run `machine remove %s %s`; if that workspace is gone, reinstall the machine", j.Machine, reach(r.m)),
 	}
+}
+
+// reach is the flag by which the console reaches a machine.
+func reach(m Machine) string {
+	t := m.Target()
+	if t.User == "" { // it called
+		return "--print-command"
+	}
+	return "--ssh " + t.String()
 }
 
 // observation is the state of a machine, as far as a Spec concerns it.

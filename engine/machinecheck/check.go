@@ -109,12 +109,37 @@ func Check(ctx context.Context, r Request, done func(Result)) []Result {
 	return out
 }
 
-func checkOne(ctx context.Context, r Request, t sshhost.Target) (out Result) {
+func checkOne(ctx context.Context, r Request, t sshhost.Target) Result {
+	return check(ctx, t, r.Needs, func() (f Facts, hostKey string, err error) {
+		o := r.SSH
+		o.Target = t
+		h, err := sshhost.Dial(ctx, o)
+		if err != nil {
+			return Facts{}, "", err
+		}
+		defer h.Close()
+		f, err = Observe(ctx, h)
+		return f, h.Fingerprint(), err
+	})
+}
+
+// CheckConnected checks one machine that is connected already.
+func CheckConnected(ctx context.Context, m Machine, n Needs) Result {
+	return check(ctx, m.Target(), n, func() (f Facts, hostKey string, err error) {
+		f, err = Observe(ctx, m)
+		return f, "", err
+	})
+}
+
+func check(ctx context.Context, t sshhost.Target, n Needs, observe func() (Facts, string, error)) (out Result) {
 	began := time.Now()
 	out.Machine = t.String()
 	defer func() { out.Took = time.Since(began).Round(time.Millisecond) }()
-	f, key, err := observe(ctx, r, t)
-	out.HostKey = key
+	var f Facts
+	err := context.Cause(ctx)
+	if err == nil {
+		f, out.HostKey, err = observe()
+	}
 	if err != nil {
 		out.Err, out.Error, out.Remedy = err, err.Error(), plan.Remedy(err)
 		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
@@ -122,22 +147,7 @@ func checkOne(ctx context.Context, r Request, t sshhost.Target) (out Result) {
 		}
 		return out
 	}
-	out.Facts, out.Findings = &f, Judge(f, r.Needs)
+	out.Facts, out.Findings = &f, Judge(f, n)
 	out.Ready = len(out.Blocked()) == 0
 	return out
-}
-
-func observe(ctx context.Context, r Request, t sshhost.Target) (f Facts, hostKey string, err error) {
-	if ctx.Err() != nil {
-		return Facts{}, "", context.Cause(ctx)
-	}
-	o := r.SSH
-	o.Target = t
-	h, err := sshhost.Dial(ctx, o)
-	if err != nil {
-		return Facts{}, "", err
-	}
-	defer h.Close()
-	f, err = Observe(ctx, h)
-	return f, h.Fingerprint(), err
 }

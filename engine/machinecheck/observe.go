@@ -22,8 +22,14 @@ var script string
 // Limit is the time that the script may take.
 const Limit = time.Minute
 
+// Machine runs commands on a machine. *sshhost.Host implements it.
+type Machine interface {
+	Run(context.Context, sshhost.Command) (sshhost.Result, error)
+	Target() sshhost.Target
+}
+
 // Observe reads the facts of a machine. It does so as root if the user is root or may use sudo.
-func Observe(ctx context.Context, h *sshhost.Host) (Facts, error) {
+func Observe(ctx context.Context, h Machine) (Facts, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, Limit, &plan.Error{Op: "check " + h.Target().String(), Err: errors.New("the machine did not end the script within " + Limit.String()), Remedy: "check the load of the machine, and file systems that hang"})
 	defer cancel()
 	c := sshhost.Command{Argv: []string{"true"}, Root: true}

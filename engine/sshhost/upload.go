@@ -27,7 +27,7 @@ trap 'rm -rf -- "$d"' EXIT
 trap 'exit 1' HUP INT TERM
 printf '\n%s %s\n' "$0" "$d"
 cat >/dev/null`
-	placeScript = `set -eu
+	PlaceScript = `set -eu
 umask 077
 from=$1 to=$2 mode=$3 want=$4
 t=$(mktemp "${to%/*}/.constellation-upload.XXXXXX")
@@ -62,7 +62,7 @@ func (h *Host) Upload(ctx context.Context, file string, mode fs.FileMode, size i
 	if err != nil {
 		return err
 	}
-	res, err := h.Run(ctx, Command{Root: true, Argv: []string{"sh", "-c", placeScript, "sh", path.Join(dir, "file"), file, strconv.FormatUint(uint64(mode), 8), sum}})
+	res, err := h.Run(ctx, Command{Root: true, Argv: []string{"sh", "-c", PlaceScript, "sh", path.Join(dir, "file"), file, strconv.FormatUint(uint64(mode), 8), sum}})
 	if err != nil {
 		return err
 	}
