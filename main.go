@@ -70,7 +70,7 @@ func main() {
 		Clusters:      kube.NewClusters(),
 		CheckOffline:  offline.Check,
 		CheckMachines: machinecheck.Check, FixMachines: machinecheck.Fix,
-		Enrol:       tui.Enrol{Programs: enrol.FindPrograms, Install: enrol.InstallAll, Remove: enrol.RemoveOne, Logs: enrol.Follow},
+		Enrol:       tui.Enrol{Programs: enrol.FindPrograms, Check: machinecheck.CheckConnected, Install: enrol.InstallAll, Remove: enrol.RemoveOne, Logs: enrol.Follow},
 		ServeMCP:    serveMCP,
 		FindSandbox: sandboxexec.Find,
 		RunSandbox:  sandboxexec.Run,

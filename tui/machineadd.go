@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/callhome"
 	"constellation/engine/cluster"
 	"constellation/engine/enrol"
 	"constellation/engine/machinecheck"
@@ -32,12 +33,13 @@ type adding struct {
 	tpm                            string
 	yes, rehearse                  bool
 	out                            format
+	call                           calling
 }
 
 func machineAdd(s *session) *cobra.Command {
 	var a adding
 	cmd := &cobra.Command{
-		Use:   "add",
+		Use:   "add [NAME[=ADDRESS]...]",
 		Short: "Prepare Linux machines for the cluster of the workspace",
 		Long: `Prepare Linux machines by SSH, so that init makes them nodes, or so that they join the cluster.
 Add works in a workspace of ` + "`constellation config generate machines`" + `. It checks each machine as
@@ -63,6 +65,13 @@ has it. Add control planes before workers: a worker gets their addresses. Progra
 architecture than that of this computer are in the archive of that architecture: unpack it, and
 name its folder with --programs.
 
+Where this console cannot log in, --print-command prints a command that the owner of the machine
+runs there as root, and --cloud-init prints user data of a new machine. Name the machine and its
+address. Add then waits: the machine connects to this console, and gets the same checks and steps.
+The printed command is a secret until the machine is prepared. It is valid for 30 minutes
+(--valid-for), for one use and from that address, and worthless when add ends. To continue an
+interrupted add, repeat it and run the new command. stdout has the printed command alone.
+
 Exit code: 0 all machines are prepared; 1 one could not be prepared; 2 bad flag or workspace;
 3 a machine is a node already; 4 a finding stands in the way, or the machine belongs to another
 cluster; 5 the changes were not accepted; 8 another console works on the machine.`,
@@ -70,11 +79,27 @@ cluster; 5 the changes were not accepted; 8 another console works on the machine
   constellation machine add --ssh admin@10.0.0.12 --ssh admin@10.0.0.13 --sudo
   constellation machine add --ssh root@10.0.0.12 --dry-run
   constellation machine add --ssh root@node.example.com --name worker-1 --address 10.0.0.12
+  constellation machine add worker-1 --address 10.0.0.12 --print-command
+  constellation machine add worker-1=10.0.0.12 worker-2=10.0.0.13 --print-command --listen :9443
+  constellation machine add worker-1 --address 10.0.0.12 --cloud-init --valid-for 2h >user-data
   constellation machine add --ssh root@10.0.0.12 --yes -o json | jq '.machines[] | {name, error}'`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return runMachineAdd(cmd.Context(), s, &a) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			calls, err := a.call.wanted(cmd)
+			switch {
+			case err != nil:
+				return err
+			case calls:
+				return runMachineCall(cmd.Context(), s, &a, args)
+			case len(args) > 0:
+				return &plan.Error{Op: "read arguments", Err: fmt.Errorf("%q needs --print-command or --cloud-init", args[0]), Remedy: "with --ssh, name the machine with --name", Exit: plan.ExitUsage}
+			}
+			return runMachineAdd(cmd.Context(), s, &a)
+		},
+		ValidArgsFunction: fixed(),
 	}
 	sshFlags(cmd, &a.ssh, "; may be repeated")
+	callFlags(cmd, &a.call, "prepares it")
+	cmd.Flags().BoolVar(&a.call.cloudInit, "cloud-init", false, "print user data for cloud-init that prepares a new machine, and wait for it")
 	fl := cmd.Flags()
 	fl.StringVar(&a.group, "group", "worker", "`group` of the machines: control-plane or worker")
 	fl.StringVar(&a.name, "name", "", "`name` of the machine's Node (default: its host name)")
@@ -101,6 +126,8 @@ type addReport struct {
 	DryRun  bool      `json:"dryRun,omitempty"`
 	// Machines are in the order of --ssh.
 	Machines []view.AddedMachine `json:"machines"`
+	// Refused are calls that were refused, with --print-command or --cloud-init.
+	Refused []callhome.Refusal `json:"refused,omitempty"`
 }
 
 // request validates the flags.
@@ -118,13 +145,21 @@ func (a *adding) request() ([]sshhost.Target, error) {
 	if a.name != "" && !workspace.ValidMachineName(a.name) {
 		return usage(fmt.Errorf("--name %q cannot name a node", a.name), "use at most 253 of a-z, 0-9, - and .")
 	}
-	if a.tpm != "auto" && a.tpm != "none" && !workspace.ValidTPM(a.tpm) {
-		return usage(fmt.Errorf("--tpm %q is no TPM", a.tpm), "write auto, none, /dev/tpmrm0, or unix: and a socket in a folder of /run or /var/lib whose name contains tpm")
+	if err := a.validTPM(); err != nil {
+		return nil, err
 	}
 	if _, err := netip.ParseAddr(a.address); a.address != "" && err != nil {
 		return usage(fmt.Errorf("--address %q is no IP address", a.address), "write the address without a port")
 	}
 	return targets, nil
+}
+
+// validTPM returns an error for a flag that names no TPM.
+func (a *adding) validTPM() error {
+	if a.tpm == "auto" || a.tpm == "none" || workspace.ValidTPM(a.tpm) {
+		return nil
+	}
+	return &plan.Error{Op: "read flags", Err: fmt.Errorf("--tpm %q is no TPM", a.tpm), Remedy: "write auto, none, /dev/tpmrm0, or unix: and a socket in a folder of /run or /var/lib whose name contains tpm", Exit: plan.ExitUsage}
 }
 
 // addition is one run of `machine add`, by the verb or by the console.
@@ -139,6 +174,9 @@ type addition struct {
 	machines []workspace.Machine   // as rows of the configuration
 	batch    enrol.Batch
 	report   addReport
+
+	connected enrol.Machine       // the only machine, if it called
+	others    []workspace.Machine // that are added at the same time
 }
 
 // begin validates flags and workspace. It writes nothing.
@@ -160,6 +198,11 @@ func (a *adding) begin(v *inventory, reach sshhost.Options) (*addition, error) {
 // check checks the machines. It returns an error if one cannot be added.
 func (x *addition) check(ctx context.Context) (machinecheck.Report, error) {
 	x.results = x.s.CheckMachines(ctx, machinecheck.Request{Targets: x.targets, SSH: x.reach, Needs: x.needs}, func(machinecheck.Result) {})
+	return x.judge(ctx)
+}
+
+// judge returns an error if one of the checked machines cannot be added.
+func (x *addition) judge(ctx context.Context) (machinecheck.Report, error) {
 	r := machinecheck.Report{Schema: plan.Schema, Time: x.s.Now().UTC(), CLI: x.s.Release, Role: x.needs.Role, Machines: x.results}
 	if ctx.Err() != nil {
 		return r, context.Cause(ctx)
@@ -270,7 +313,7 @@ func (x *addition) install(ctx context.Context, step func(int, enrol.Step), done
 			if m, r.Err = x.machines[i].Pinned(r.Key.Hash, r.Key.Attested, r.Key.EK, r.Key.TPM); r.Err == nil {
 				r.Err = x.ws.AddMachine(m)
 			} else {
-				r.Err = &plan.Error{Op: "add machine " + m.Name, Err: r.Err, Remedy: "remove the folder of its identity, /var/lib/constellation-identity, and run the same command with --tpm none"}
+				r.Err = &plan.Error{Op: "add machine " + x.machines[i].Name, Err: r.Err, Remedy: "remove the folder of its identity, /var/lib/constellation-identity, and run the same command with --tpm none"}
 			}
 		}
 		x.report.Machines[i].Result(r)
@@ -437,12 +480,12 @@ func (x *addition) work(e *workspace.Enrolment) (enrol.Batch, error) {
 	// Each machine also gets the addresses of those that are added with it.
 	all := *e
 	all.Machines = slices.Clone(e.Machines)
-	for _, m := range x.machines {
+	for _, m := range slices.Concat(x.machines, x.others) {
 		if !slices.ContainsFunc(all.Machines, func(o workspace.Machine) bool { return o.Name == m.Name }) {
 			all.Machines = append(all.Machines, m)
 		}
 	}
-	b := enrol.Batch{SSH: x.reach, Who: enrol.Self(x.s.Env), Now: x.s.Now}
+	b := enrol.Batch{Connected: x.connected, SSH: x.reach, Who: enrol.Self(x.s.Env), Now: x.s.Now}
 	for i, m := range x.machines {
 		programs, err := x.s.Enrol.Programs(x.programs, x.s.Release, x.results[i].Facts.Arch)
 		if err != nil {

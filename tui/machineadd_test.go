@@ -46,7 +46,10 @@ type enrolStage struct {
 	remove  error
 	log     string
 	engine  enginefake.Engine
-	check   func(context.Context, machinecheck.Request, func(machinecheck.Result)) []machinecheck.Result
+	// Of machines that call:
+	bootstrapper string
+	checkCaller  func(context.Context, machinecheck.Machine, machinecheck.Needs) machinecheck.Result
+	check        func(context.Context, machinecheck.Request, func(machinecheck.Result)) []machinecheck.Result
 }
 
 func newEnrolStage(t *testing.T) *enrolStage {
@@ -72,6 +75,13 @@ func newEnrolStage(t *testing.T) *enrolStage {
 func (e *enrolStage) run(args ...string) (stdout, stderr string, code int) {
 	e.t.Helper()
 	var out, errs bytes.Buffer
+	code = e.runTo(&out, &errs, args...)
+	return out.String(), errs.String(), code
+}
+
+// runTo is run that writes while it runs.
+func (e *enrolStage) runTo(out, errs io.Writer, args ...string) int {
+	e.t.Helper()
 	home := e.t.TempDir()
 	check := e.check
 	if check == nil {
@@ -79,14 +89,18 @@ func (e *enrolStage) run(args ...string) (stdout, stderr string, code int) {
 			return slices.Clone(e.checked[:len(r.Targets)])
 		}
 	}
-	code = App{
-		Release: "v1.1.0", Program: "constellation", CheckMachines: check, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
+	return App{
+		Release: "v1.1.0", Program: "constellation", CheckMachines: check, Stdin: strings.NewReader(""), Stdout: out, Stderr: errs,
 		Env: func(name string) string {
 			return map[string]string{"HOME": home, "LANG": "C.UTF-8", "USER": "admin"}[name]
 		}, Now: func() time.Time { return enginefake.Start },
 		Engine: func(*workspace.Workspace, *slog.Logger) (Engine, error) { return &e.engine, nil },
 		Enrol: Enrol{
+			Check: e.checkCaller,
 			Programs: func(_, _, arch string) (enrol.Programs, error) {
+				if e.bootstrapper != "" {
+					return enrol.Programs{Bootstrapper: e.bootstrapper, Agent: e.bootstrapper}, nil
+				}
 				return enrol.Programs{Bootstrapper: "/" + arch + "/bootstrapper", Agent: "/" + arch + "/agent"}, nil
 			},
 			Install: func(_ context.Context, b enrol.Batch, step func(int, enrol.Step), done func(int, enrol.Result)) []enrol.Result {
@@ -122,7 +136,6 @@ func (e *enrolStage) run(args ...string) (stdout, stderr string, code int) {
 			},
 		},
 	}.Run(append([]string{"-C", e.ws.Dir()}, args...))
-	return out.String(), errs.String(), code
 }
 
 func (e *enrolStage) machines() []machines.Machine {

@@ -306,6 +306,8 @@ type removing struct {
 	gone, ignoreCluster bool
 	yes                 bool
 	out                 format
+	call                calling
+	programs            string
 }
 
 func machineRemove(s *session) *cobra.Command {
@@ -321,6 +323,9 @@ Each step can be repeated: an interrupted removal is continued by the same comma
 A machine whose Node is in the cluster is refused. Drain and delete the Node first; on a control
 plane, remove its etcd member with ` + "`kubeadm reset`" + ` before.
 
+Where this console cannot log in, --print-command prints a command that the owner runs on the machine
+as root, and waits for it, as ` + "`machine add --print-command`" + ` does.
+
 Settings of ` + "`machine check --fix`" + ` stay: kernel modules, kernel parameters, swap. Restart the machine
 afterwards: network interfaces and packet filters of pods last until then.
 
@@ -328,15 +333,22 @@ Exit code: 0 done; 1 it could not be restored; 2 bad flag; 4 its Node is in the 
 machine belongs to another cluster; 5 not accepted; 8 another console works on the machine.`,
 		Example: `  constellation machine remove worker-1 --ssh root@10.0.0.12
   constellation machine remove worker-1 --ssh admin@10.0.0.12 --sudo --yes
+  constellation machine remove worker-1 --print-command
   constellation machine remove worker-1 --gone   # the machine is lost: only forget it`,
 		Args:              oneArg("the name of a machine", "run `constellation machine list`"),
 		ValidArgsFunction: completeMachines(s),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := r.call.wanted(cmd); err != nil {
+				return err
+			}
 			return runMachineRemove(cmd.Context(), s, &r, args[0])
 		},
 	}
 	sshFlags(cmd, &r.ssh, "")
+	callFlags(cmd, &r.call, "restores it")
 	fl := cmd.Flags()
+	fl.StringVar(&r.programs, "programs", "", "`folder` with the bootstrapper for the machine's architecture")
+	_ = cmd.MarkFlagDirname("programs")
 	fl.BoolVar(&r.gone, "gone", false, "the machine is lost: only delete its row")
 	fl.BoolVar(&r.ignoreCluster, "ignore-cluster", false, "remove it although the cluster does not answer")
 	fl.BoolVarP(&r.yes, "yes", "y", false, "remove it without a prompt")
@@ -360,6 +372,8 @@ type removal struct {
 	uid    string // of the cluster
 	name   string
 	target sshhost.Target // zero with --gone
+
+	connected enrol.Machine // the machine, if it called
 }
 
 // begin validates flags and workspace.
@@ -369,7 +383,7 @@ func (r *removing) begin(v *inventory, name string) (*removal, error) {
 	switch {
 	case r.gone && len(r.ssh.machines) > 0:
 		err = &plan.Error{Op: "read flags", Err: errors.New("--gone and --ssh exclude each other"), Remedy: "leave out --gone to restore the machine", Exit: plan.ExitUsage}
-	case !r.gone:
+	case !r.gone && !r.call.printCommand:
 		x.target, err = r.ssh.oneTarget()
 	}
 	if err != nil {
@@ -383,6 +397,11 @@ func (r *removing) begin(v *inventory, name string) (*removal, error) {
 		return nil, err
 	}
 	x.uid = e.UID
+	for _, m := range e.Machines {
+		if m.Name == name && r.call.printCommand {
+			x.target.Host = m.Address
+		}
+	}
 	return x, listed(e, name)
 }
 
@@ -397,7 +416,7 @@ func (x *removal) give(ctx context.Context, reach sshhost.Options, step func(enr
 	if !x.gone {
 		reach.Target = x.target
 		var err error
-		report.Outcome, err = x.s.Enrol.Remove(ctx, enrol.Removal{SSH: reach, Cluster: x.uid, Machine: x.name, Who: enrol.Self(x.s.Env), Now: x.s.Now, Report: step})
+		report.Outcome, err = x.s.Enrol.Remove(ctx, enrol.Removal{Connected: x.connected, SSH: reach, Cluster: x.uid, Machine: x.name, Who: enrol.Self(x.s.Env), Now: x.s.Now, Report: step})
 		if errors.Is(err, enrol.ErrNotEnrolled) { // such as after an interruption
 			report.Notes, err = []string{"the machine has no journal: nothing was changed on it"}, nil
 		}
@@ -426,6 +445,9 @@ func runMachineRemove(ctx context.Context, s *session, r *removing, name string)
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
+	if r.call.printCommand {
+		return x.waitForCall(ctx)
+	}
 	unlock, err := x.hold()
 	if err != nil {
 		return err
@@ -444,17 +466,22 @@ func runMachineRemove(ctx context.Context, s *session, r *removing, name string)
 	if err != nil {
 		return err
 	}
-	if r.out == asJSON {
-		return document(s.out, report)
+	return x.print(s.out, report)
+}
+
+// print prints the changes. Text goes to w.
+func (x *removal) print(w io.Writer, report removeReport) error {
+	if x.out == asJSON {
+		return document(x.s.out, report)
 	}
 	for _, c := range report.Changes {
-		fmt.Fprintf(s.out, "%s\n", term.Clean(c))
+		fmt.Fprintf(w, "%s\n", term.Clean(c))
 	}
 	for _, n := range report.Notes {
-		fmt.Fprintf(s.out, "note  %s\n", term.Clean(n))
+		fmt.Fprintf(w, "note  %s\n", term.Clean(n))
 	}
 	if x.ws.Has(workspace.KubeconfigFile) {
-		fmt.Fprintf(s.out, "next  %s\n", s.command("init")) // publishes the shorter list
+		fmt.Fprintf(w, "next  %s\n", x.s.command("init")) // publishes the shorter list
 	}
 	return nil
 }

@@ -109,10 +109,12 @@ type Clusters interface {
 	CheckRole(dryRun bool) string
 }
 
-// Enrol is what this package needs to enrol machines by SSH. Package enrol has the functions.
+// Enrol is what this package needs to enrol machines. Packages enrol and machinecheck have the functions.
 type Enrol struct {
 	// Programs finds the programs of a release for an architecture.
 	Programs func(dir, release, arch string) (enrol.Programs, error)
+	// Check checks a machine that is connected.
+	Check func(context.Context, machinecheck.Machine, machinecheck.Needs) machinecheck.Result
 	// Install enrols machines, or reports what that would do. step and done are never called concurrently.
 	Install func(ctx context.Context, b enrol.Batch, step func(i int, s enrol.Step), done func(i int, r enrol.Result)) []enrol.Result
 	// Remove gives a machine back.
