@@ -3,6 +3,7 @@ package tui
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -30,7 +31,7 @@ import (
 type adding struct {
 	ssh                            sshOptions
 	group, name, address, programs string
-	tpm                            string
+	tpm, tpmRoots                  string
 	yes, rehearse                  bool
 	out                            format
 	call                           calling
@@ -105,6 +106,7 @@ cluster; 5 the changes were not accepted; 8 another console works on the machine
 	fl.StringVar(&a.name, "name", "", "`name` of the machine's Node (default: its host name)")
 	fl.StringVar(&a.address, "address", "", "`IP` address at which the other machines reach it (default: the one of --ssh)")
 	fl.StringVar(&a.tpm, "tpm", "auto", "where a new key is: auto, none for a file, or the `address` of a TPM on the machine")
+	fl.StringVar(&a.tpmRoots, "tpm-roots", "", "`folder` with certificates of TPM vendors; only machines with such a TPM are added")
 	fl.StringVar(&a.programs, "programs", "", "`folder` with bootstrapper and agent for the machine's architecture")
 	fl.BoolVar(&a.rehearse, "dry-run", false, "show the changes and make none")
 	fl.BoolVarP(&a.yes, "yes", "y", false, "make the changes without a prompt")
@@ -113,6 +115,7 @@ cluster; 5 the changes were not accepted; 8 another console works on the machine
 	_ = cmd.RegisterFlagCompletionFunc("name", fixed())
 	_ = cmd.RegisterFlagCompletionFunc("address", fixed())
 	_ = cmd.MarkFlagDirname("programs")
+	_ = cmd.MarkFlagDirname("tpm-roots")
 	outputFlag(cmd, &a.out, "output format: text, or json for one document")
 	return cmd
 }
@@ -174,6 +177,7 @@ type addition struct {
 	machines []workspace.Machine   // as rows of the configuration
 	batch    enrol.Batch
 	report   addReport
+	vendors  *x509.CertPool // of TPMs; nil: they are not verified
 
 	connected enrol.Machine       // the only machine, if it called
 	others    []workspace.Machine // that are added at the same time
@@ -188,6 +192,11 @@ func (a *adding) begin(v *inventory, reach sshhost.Options) (*addition, error) {
 	x := &addition{adding: a, inventory: v, reach: reach, needs: machinecheck.Needs{Role: role, CA: ownCA(v.ws)}}
 	if x.targets, err = a.request(); err != nil {
 		return nil, err
+	}
+	if a.tpmRoots != "" {
+		if x.vendors, err = enrol.VendorRoots(a.tpmRoots); err != nil {
+			return nil, err
+		}
 	}
 	if _, err = x.ws.RehearseEnrolment(); err != nil {
 		return nil, err
@@ -311,6 +320,7 @@ func (x *addition) install(ctx context.Context, step func(int, enrol.Step), done
 		if r.Err == nil {
 			var m workspace.Machine
 			if m, r.Err = x.machines[i].Pinned(r.Key.Hash, r.Key.Attested, r.Key.EK, r.Key.TPM); r.Err == nil {
+				m.Vendor = r.Key.Vendor
 				r.Err = x.ws.AddMachine(m)
 			} else {
 				r.Err = &plan.Error{Op: "add machine " + x.machines[i].Name, Err: r.Err, Remedy: "remove the folder of its identity, /var/lib/constellation-identity, and run the same command with --tpm none"}
@@ -485,6 +495,8 @@ func (x *addition) work(e *workspace.Enrolment) (enrol.Batch, error) {
 			all.Machines = append(all.Machines, m)
 		}
 	}
+	issuer := *e.Authority
+	issuer.EKRoots = x.vendors
 	b := enrol.Batch{Connected: x.connected, SSH: x.reach, Who: enrol.Self(x.s.Env), Now: x.s.Now}
 	for i, m := range x.machines {
 		programs, err := x.s.Enrol.Programs(x.programs, x.s.Release, x.results[i].Facts.Arch)
@@ -511,7 +523,7 @@ func (x *addition) work(e *workspace.Enrolment) (enrol.Batch, error) {
 		if spec, err = enrol.Node(spec, programs); err != nil {
 			return b, err
 		}
-		b.Jobs = append(b.Jobs, enrol.Job{Target: x.targets[i], Spec: spec, Authority: e.Authority, Identity: id, TPM: x.tpm, Rejoin: x.rejoins[i], Accept: func(k enrol.Key) error { return e.CheckKey(m.Name, k.Hash, k.EK) }})
+		b.Jobs = append(b.Jobs, enrol.Job{Target: x.targets[i], Spec: spec, Authority: &issuer, Identity: id, TPM: x.tpm, Rejoin: x.rejoins[i], Accept: func(k enrol.Key) error { return e.CheckKey(m.Name, k.Hash, k.EK) }})
 	}
 	return b, nil
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/attestation/authority"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
 	"constellation/engine/cluster"
@@ -418,6 +419,35 @@ func TestMachineAddRejoins(t *testing.T) {
 				t.Error("the machine is not reset")
 			}
 		})
+	}
+}
+
+// The vendors of a folder verify TPMs, and the list and the output name the one that did.
+func TestMachineAddVerifiesVendors(t *testing.T) {
+	t.Parallel()
+	e := newEnrolStage(t)
+	dir := t.TempDir()
+	add := append(slices.Clone(oneSSH), "--tpm-roots", dir, "--yes", "-o", "json")
+	if out, errs, code := e.run(add...); code != plan.ExitUsage || e.ran != 0 || !strings.Contains(errs, "has no certificate") {
+		t.Errorf("an empty folder: exit code %d, %s%s", code, out, errs)
+	}
+	cert, _, err := authority.Create("vendor")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "vendor.pem"), cert, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.keys = map[string]enrol.Key{"node-11": {Attested: true, EK: "sha256:" + strings.Repeat("1", 64), Vendor: "CN=vendor"}}
+	out, errs, code := e.run(add...)
+	if code != plan.ExitDone || !strings.Contains(out, `"vendor": "CN=vendor"`) || e.batch.Jobs[0].Authority.EKRoots == nil {
+		t.Errorf("exit code %d, %s%s", code, out, errs)
+	}
+	if out, _, _ := e.run("machine", "list", "-o", "json"); e.machines()[0].Vendor != "CN=vendor" || !strings.Contains(out, `"vendor": "CN=vendor"`) {
+		t.Errorf("the list has %+v:\n%s", e.machines(), out)
+	}
+	if e.run(append(slices.Clone(oneSSH), "--yes")...); e.batch.Jobs[0].Authority.EKRoots != nil {
+		t.Error("without the flag, TPMs are verified")
 	}
 }
 

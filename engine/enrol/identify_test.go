@@ -3,11 +3,14 @@ package enrol
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"io"
 	"io/fs"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -95,6 +98,79 @@ func TestIdentify(t *testing.T) {
 	broken := &identityMachine{dir: filepath.Join(t.TempDir(), "identity"), noise: "{\x1b[2J"}
 	if _, err := Identify(t.Context(), broken, Job{Authority: a, Identity: id}); err == nil || plan.Remedy(err) == "" || bytes.ContainsRune([]byte(err.Error()), 0x1b) || strings.Join(broken.calls, " ") != "request" {
 		t.Errorf("a malformed request: %v after %q", err, broken.calls)
+	}
+}
+
+// TestIdentifyVerifiesVendors has a TPM that the authority of swtpm certified, as vendors do, and others.
+func TestIdentifyVerifiesVendors(t *testing.T) {
+	t.Parallel()
+	vendor := t.TempDir()
+	certified := swtpm.StartOf(t, vendor)
+	bare, _ := swtpm.Start(t)
+	folder := func(files map[string]string) string {
+		t.Helper()
+		dir := t.TempDir()
+		for name, text := range files {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return dir
+	}
+	read := func(name string) string {
+		t.Helper()
+		b, err := os.ReadFile(filepath.Join(vendor, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	cert, key, err := authority.Create("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := authority.Parse(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, _ := pem.Decode(cert)
+	roots := func(files map[string]string) *x509.CertPool {
+		t.Helper()
+		p, err := VendorRoots(folder(files))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	ours := roots(map[string]string{"root.pem": read("swtpm-localca-rootca-cert.pem"), "issuer.crt": read("issuercert.pem"), "notes.txt": "of 2026"})
+	theirs := roots(map[string]string{"other.der": string(der.Bytes)})
+	id := attestation.Identity{Name: "worker-1", ProviderID: "machines://u/worker-1", UID: "u", Group: "machines://u/worker", Role: "worker", IP: netip.MustParseAddr("10.0.0.11")}
+	for _, tt := range []struct {
+		name, tpm, want string
+		roots           *x509.CertPool
+	}{
+		{name: "the vendor", tpm: certified, roots: ours},
+		{name: "another vendor", tpm: certified, roots: theirs, want: "none of the given vendors certified this TPM"},
+		{name: "no vendor", tpm: bare, roots: ours, want: "its TPM has no certificate of its vendor"},
+		{name: "no TPM", tpm: attestation.NoTPM, roots: ours, want: "its key is in a file"},
+	} {
+		a.EKRoots = tt.roots
+		m := &identityMachine{dir: filepath.Join(t.TempDir(), "identity")}
+		k, err := Identify(t.Context(), m, Job{Authority: a, Identity: id, TPM: tt.tpm})
+		if tt.want == "" {
+			if err != nil || !strings.Contains(k.Vendor, "swtpm-localca") {
+				t.Errorf("%s: %+v, %v", tt.name, k, err)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(plan.Remedy(err), "--tpm-roots") || slices.Contains(m.calls, "store") {
+			t.Errorf("%s: %v (%s) after %q", tt.name, err, plan.Remedy(err), m.calls)
+		}
+	}
+	for _, files := range []map[string]string{{}, {"a.pem": "no certificate"}, {"a.crt": ""}, {"key.pem": string(key)}} {
+		if _, err := VendorRoots(folder(files)); plan.ExitCode(err) != plan.ExitUsage || plan.Remedy(err) == "" {
+			t.Errorf("a folder with %q: %v", files, err)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package enrol
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,6 +46,8 @@ type Key struct {
 	EK, TPM  string
 	// Hash is sha256: and the hash of the public key in hex.
 	Hash string
+	// Vendor is the root of the certificate that the vendor of that TPM issued; empty: none was verified.
+	Vendor string
 	// Unused is why a TPM of the machine does not hold it.
 	Unused string
 }
@@ -134,6 +137,15 @@ func (b *Batch) one(ctx context.Context, j Job, report func(Step)) (out Outcome,
 	return out, key, err
 }
 
+// VendorRoots reads the certificates of TPM vendors in a folder, for Job.Authority.
+func VendorRoots(dir string) (*x509.CertPool, error) {
+	p, err := authority.ReadEKRoots(dir)
+	if err != nil {
+		return nil, &plan.Error{Op: "read the certificates of TPM vendors", Err: err, Exit: plan.ExitUsage, Remedy: "name a folder with the root and intermediate certificates of the vendor, in PEM or DER"}
+	}
+	return p, nil
+}
+
 // unusedTPM begins the line in which the bootstrapper states why a TPM does not hold the key.
 const unusedTPM = "the key is in a file, because "
 
@@ -169,10 +181,20 @@ func Identify(ctx context.Context, m Machine, j Job) (key Key, err error) {
 		return key, err
 	}
 	challenge, expect, err := j.Authority.Challenge(request)
+	if errors.Is(err, authority.ErrVendor) {
+		return key, &plan.Error{Op: op, Err: err, Remedy: "add the vendor's root and intermediate certificates to the folder of --tpm-roots; if this cannot be a TPM of that vendor, do not enrol the machine"}
+	}
 	if err != nil {
 		return key, bad(err)
 	}
-	key.Hash = expect.Key
+	key.Hash, key.Vendor = expect.Key, expect.Vendor
+	if j.Authority.EKRoots != nil && key.Vendor == "" {
+		why := "its key is in a file"
+		if expect.Kind == attestation.KindTPM {
+			why = "its TPM has no certificate of its vendor"
+		}
+		return key, &plan.Error{Op: op, Err: fmt.Errorf("the vendor of its TPM is to be verified, and %s", why), Remedy: "leave out --tpm-roots to enrol it all the same"}
+	}
 	if expect.Kind == attestation.KindTPM {
 		key.Attested, key.EK, key.Unused = true, "sha256:"+expect.EK, ""
 	}

@@ -260,6 +260,9 @@ func (w *Workspace) AddMachine(m machines.Machine) error {
 			return nil, err
 		}
 		for i, x := range list {
+			if m.Vendor == "" && m.EK == x.EK {
+				m.Vendor = x.Vendor // the TPM was verified by an earlier enrolment
+			}
 			switch {
 			case x == m:
 				return list, nil
@@ -280,7 +283,7 @@ func (w *Workspace) AddMachine(m machines.Machine) error {
 
 // unpinned returns m without its key.
 func unpinned(m machines.Machine) machines.Machine {
-	m.Attested, m.EK, m.TPM, m.Key = false, "", "", ""
+	m.Attested, m.EK, m.Vendor, m.TPM, m.Key = false, "", "", "", ""
 	return m
 }
 
@@ -484,6 +487,9 @@ func pinOf(m machines.Machine) (columns [][2]string) {
 	}
 	if m.EK != "" {
 		columns = append(columns, [2]string{"ek", strconv.Quote(m.EK)})
+	}
+	if m.Vendor != "" {
+		columns = append(columns, [2]string{"vendor", strconv.Quote(m.Vendor)})
 	}
 	if m.Key != "" {
 		columns = append(columns, [2]string{"key", strconv.Quote(m.Key)})

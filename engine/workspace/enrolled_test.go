@@ -273,8 +273,11 @@ func TestMachinesWithTPMs(t *testing.T) {
 	attested(false)
 	must(w.AddMachine(cp))
 	attested(true)
-	w0.Key = ek("3") // another key in the same TPM
+	w0.Key, w0.Vendor = ek("3"), "CN=Root: \"A\"" // another key in the same TPM, whose vendor is verified
 	must(w.AddMachine(w0))
+	unverified := w0
+	unverified.Vendor = ""
+	must(w.AddMachine(unverified)) // once is enough
 	c, err := w.Config()
 	must(err)
 	if list := machines.List(c.Provider.Section); !slices.Equal(list, []machines.Machine{cp, w0}) {

@@ -2,10 +2,12 @@
 package swtpm
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -16,11 +18,47 @@ import (
 // does.
 func Start(t testing.TB) (address string, reset func()) {
 	t.Helper()
-	program := testneeds.Program(t, "swtpm", "swtpm")
+	return run(t, folder(t))
+}
+
+// StartOf is Start of a TPM that a vendor certified: the local authority of swtpm. Each folder has one, which is made on
+// first use, with its certificates.
+func StartOf(t testing.TB, vendor string) (address string) {
+	t.Helper()
+	setup := testneeds.Program(t, "swtpm_setup", "swtpm-tools")
+	certify := testneeds.Program(t, "swtpm_localca", "swtpm-tools")
+	dir, config := folder(t), t.TempDir()
+	file := func(name, text string) string {
+		t.Helper()
+		path := filepath.Join(config, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	ca := file("ca.conf", fmt.Sprintf("statedir = %[1]s\nsigningkey = %[1]s/signkey.key\nissuercert = %[1]s/issuercert.pem\ncertserial = %[1]s/certserial\n", vendor))
+	options := file("ca.options", "--platform-manufacturer Test\n--platform-version 1\n--platform-model Test\n")
+	conf := file("setup.conf", fmt.Sprintf("create_certs_tool = %s\ncreate_certs_tool_config = %s\ncreate_certs_tool_options = %s\n", certify, ca, options))
+	if out, err := exec.CommandContext(t.Context(), setup, "--tpm2", "--runas", strconv.Itoa(os.Geteuid()), "--tpmstate", dir, "--config", conf, "--create-ek-cert", "--pcr-banks", "sha256").CombinedOutput(); err != nil {
+		t.Fatalf("swtpm_setup: %v\n%s", err, out)
+	}
+	address, _ = run(t, dir)
+	return address
+}
+
+func folder(t testing.TB) string {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
 	if err != nil {
 		t.Fatal(err)
 	}
+	return dir
+}
+
+// run runs the TPM whose state is in dir, and removes dir when the test ends.
+func run(t testing.TB, dir string) (address string, reset func()) {
+	t.Helper()
+	program := testneeds.Program(t, "swtpm", "swtpm")
 	socket := filepath.Join(dir, "tpm.sock")
 	var cmd *exec.Cmd
 	start := func() {

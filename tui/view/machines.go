@@ -45,6 +45,8 @@ type ListedMachine struct {
 	// EK is the hash of the endorsement key of the TPM that holds the machine's key, TPM its address.
 	EK  string `json:"ek,omitempty"`
 	TPM string `json:"tpm,omitempty"`
+	// Vendor is the root of that TPM's certificate; empty: none was verified.
+	Vendor string `json:"vendor,omitempty"`
 }
 
 // key is where the key of a machine is.
@@ -194,6 +196,7 @@ func MachineFacts(pg Page, w int, l *MachineListing, m *ListedMachine, login str
 		row("key", "none: kubeadm made this cluster, and its machines are not attested")
 	case m.Attested:
 		row("key", "in the TPM "+m.TPM+", attested at each join; endorsement key "+m.EK)
+		row("vendor", cmp.Or(m.Vendor, "not verified: the first enrolment is trusted"))
 	default:
 		row("key", "in a file: not attested")
 	}
@@ -346,6 +349,7 @@ type AddedMachine struct {
 	Attested bool          `json:"attested"`
 	EK       string        `json:"ek,omitempty"`
 	Key      string        `json:"key,omitempty"` // hash of the machine's public key
+	Vendor   string        `json:"vendor,omitempty"`
 	Error    string        `json:"error,omitempty"`
 	Remedy   string        `json:"remedy,omitempty"`
 	Took     time.Duration `json:"took,omitempty"` // nanoseconds in JSON
@@ -353,7 +357,7 @@ type AddedMachine struct {
 
 // Result takes the changes that were made, or would be made, on the machine.
 func (m *AddedMachine) Result(x enrol.Result) {
-	m.Outcome, m.Took, m.Attested, m.EK, m.Key = x.Outcome, x.Took, x.Key.Attested, x.Key.EK, x.Key.Hash
+	m.Outcome, m.Took, m.Attested, m.EK, m.Key, m.Vendor = x.Outcome, x.Took, x.Key.Attested, x.Key.EK, x.Key.Hash, x.Key.Vendor
 	if m.Error, m.Remedy = "", ""; x.Err != nil {
 		m.Error, m.Remedy = x.Err.Error(), plan.Remedy(x.Err)
 	}
@@ -419,6 +423,9 @@ func MachinesAdded(pg Page, w int, list []AddedMachine) (lines []string) {
 		trust := "not attested: its key is in a file"
 		if m.Attested {
 			trust = "attested by its TPM"
+			if m.Vendor != "" {
+				trust += " of " + m.Vendor
+			}
 		}
 		severity, verdict := plan.Info, fmt.Sprintf("prepared as %s in %s, %s", strings.ReplaceAll(m.Group, "-", " "), m.Took.Round(100*time.Millisecond), trust)
 		switch {

@@ -25,9 +25,13 @@ import (
 	"crypto/x509"
 	encasn1 "encoding/asn1"
 	"encoding/hex"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/google/go-tpm/tpm2"
 
@@ -55,6 +59,53 @@ func Parse(certPEM, keyPEM []byte) (*Authority, error) {
 		return nil, err
 	}
 	return &Authority{ca: ca}, nil
+}
+
+// ErrVendor means that no authority of EKRoots certified the endorsement key.
+var ErrVendor = errors.New("none of the given vendors certified this TPM")
+
+// ReadEKRoots reads the certificates of a folder, for Authority.EKRoots: files in PEM or DER whose names end in
+// .pem, .crt, .cer or .der. All must be of authorities.
+func ReadEKRoots(dir string) (*x509.CertPool, error) {
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	p, n := x509.NewCertPool(), 0
+	for _, f := range files {
+		if ext := strings.ToLower(filepath.Ext(f.Name())); f.IsDir() || !slices.Contains([]string{".pem", ".crt", ".cer", ".der"}, ext) {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		if err != nil {
+			return nil, err
+		}
+		for rest := b; ; n++ {
+			block, after := pem.Decode(rest)
+			der := rest
+			if block != nil {
+				der, rest = block.Bytes, after
+			} else if len(bytes.TrimSpace(rest)) == 0 && len(rest) < len(b) {
+				break
+			}
+			c, err := x509.ParseCertificate(der)
+			if err == nil && !c.IsCA {
+				err = errors.New("it is not the certificate of an authority")
+			}
+			if err != nil {
+				return nil, fmt.Errorf("read %s: %w", filepath.Join(dir, f.Name()), err)
+			}
+			p.AddCert(c)
+			if block == nil {
+				n++
+				break
+			}
+		}
+	}
+	if n == 0 {
+		return nil, fmt.Errorf("%s has no certificate: no file .pem, .crt, .cer or .der", dir)
+	}
+	return p, nil
 }
 
 // Expectation is what the authority remembers of a challenge until the answer.
@@ -243,7 +294,7 @@ func (a *Authority) vendor(r request) (string, error) {
 	c.UnhandledCriticalExtensions = slices.DeleteFunc(c.UnhandledCriticalExtensions, subjectAltName.Equal)
 	chains, err := c.Verify(x509.VerifyOptions{Roots: a.EKRoots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("%w: %w", ErrVendor, err)
 	}
 	chain := chains[0]
 	return chain[len(chain)-1].Subject.String(), nil

@@ -93,6 +93,7 @@ func EnrolledConfig() section.Schema {
 			{Name: Attested, Kind: section.Bool},
 			{Name: "ek", Unique: true, Valid: ekRE.MatchString, Problem: "is no hash of an endorsement key", Remedy: "take the row out and run `constellation machine add`, which writes it"},
 			{Name: "key", Unique: true, Valid: ekRE.MatchString, Problem: "is no hash of a key", Remedy: "take it out of the row and run `constellation machine add`, which writes it"},
+			{Name: "vendor"},
 			{Name: "tpm", Valid: ValidTPM, Problem: "is no TPM", Remedy: "write /dev/tpmrm0, or unix: and a socket in a folder of /run or /var/lib whose name contains tpm"},
 		}},
 		componentsField(),

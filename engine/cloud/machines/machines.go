@@ -38,6 +38,8 @@ type Machine struct {
 	// hash of its endorsement key in hex. TPM is its address on the machine; empty: [DefaultTPM].
 	Attested bool
 	EK, TPM  string
+	// Vendor is the root of the certificate of that TPM, verified when the machine was enrolled; empty: none was.
+	Vendor string
 	// Key identifies the certified key of an enrolled machine: sha256: and the hash of the public key in hex. Empty:
 	// any key that was certified for it counts.
 	Key string
@@ -107,7 +109,7 @@ func List(v section.Values) (out []Machine) {
 	for _, row := range v.Table(Name) {
 		out = append(out, Machine{
 			Name: row.Text("name"), Address: row.Text("address"), Group: cloud.Role(row.Text("group")), ProviderID: row.Text("providerID"),
-			Attested: row.Bool(Attested), EK: row.Text("ek"), TPM: row.Text("tpm"), Key: row.Text("key"),
+			Attested: row.Bool(Attested), EK: row.Text("ek"), TPM: row.Text("tpm"), Key: row.Text("key"), Vendor: row.Text("vendor"),
 		})
 	}
 	return out
@@ -124,7 +126,7 @@ func Section(list []Machine) section.Values {
 		if m.Attested {
 			rows[i][Attested] = true
 		}
-		for column, text := range map[string]string{"ek": m.EK, "tpm": m.TPM, "key": m.Key} {
+		for column, text := range map[string]string{"ek": m.EK, "tpm": m.TPM, "key": m.Key, "vendor": m.Vendor} {
 			if text != "" {
 				rows[i][column] = text
 			}

@@ -282,7 +282,7 @@ func TestEKCertificate(t *testing.T) {
 		{name: "P-256", roots: vendor.pool, want: "CN=vendor"},
 		{name: "RSA", rsa: true, roots: vendor.pool, want: "CN=vendor"},
 		{name: "no roots"},
-		{name: "another vendor", roots: stranger.pool, text: "verify certificate of the TPM's endorsement key: x509: certificate signed by unknown authority"},
+		{name: "another vendor", roots: stranger.pool, text: "verify certificate of the TPM's endorsement key: none of the given vendors certified this TPM: x509: certificate signed by unknown authority"},
 		{name: "a certificate of another key", other: true, roots: vendor.pool},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
