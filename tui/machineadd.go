@@ -183,6 +183,14 @@ type addition struct {
 	others    []workspace.Machine // that are added at the same time
 }
 
+// vendors reads the certificates of vendors of TPMs; nil without the flag.
+func (a *adding) vendors() (*x509.CertPool, error) {
+	if a.tpmRoots == "" {
+		return nil, nil
+	}
+	return enrol.VendorRoots(a.tpmRoots)
+}
+
 // begin validates flags and workspace. It writes nothing.
 func (a *adding) begin(v *inventory, reach sshhost.Options) (*addition, error) {
 	role, err := machinecheck.ParseRole(a.group)
@@ -193,10 +201,8 @@ func (a *adding) begin(v *inventory, reach sshhost.Options) (*addition, error) {
 	if x.targets, err = a.request(); err != nil {
 		return nil, err
 	}
-	if a.tpmRoots != "" {
-		if x.vendors, err = enrol.VendorRoots(a.tpmRoots); err != nil {
-			return nil, err
-		}
+	if x.vendors, err = a.vendors(); err != nil {
+		return nil, err
 	}
 	if _, err = x.ws.RehearseEnrolment(); err != nil {
 		return nil, err

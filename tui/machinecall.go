@@ -284,11 +284,15 @@ func runMachineCall(ctx context.Context, s *session, a *adding, args []string) e
 			return err
 		}
 	}
+	vendors, err := a.vendors()
+	if err != nil {
+		return err
+	}
 	w, err := newWaiting(s, &a.call, a.out, a.programs)
 	if err != nil {
 		return err
 	}
-	all := &addition{adding: a, inventory: v, needs: machinecheck.Needs{Role: role, CA: ownCA(v.ws)}, machines: list}
+	all := &addition{adding: a, inventory: v, needs: machinecheck.Needs{Role: role, CA: ownCA(v.ws)}, machines: list, vendors: vendors}
 	all.report = addReport{Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release, Cluster: e.Cluster}
 	for _, m := range list {
 		err := w.expect(m, fmt.Sprintf("prepare this machine as %s, a %s of the cluster %s", m.Name, strings.ReplaceAll(string(role), "-", " "), e.Cluster))
@@ -363,7 +367,7 @@ func (all *addition) called(ctx context.Context, w *waiting, i int, h *callhome.
 	own.name, own.address = m.Name, m.Address
 	x := &addition{
 		adding: &own, inventory: all.inventory, needs: all.needs, targets: []sshhost.Target{h.Target()}, connected: h,
-		others: slices.Delete(slices.Clone(all.machines), i, i+1),
+		vendors: all.vendors, others: slices.Delete(slices.Clone(all.machines), i, i+1),
 	}
 	step(enrol.Step{Title: "check the machine"})
 	x.results = []machinecheck.Result{x.s.Enrol.Check(ctx, h, x.needs)}

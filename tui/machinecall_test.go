@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"constellation/engine/attestation/authority"
 	"constellation/engine/callhome/caller"
 	"constellation/engine/cloud/machines"
 	"constellation/engine/enrol"
@@ -123,7 +124,15 @@ var callArgs = []string{"machine", "add", "worker-1", "--address", "127.0.0.1", 
 func TestMachineAddPrintsACommand(t *testing.T) {
 	t.Parallel()
 	e := newCallStage(t)
-	e.start(callArgs...)
+	vendor := t.TempDir()
+	cert, _, err := authority.Create("vendor")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(vendor, "vendor.pem"), cert, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.start(append(slices.Clone(callArgs), "--tpm-roots", vendor)...)
 	if e.ws.Has("constellation-state.yaml") {
 		t.Error("something was written before a machine called")
 	}
@@ -135,7 +144,7 @@ func TestMachineAddPrintsACommand(t *testing.T) {
 	if out := e.out.String(); !strings.HasPrefix(out, "sudo sh <<'CONSTELLATION'\n") || !strings.HasSuffix(out, "\nCONSTELLATION\n\n") {
 		t.Errorf("stdout has more than the command:\n%s", out)
 	}
-	if m := e.machines(); len(m) != 1 || m[0].Name != "worker-1" || m[0].Address != "127.0.0.1" || e.batch.Connected == nil {
+	if m := e.machines(); len(m) != 1 || m[0].Name != "worker-1" || m[0].Address != "127.0.0.1" || e.batch.Connected == nil || e.batch.Jobs[0].Authority.EKRoots == nil {
 		t.Errorf("the list has %+v", m)
 	}
 	if out, errs, code := e.run(callArgs...); code != plan.ExitNothing || !strings.Contains(errs, "worker-1 is enrolled already") || out != "" {
@@ -274,6 +283,7 @@ func TestMachineCallUsage(t *testing.T) {
 		"--cloud-init and --dry-run exclude each other":       "add a=10.0.0.1 --cloud-init --dry-run",
 		"--print-command and --gone exclude each other":       "remove a --print-command --gone",
 		"the configuration does not list it":                  "remove a --print-command",
+		"read the certificates of TPM vendors":                "add a=127.0.0.1 --print-command --tpm-roots /nowhere",
 		`--tpm "x" is no TPM`:                                 "add a=127.0.0.1 --print-command --tpm x",
 		"want control-plane or worker":                        "add a=127.0.0.1 --print-command --group x",
 		`--source "x" is no IP address`:                       "add a=127.0.0.1 --print-command --source x",
