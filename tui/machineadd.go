@@ -31,7 +31,7 @@ import (
 type adding struct {
 	ssh                            sshOptions
 	group, name, address, programs string
-	tpm, tpmRoots                  string
+	tpm, tpmRoots, packages, proxy string
 	yes, rehearse                  bool
 	out                            format
 	call                           calling
@@ -73,6 +73,10 @@ The printed command is a secret until the machine is prepared. It is valid for 3
 (--valid-for), for one use and from that address, and worthless when add ends. To continue an
 interrupted add, repeat it and run the new command. stdout has the printed command alone.
 
+Packages come from the repositories of the machine. Where it reaches them by a proxy alone, name
+that with --proxy; it then serves downloads of components and images, too. Where it reaches none,
+--packages names a folder of this computer with the packages and their dependencies.
+
 Exit code: 0 all machines are prepared; 1 one could not be prepared; 2 bad flag or workspace;
 3 a machine is a node already; 4 a finding stands in the way, or the machine belongs to another
 cluster; 5 the changes were not accepted; 8 another console works on the machine.`,
@@ -108,14 +112,18 @@ cluster; 5 the changes were not accepted; 8 another console works on the machine
 	fl.StringVar(&a.tpm, "tpm", "auto", "where a new key is: auto, none for a file, or the `address` of a TPM on the machine")
 	fl.StringVar(&a.tpmRoots, "tpm-roots", "", "`folder` with certificates of TPM vendors; only machines with such a TPM are added")
 	fl.StringVar(&a.programs, "programs", "", "`folder` with bootstrapper and agent for the machine's architecture")
+	fl.StringVar(&a.packages, "packages", "", "`folder` with Debian packages to install, for machines without a repository")
+	fl.StringVar(&a.proxy, "proxy", "", "HTTP proxy, as a `URL`, for apt, containerd, bootstrapper and agent of the machines")
 	fl.BoolVar(&a.rehearse, "dry-run", false, "show the changes and make none")
 	fl.BoolVarP(&a.yes, "yes", "y", false, "make the changes without a prompt")
 	_ = cmd.RegisterFlagCompletionFunc("group", fixed("control-plane", "worker"))
 	_ = cmd.RegisterFlagCompletionFunc("tpm", fixed("auto", "none"))
 	_ = cmd.RegisterFlagCompletionFunc("name", fixed())
 	_ = cmd.RegisterFlagCompletionFunc("address", fixed())
+	_ = cmd.RegisterFlagCompletionFunc("proxy", fixed())
 	_ = cmd.MarkFlagDirname("programs")
 	_ = cmd.MarkFlagDirname("tpm-roots")
+	_ = cmd.MarkFlagDirname("packages")
 	outputFlag(cmd, &a.out, "output format: text, or json for one document")
 	return cmd
 }
@@ -151,10 +159,21 @@ func (a *adding) request() ([]sshhost.Target, error) {
 	if err := a.validTPM(); err != nil {
 		return nil, err
 	}
+	if err := a.validProxy(); err != nil {
+		return nil, err
+	}
 	if _, err := netip.ParseAddr(a.address); a.address != "" && err != nil {
 		return usage(fmt.Errorf("--address %q is no IP address", a.address), "write the address without a port")
 	}
 	return targets, nil
+}
+
+// validProxy returns an error for a flag that names no proxy.
+func (a *adding) validProxy() error {
+	if a.proxy == "" || enrol.ValidProxy(a.proxy) {
+		return nil
+	}
+	return &plan.Error{Op: "read flags", Err: errors.New("--proxy is no address of an HTTP proxy"), Remedy: "write it as http://HOST:PORT, without a password: files of the machine would show it", Exit: plan.ExitUsage}
 }
 
 // validTPM returns an error for a flag that names no TPM.
@@ -526,12 +545,46 @@ func (x *addition) work(e *workspace.Enrolment) (enrol.Batch, error) {
 		for _, f := range files {
 			spec.Files = append(spec.Files, enrol.File{Path: f.Path, Mode: f.Mode, Data: f.Data})
 		}
+		if x.packages != "" {
+			if spec.Debs, err = enrol.PackageFiles(x.packages, x.results[i].Facts.Arch); err != nil {
+				return b, err
+			}
+		}
+		if spec.Proxy = x.proxy; x.proxy != "" {
+			except, err := x.direct(all.Machines, i)
+			if err != nil {
+				return b, err
+			}
+			spec.Files = append(spec.Files, enrol.Proxy(x.proxy, except)...)
+		}
 		if spec, err = enrol.Node(spec, programs); err != nil {
 			return b, err
 		}
 		b.Jobs = append(b.Jobs, enrol.Job{Target: x.targets[i], Spec: spec, Authority: &issuer, Identity: id, TPM: x.tpm, Rejoin: x.rejoins[i], Accept: func(k enrol.Key) error { return e.CheckKey(m.Name, k.Hash, k.EK) }})
 	}
 	return b, nil
+}
+
+// direct are the destinations that machine i reaches without its proxy: the cluster's.
+func (x *addition) direct(list []workspace.Machine, i int) ([]string, error) {
+	c, err := x.ws.Config()
+	if err != nil {
+		return nil, err
+	}
+	out := []string{c.Provider.Section.Text("endpoint")}
+	for _, p := range []netip.Prefix{c.PodCIDR, c.ServiceCIDR} {
+		if p.IsValid() {
+			out = append(out, p.String())
+		}
+	}
+	for _, p := range x.results[i].Facts.Addresses {
+		out = append(out, p.Masked().String())
+	}
+	for _, m := range list {
+		out = append(out, m.Address)
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
 }
 
 func (r *addReport) fill(results []machinecheck.Result, list []workspace.Machine) {

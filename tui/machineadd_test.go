@@ -183,6 +183,8 @@ func TestMachineAdd(t *testing.T) {
 		{name: "bad group", args: append(slices.Clone(oneSSH), "--group", "master"), code: plan.ExitUsage, want: "want control-plane or worker"},
 		{name: "one name for two", args: append(slices.Clone(twoSSH), "--name", "a"), code: plan.ExitUsage, want: "--ssh names several"},
 		{name: "bad name", args: append(slices.Clone(oneSSH), "--name", "A_b"), code: plan.ExitUsage, want: "cannot name a node"},
+		{name: "a proxy with a password", args: append(slices.Clone(oneSSH), "--proxy", "http://u:secret@10.0.0.1:3128"), code: plan.ExitUsage, want: "without a password"},
+		{name: "no packages", args: append(slices.Clone(oneSSH), "--yes", "--packages", "/nonexistent"), code: plan.ExitUsage, want: "name a folder with --packages"},
 		{name: "bad address", args: append(slices.Clone(oneSSH), "--address", "host"), code: plan.ExitUsage, want: "is no IP address"},
 		{name: "address of another machine", args: append(slices.Clone(oneSSH), "--address", "10.0.0.99"), code: plan.ExitUsage, want: "which has 10.0.0.11"},
 		{name: "named", args: append(slices.Clone(oneSSH), "--name", "worker-1", "--yes"), code: plan.ExitDone, want: "worker-1", rows: 1, runs: 1},

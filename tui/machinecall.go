@@ -263,6 +263,9 @@ func runMachineCall(ctx context.Context, s *session, a *adding, args []string) e
 	if err != nil {
 		return err
 	}
+	if err := a.validProxy(); err != nil {
+		return err
+	}
 	if err := a.validTPM(); err != nil {
 		return err
 	}

@@ -44,7 +44,11 @@ type Spec struct {
 	Release  string
 	Files    []File
 	Packages []Package
-	Units    []Unit
+	// Debs are the packages, and what they depend on, as PackageFiles returns them. Without any, apt gets them from
+	// the repositories of the machine, by Proxy if that is not empty.
+	Debs  []File
+	Proxy string
+	Units []Unit
 	// Trees are folders and files that programs of the machine write after the enrolment. Those that did not
 	// exist before are deleted when the machine is removed.
 	Trees []string
@@ -139,6 +143,7 @@ const (
 
 	journalFile = "journal.json"
 	copiesDir   = "before"
+	debsDir     = "packages"
 )
 
 // Limits of the time that commands take.
@@ -180,6 +185,9 @@ func (s *Spec) validate() error {
 		if !nameRE.MatchString(p.Name) || !validPath(p.Program) {
 			return fmt.Errorf("enrol %s: %q with %q is no package", s.Machine, p.Name, p.Program)
 		}
+	}
+	if s.Proxy != "" && !ValidProxy(s.Proxy) {
+		return fmt.Errorf("enrol %s: %q is no proxy", s.Machine, s.Proxy)
 	}
 	for _, u := range s.Units {
 		if !nameRE.MatchString(u.Name) {

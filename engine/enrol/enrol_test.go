@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -43,9 +44,10 @@ start | restart) known "$unit" && touch "$FAKE/active/$unit" && echo "$verb $uni
 stop) rm -f "$FAKE/active/$unit" ;;
 esac`
 	fakeApt = `#!/bin/sh
+echo "$*" >>"$FAKE/args"
 case " $* " in
 *" -s "*)
-  [ -e "$FAKE/lists" ] || { echo 'E: Unable to locate package'; exit 100; }
+  [ -e "$FAKE/lists" ] || case $* in *.deb*) ;; *) echo 'E: Unable to locate package'; exit 100 ;; esac
   echo "Inst libc-bin [1] (2 Debian)"
   echo "Inst library (1 Debian)"
   echo "Inst runtime (1 Debian)" ;;
@@ -180,7 +182,7 @@ func (b *box) tree() string {
 		if name == "state" || name == "lock.step" {
 			return errors.New(name + " is left")
 		}
-		if name == "." || slices.Contains([]string{"log", "lock", "lists", "offline"}, name) {
+		if name == "." || slices.Contains([]string{"log", "lock", "lists", "offline", "args"}, name) {
 			return nil
 		}
 		info, err := d.Info()
@@ -611,7 +613,7 @@ func TestRefusals(t *testing.T) {
 	}
 	b.empty()
 	write(t, filepath.Join(b.dir, "offline"), "", 0o600)
-	if _, err := b.install(&line{Host: b.dial()}, s); err == nil || !strings.Contains(err.Error(), "apt-get install: E: Failed to fetch") {
+	if _, err := b.install(&line{Host: b.dial()}, s); err == nil || !strings.Contains(err.Error(), "apt-get install: E: Failed to fetch") || !strings.Contains(plan.Remedy(err), "--packages") || !strings.Contains(plan.Remedy(err), "--proxy") {
 		t.Errorf("packages that cannot be loaded: %v", err)
 	}
 	if err := os.Remove(filepath.Join(b.dir, "offline")); err != nil {
@@ -710,6 +712,106 @@ func TestSudo(t *testing.T) {
 	}
 	if is := b.tree(); is != before {
 		t.Errorf("the machine is\n%s\nwant\n%s", is, before)
+	}
+}
+
+// TestPackagesOfThisComputer enrols a machine without a repository: its packages are sent, also after a cut, and installed
+// from their files.
+func TestPackagesOfThisComputer(t *testing.T) {
+	t.Parallel()
+	build := testneeds.Program(t, "dpkg-deb", "dpkg")
+	b := newBox(t, sshdtest.Options{})
+	before := b.tree()
+	dir := t.TempDir()
+	for _, name := range []string{"runtime_1_amd64", "library_1_all", "runtime_1_arm64"} {
+		root := filepath.Join(t.TempDir(), name)
+		if err := os.MkdirAll(filepath.Join(root, "DEBIAN"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		field := strings.Split(name, "_")
+		write(t, filepath.Join(root, "DEBIAN/control"), fmt.Sprintf("Package: %s\nVersion: %s\nArchitecture: %s\nMaintainer: a\nDescription: b\n", field[0], field[1], field[2]), 0o644)
+		if out, err := exec.Command(build, "--build", root, filepath.Join(dir, name+".deb")).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	write(t, filepath.Join(dir, "SHA256SUMS"), strings.Repeat("0", 64)+"  ./library_1_all.deb\n", 0o644)
+	if _, err := enrol.PackageFiles(dir, "x86_64"); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), "library_1_all.deb has the SHA-256") {
+		t.Errorf("another digest: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "SHA256SUMS")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := enrol.PackageFiles(t.TempDir(), "x86_64"); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), "apt-get download") {
+		t.Errorf("an empty folder: %v", err)
+	}
+	s := b.spec()
+	var err error
+	if s.Debs, err = enrol.PackageFiles(dir, "x86_64"); err != nil || len(s.Debs) != 2 {
+		t.Fatalf("%d files, %v", len(s.Debs), err)
+	}
+	write(t, filepath.Join(b.dir, "offline"), "", 0o600)
+	if _, err := b.install(&line{Host: b.dial(), cut: 7}, s); !errors.Is(err, sshhost.ErrLost) {
+		t.Errorf("cut at the first package: %v", err)
+	}
+	// A file that changes on the way is not installed.
+	first := s.Debs[0].Local
+	whole, err := os.ReadFile(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := s
+	bad.Debs = []enrol.File{s.Debs[1], s.Debs[0]}
+	bad.Debs[1].Path = "/" + strings.Repeat("1", 64) + ".deb"
+	if _, err := b.install(&line{Host: b.dial()}, bad); err == nil || !strings.Contains(err.Error(), "came incomplete") {
+		t.Errorf("another content: %v", err)
+	}
+	write(t, first, string(whole), 0o644)
+	if err := os.Remove(filepath.Join(b.dir, "offline")); err != nil {
+		t.Fatal(err)
+	}
+	_, out := b.mustInstall(s)
+	if !slices.Contains(out.Changes, "install runtime from 2 files of this computer, held back from upgrades") {
+		t.Errorf("changes %q", out.Changes)
+	}
+	args, err := os.ReadFile(filepath.Join(b.dir, "args"))
+	// apt of Debian 13 does not find files with --no-download.
+	if last := string(args[bytes.LastIndex(args, []byte("-o DPkg")):]); err != nil || strings.Contains(last, "--no-download") || strings.Count(last, ".deb") != 2 {
+		t.Errorf("apt-get %s", args)
+	}
+	if _, err := os.Stat(filepath.Join(b.dir, "state/packages")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the packages stay on the machine: %v", err)
+	}
+	b.mustRemove()
+	if is := b.tree(); is != before {
+		t.Errorf("the machine is\n%s\nwant\n%s", is, before)
+	}
+}
+
+// TestProxy has apt use a proxy, and units get it.
+func TestProxy(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, sshdtest.Options{})
+	s := b.spec()
+	s.Proxy = "http://10.0.0.1:3128"
+	b.mustInstall(s)
+	args, err := os.ReadFile(filepath.Join(b.dir, "args"))
+	if err != nil || strings.Count(string(args), "-o Acquire::http::Proxy=http://10.0.0.1:3128 -o Acquire::https::Proxy=http://10.0.0.1:3128") != 2 {
+		t.Errorf("apt-get %s", args)
+	}
+	var text string
+	units := 0
+	for _, f := range enrol.Proxy(s.Proxy, []string{"10.0.0.0/24"}) {
+		if text += string(f.Data); strings.Contains(f.Path, ".service.d/") {
+			units++
+		}
+	}
+	if units != 3 || !strings.Contains(text, "HTTPS_PROXY=http://10.0.0.1:3128\nNO_PROXY=localhost,127.0.0.0/8,::1,.svc,.cluster.local,10.0.0.0/24\n") {
+		t.Errorf("%d units, %s", units, text)
+	}
+	for _, bad := range []string{"10.0.0.1:3128", "http://user:secret@10.0.0.1:3128", "https://10.0.0.1:3128", "http://10.0.0.1", "http://-o:1", "http://a b:1", "http://10.0.0.1:3128/x", "http://a\n:1"} {
+		if enrol.ValidProxy(bad) {
+			t.Errorf("%q is a proxy", bad)
+		}
 	}
 }
 

@@ -34,7 +34,11 @@ func (d *difference) changes(s *Spec) (out []string) {
 		out = append(out, "reset the node, which is not in the cluster any more")
 	}
 	if len(d.missing) > 0 {
-		out = append(out, "install "+words.And(d.missing)+" of the distribution, held back from upgrades")
+		from := "of the distribution"
+		if n := len(s.Debs); n > 0 {
+			from = "from " + words.Count(n, "file") + " of this computer"
+		}
+		out = append(out, "install "+words.And(d.missing)+" "+from+", held back from upgrades")
 	}
 	for _, i := range d.files {
 		f := s.Files[i]
@@ -200,7 +204,7 @@ func Install(ctx context.Context, m Machine, r Request) (Outcome, error) {
 	if err := r.reset(ctx, c, j, d, p); err != nil {
 		return Outcome{}, err
 	}
-	if err := c.packages(ctx, j, d, p); err != nil {
+	if err := c.packages(ctx, s, j, d, p); err != nil {
 		return Outcome{}, err
 	}
 	if err := c.place(ctx, s, j, d, p); err != nil {
@@ -293,14 +297,17 @@ func (c *remote) start(ctx context.Context, s *Spec, d *difference, p *progress)
 }
 
 // packages installs packages. The journal names them before.
-func (c *remote) packages(ctx context.Context, j *Journal, d *difference, p *progress) error {
+func (c *remote) packages(ctx context.Context, s *Spec, j *Journal, d *difference, p *progress) error {
 	missing := append(d.unfinished, d.missing...)
 	if len(missing) == 0 {
 		return nil
 	}
-	p.total++
+	p.total += 1 + len(s.Debs)
+	if err := c.bring(ctx, s.Debs, p); err != nil {
+		return err
+	}
 	p.next("install " + words.And(missing))
-	out, err := c.run(ctx, packageLimit, "simulate", nil, missing...)
+	out, err := c.run(ctx, packageLimit, "simulate", []byte(s.Proxy+"\n"), missing...)
 	if err != nil {
 		return err
 	}
@@ -321,7 +328,7 @@ func (c *remote) packages(ctx context.Context, j *Journal, d *difference, p *pro
 	if err := c.write(ctx, j); err != nil {
 		return err
 	}
-	_, err = c.run(ctx, packageLimit, "install", nil, missing...)
+	_, err = c.run(ctx, packageLimit, "install", []byte(s.Proxy+"\n"), missing...)
 	return err
 }
 

@@ -71,6 +71,9 @@ func (r *remote) run(ctx context.Context, within time.Duration, step string, std
 	case exitBroken:
 		return nil, &plan.Error{Op: r.op, Err: res.Err(), Remedy: again}
 	}
+	if step == "simulate" || step == "install" {
+		return nil, &plan.Error{Op: r.op, Err: fmt.Errorf("step %s: %w", step, res.Err()), Remedy: "check that apt of the machine reaches a repository and has space; if it needs a proxy or has no repository, use --proxy or --packages; then " + again}
+	}
 	return nil, &plan.Error{Op: r.op, Err: fmt.Errorf("step %s: %w", step, res.Err()), Remedy: "mend it on the machine, such as its free space (`df -h`), then " + again}
 }
 

@@ -96,16 +96,47 @@ write() {
   sync "$state"
 }
 
+# Takes the list of package files by their digests, and prints which are there.
+debs() {
+  fence
+  mkdir -p "$state/packages"
+  : >"$state/packages/SHA256SUMS"
+  while read -r sum; do
+    printf '%s  %s.deb\n' "$sum" "$sum" >>"$state/packages/SHA256SUMS"
+    if [ "$(sha256sum 2>/dev/null "$state/packages/$sum.deb" | cut -d' ' -f1)" = "$sum" ]; then answer "$sum"; fi
+  done
+  for f in "$state"/packages/*.deb; do
+    grep -qs "  ${f##*/}\$" "$state/packages/SHA256SUMS" || rm -f "$f" # of an earlier run
+  done
+  answer end
+}
+
+# Sets what apt installs instead of names, if there are package files: those of packages that the machine lacks. The
+# first line of stdin is a proxy, or empty.
+sources() {
+  read -r proxy || proxy=
+  files=
+  [ -s "$state/packages/SHA256SUMS" ] || return 0
+  (cd "$state/packages" && sha256sum --quiet -c SHA256SUMS) >/dev/null 2>&1 || stop 97 "the package files came incomplete"
+  for f in "$state"/packages/*.deb; do
+    p=$(dpkg-deb -f "$f" Package)
+    case $(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null) in installed) ;; *) files="$files $f" ;; esac
+  done
+}
+
 apt() {
   log=$state/packages.log
-  if apt-get -o DPkg::Lock::Timeout=120 -o Dpkg::Options::=--force-confold "$@" >>"$log" 2>&1 </dev/null 9>&-; then return 0; fi
+  if apt-get ${proxy:+-o Acquire::http::Proxy="$proxy" -o Acquire::https::Proxy="$proxy"} -o DPkg::Lock::Timeout=120 -o Dpkg::Options::=--force-confold "$@" >>"$log" 2>&1 </dev/null 9>&-; then return 0; fi
   return 1
 }
 
 # Prints what an installation of the packages would install.
 simulate() {
   fence
+  sources
+  if [ -n "$files" ]; then set -- $files; fi
   if ! out=$(apt-get -s --no-install-recommends install "$@" 2>&1 </dev/null 9>&-); then
+    if [ -n "$files" ]; then stop 1 "apt-get install: $(printf '%s' "$out" | grep -E '^E:|Depends:' | tail -n 3)"; fi
     : >"$state/packages.log"
     apt update || stop 1 "apt-get update: $(tail -n 3 "$state/packages.log")"
     out=$(apt-get -s --no-install-recommends install "$@" 2>&1 </dev/null 9>&-) || stop 1 "apt-get install: $(printf '%s' "$out" | grep '^E:' | tail -n 3)"
@@ -121,6 +152,7 @@ simulate() {
 # Installs packages and keeps the distribution from upgrading them. It goes on when the connection is lost.
 install() {
   fence
+  sources
   : >"$state/packages.log"
   if [ -n "$(dpkg --audit 2>/dev/null)" ]; then
     dpkg --force-confold --configure -a >>"$state/packages.log" 2>&1 </dev/null 9>&- || stop 1 "dpkg --configure -a: $(tail -n 3 "$state/packages.log")"
@@ -128,11 +160,14 @@ install() {
   missing=$(for p in "$@"; do
     case $(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null) in installed) ;; *) echo "$p" ;; esac
   done)
-  if [ -n "$missing" ] && ! apt -y --no-install-recommends install $missing; then
+  if [ -n "$missing" ] && [ -n "$files" ]; then
+    apt -y --no-install-recommends install $files || stop 1 "apt-get install: $(grep -E '^(E|W):|rror' "$state/packages.log" | tail -n 3)"
+  elif [ -n "$missing" ] && ! apt -y --no-install-recommends install $missing; then
     apt update || true
     apt -y --no-install-recommends install $missing || stop 1 "apt-get install: $(grep -E '^(E|W):|rror' "$state/packages.log" | tail -n 3)"
   fi
   apt-mark hold "$@" >/dev/null 9>&-
+  rm -rf "$state/packages"
 }
 
 # Makes folders, and copies what files will replace: "folder PATH", "copy NAME PATH".
@@ -222,6 +257,7 @@ trees() {
 # Removes packages with their configuration.
 purge() {
   fence
+  proxy=
   : >"$state/packages.log"
   set -- $(for p in "$@"; do
     case $(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null) in '' | not-installed) ;; *) echo "$p" ;; esac

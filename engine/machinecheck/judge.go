@@ -532,7 +532,7 @@ func (j *judge) network() {
 	if len(j.f.Proxies) > 0 {
 		j.add(plan.Warn, "machine-proxy", plan.Finding{
 			Title: "the machine reaches the network through a proxy", Detail: strings.Join(j.f.Proxies, "; "),
-			Remedy: "exclude the cluster's own networks in NO_PROXY (nodes, pods, services, .svc), and give containerd the proxy, or mirror the images: `constellation release mirror --help`",
+			Remedy: "name it with --proxy of `constellation machine add`, which excludes the cluster's own networks; or do so by hand in NO_PROXY, and mirror the images: `constellation release mirror --help`",
 		})
 	}
 	if j.f.DefaultRoute == No {
