@@ -96,47 +96,52 @@ func (e *enrolStage) runTo(out, errs io.Writer, args ...string) int {
 			return map[string]string{"HOME": home, "LANG": "C.UTF-8", "USER": "admin"}[name]
 		}, Now: func() time.Time { return enginefake.Start },
 		Engine: func(*workspace.Workspace, *slog.Logger) (Engine, error) { return &e.engine, nil },
-		Enrol: Enrol{
-			Check: e.checkCaller,
-			Programs: func(_, _, arch string) (enrol.Programs, error) {
-				if e.bootstrapper != "" {
-					return enrol.Programs{Bootstrapper: e.bootstrapper, Agent: e.bootstrapper}, nil
+		Enrol:  e.enrol(),
+	}.Run(append([]string{"-C", e.ws.Dir()}, args...))
+}
+
+// enrol are the functions of package enrol with the answers of the stage.
+func (e *enrolStage) enrol() Enrol {
+	return Enrol{
+		Check: e.checkCaller,
+		Programs: func(_, _, arch string) (enrol.Programs, error) {
+			if e.bootstrapper != "" {
+				return enrol.Programs{Bootstrapper: e.bootstrapper, Agent: e.bootstrapper}, nil
+			}
+			return enrol.Programs{Bootstrapper: "/" + arch + "/bootstrapper", Agent: "/" + arch + "/agent"}, nil
+		},
+		Install: func(_ context.Context, b enrol.Batch, step func(int, enrol.Step), done func(int, enrol.Result)) []enrol.Result {
+			e.batch = b
+			for i, j := range b.Jobs {
+				step(i, enrol.Step{Title: "send", Done: 1, Total: 2})
+				r := enrol.Result{Took: 1500 * time.Millisecond, Outcome: enrol.Outcome{Changes: []string{"install runc of the distribution, held back from upgrades", "write /etc/constellation/a", "write /etc/constellation/b", "replace /usr/lib/c", "restart x.service"}}}
+				if e.same {
+					r.Changes = nil
 				}
-				return enrol.Programs{Bootstrapper: "/" + arch + "/bootstrapper", Agent: "/" + arch + "/agent"}, nil
-			},
-			Install: func(_ context.Context, b enrol.Batch, step func(int, enrol.Step), done func(int, enrol.Result)) []enrol.Result {
-				e.batch = b
-				for i, j := range b.Jobs {
-					step(i, enrol.Step{Title: "send", Done: 1, Total: 2})
-					r := enrol.Result{Took: 1500 * time.Millisecond, Outcome: enrol.Outcome{Changes: []string{"install runc of the distribution, held back from upgrades", "write /etc/constellation/a", "write /etc/constellation/b", "replace /usr/lib/c", "restart x.service"}}}
-					if e.same {
-						r.Changes = nil
-					}
-					if !b.Rehearse {
-						e.ran++
-						r.Err = e.fails[j.Spec.Machine]
-						r.Key = e.keys[j.Spec.Machine]
-						if err := j.Accept(r.Key); err != nil {
-							r = enrol.Result{Err: err}
-						}
-					} else if err := e.fails["rehearsal"]; err != nil {
+				if !b.Rehearse {
+					e.ran++
+					r.Err = e.fails[j.Spec.Machine]
+					r.Key = e.keys[j.Spec.Machine]
+					if err := j.Accept(r.Key); err != nil {
 						r = enrol.Result{Err: err}
 					}
-					done(i, r)
+				} else if err := e.fails["rehearsal"]; err != nil {
+					r = enrol.Result{Err: err}
 				}
-				return nil
-			},
-			Remove: func(_ context.Context, r enrol.Removal) (enrol.Outcome, error) {
-				e.removed = &r
-				r.Report(enrol.Step{Title: "log in"})
-				return enrol.Outcome{Changes: []string{"deleted 3 files"}, Notes: []string{"restart the machine"}}, e.remove
-			},
-			Logs: func(_ context.Context, r enrol.LogRequest, w io.Writer) error {
-				_, err := io.WriteString(w, e.log)
-				return err
-			},
+				done(i, r)
+			}
+			return nil
 		},
-	}.Run(append([]string{"-C", e.ws.Dir()}, args...))
+		Remove: func(_ context.Context, r enrol.Removal) (enrol.Outcome, error) {
+			e.removed = &r
+			r.Report(enrol.Step{Title: "log in"})
+			return enrol.Outcome{Changes: []string{"deleted 3 files"}, Notes: []string{"restart the machine"}}, e.remove
+		},
+		Logs: func(_ context.Context, r enrol.LogRequest, w io.Writer) error {
+			_, err := io.WriteString(w, e.log)
+			return err
+		},
+	}
 }
 
 func (e *enrolStage) machines() []machines.Machine {

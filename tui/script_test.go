@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"constellation": func() { os.Exit(fakeApp().Main()) }})
 }
 
-// fakeApp is the program without machines:
+// fakeApp is the program without real machines. One can be checked and added, with a password for sudo:
 //
 //	FAKE_RUN     file with the events of a recorded run, which init replays
 //	FAKE_PACE    factor of its speed; 0 or unset: at once
@@ -47,7 +47,9 @@ func fakeApp() App {
 			Example: func(cluster string) section.Values { return section.Values{"crater": cluster} },
 		})
 	}
+	machines := &enrolStage{checked: checkedMachines()[:1], fails: map[string]error{}}
 	return App{
+		CheckMachines: machines.askingForSudo, Enrol: machines.enrol(),
 		Release: "v1.1.0", Kubernetes: []string{"v1.35.4", "v1.36.3"}, Releases: []string{"v1.1.0", "v1.0.0"},
 		Engine: func(ws *workspace.Workspace, log *slog.Logger) (Engine, error) {
 			if os.Getenv("FAKE_RUN") != "" {

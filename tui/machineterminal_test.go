@@ -1,0 +1,53 @@
+package tui
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine/machinecheck"
+)
+
+// askingForSudo checks a machine after a prompt for the password of sudo.
+func (e *enrolStage) askingForSudo(ctx context.Context, r machinecheck.Request, _ func(machinecheck.Result)) []machinecheck.Result {
+	out := e.checked[:len(r.Targets)]
+	if b, err := r.SSH.SudoPassword(ctx, r.Targets[0]); err != nil || string(b) != "hunter2 q" {
+		out[0].Err, out[0].Error = lostConn, "wrong password"
+	}
+	return out
+}
+
+// A user adds the first machine with the keys of a terminal. The password is never written.
+func TestMachineIsAddedOnATerminal(t *testing.T) {
+	e := newEnrolStage(t)
+	p := startOn(t, 80, 24, nil, nil, "-C", e.ws.Dir())
+	p.sees("Prepare the machines")
+	p.types("m")
+	p.sees("No machine was added yet")
+	p.types("a")
+	p.sees("private key")
+	p.types("root@10.0.0.11\t\t\x1b[C\r")
+	p.sees("for sudo")
+	p.types("hunter2 q\r")
+	p.sees("Make these changes on 1 machine")
+	p.types("\x1b[C")
+	for end := time.Now().Add(stepTimeout); !strings.Contains(p.output(), "prepared as control plane") && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		p.types("\r") // it is accepted once the question has been on the screen for a moment
+	}
+	p.sees("prepared as control plane")
+	p.types("\x1b")
+	p.sees("waits for init")
+	p.types("q")
+	if code := p.ends(); code != 0 {
+		t.Errorf("ended with %d", code)
+	}
+	p.restored()
+	p.sees("machines were changed; come back: ")
+	if strings.Contains(p.output(), "hunter2") {
+		t.Errorf("the password was written:\n%q", p.output())
+	}
+	if got := e.machines(); len(got) != 1 || got[0].Name != "node-11" {
+		t.Errorf("the configuration lists %+v", got)
+	}
+}
