@@ -307,7 +307,11 @@ func (scr *backupScreen) view(w, h int) []string {
 	}
 	title := scr.c.th.Rule(w, "Contents of a backup", "")
 	lines := []string{title}
-	for _, l := range term.Wrap("Upgrades can delete custom resources, CRDs, and the disks of replaced nodes.", w-2) {
+	loses := "Upgrades can delete custom resources, CRDs, and the disks of replaced nodes."
+	if scr.c.deps.Machines != nil {
+		loses = "Upgrades can delete custom resources and CRDs. Nodes are upgraded in place: their disks stay."
+	}
+	for _, l := range term.Wrap(loses, w-2) {
 		lines = append(lines, scr.c.th.Row(w).Add(term.Plain, " ").Add(term.Plain, l).String())
 	}
 	kept := view.BackupCoverageRows(scr.c.page(), w, h, &b.Backups, ": press b")

@@ -485,3 +485,17 @@ func TestAdoptedMachinesAreNotChanged(t *testing.T) {
 		s.press("c", "enter").shows("swap is on")
 	})
 }
+
+// Nodes of listed machines are upgraded in place, so no screen promises replacements, lost disks or an autoscaler.
+func TestListedMachinesAreNotReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := machineStage(t, newMachinesFake())
+		s.press("esc", "b").shows("their disks stay")
+		for _, b := range s.c.rollout.keys() {
+			b.do()
+			if q := s.c.rollout.prompt; strings.Contains(b.help+q.text+q.detail, "eplacement") || strings.Contains(q.detail, "autoscaler") {
+				t.Errorf("%s: %s: %s %s", b.label, b.help, q.text, q.detail)
+			}
+		}
+	})
+}

@@ -199,7 +199,7 @@ func (scr *resultScreen) failureView(w, h int) []string {
 	if scr.c.upg.active() {
 		n, total := scr.c.upg.atTarget()
 		if nodes = fmt.Sprintf("%d/%d nodes at the target", n, total); total == 0 {
-			nodes = "No node was replaced"
+			nodes = "No node was changed"
 		}
 	}
 	lines = append(lines, scr.c.th.Below(w, 4, 2, term.Faint, nodes+". "+on)...)

@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"strings"
 
 	tea "github.com/charmbracelet/bubbletea"
 
@@ -30,10 +31,14 @@ type rolloutPrompt struct {
 // keys pause, resume and cancel the rollout.
 func (r *rolloutControl) keys() []binding {
 	return []binding{
-		on("P", "P", "pause: start no more replacements", "changes the cluster", act(func() {
+		on("P", "P", "pause: start no more "+r.unit(), "changes the cluster", act(func() {
 			yes := true
+			detail := r.finish() + ", no new ones start."
+			if r.c.deps.Machines == nil { // which no autoscaler makes
+				detail += " After 10 minutes the cluster autoscaler runs again."
+			}
 			r.prompt = &rolloutPrompt{
-				"Pause the rollout?", "Replacements in progress finish, no new ones start. After 10 minutes the cluster autoscaler runs again.", "pause",
+				"Pause the rollout?", detail, "pause",
 				r.change("paused", cluster.RolloutChange{Paused: &yes}),
 			}
 		})).footed("pause").effects().unless(r.targetNotSet),
@@ -44,11 +49,25 @@ func (r *rolloutControl) keys() []binding {
 		on("C", "C", "cancel: leave the other nodes on the old version", "changes the cluster", act(func() {
 			yes := true
 			r.prompt = &rolloutPrompt{
-				"Cancel the rollout?", "Replacements in progress finish, other nodes keep the old version. R resumes to the same target.", "cancel it",
+				"Cancel the rollout?", r.finish() + ", other nodes keep the old version. R resumes to the same target.", "cancel it",
 				r.change("cancelled", cluster.RolloutChange{Cancelled: &yes}),
 			}
 		})).effects().unless(r.targetNotSet),
 	}
+}
+
+// unit is what a rollout consists of: nodes of a list of machines are upgraded in place.
+func (r *rolloutControl) unit() string {
+	if r.c.deps.Machines != nil {
+		return "upgrades of nodes"
+	}
+	return "replacements"
+}
+
+// finish is the beginning of the sentence about those in progress.
+func (r *rolloutControl) finish() string {
+	u := r.unit()
+	return strings.ToUpper(u[:1]) + u[1:] + " in progress finish"
 }
 
 // targetNotSet returns why a rollout cannot be changed yet.
@@ -60,7 +79,7 @@ func (r *rolloutControl) targetNotSet() string {
 	case r.c.plan != nil && r.c.plan.Rehearsal:
 		return "this is a rehearsal"
 	case r.c.upg.active() && !r.c.t.PastFinal():
-		return "no node is being replaced yet; q stops after this step"
+		return "no node is being changed yet; q stops after this step"
 	}
 	return ""
 }

@@ -137,7 +137,7 @@ func (u *upgradeState) watchKey() binding {
 		case !u.active() || u.c.watch.board == nil:
 			return "no rollout was watched"
 		case u.lockedBy == "" && !u.watched:
-			return "no node is being replaced yet"
+			return "no node is being changed yet"
 		}
 		return ""
 	})
@@ -256,7 +256,7 @@ func (u *upgradeState) safety() string {
 	case u.c.t.PastFinal():
 		parts = append(parts, "the rollout continues without this console")
 	default:
-		parts = append(parts, "no node is replaced before set-target; leaving loses nothing")
+		parts = append(parts, "no node is changed before set-target; leaving loses nothing")
 	}
 	if i := slices.IndexFunc(u.c.t.Steps, func(s view.Step) bool { return s.ID == check.StepBackup }); i >= 0 && u.c.w >= 100 {
 		switch u.c.t.Steps[i].State {

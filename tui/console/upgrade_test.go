@@ -352,7 +352,7 @@ func TestRolloutKeysAreOffBeforeTheTargetIsSet(t *testing.T) {
 		s := accepts(upgrades(newStage(t, e, term.Display{}, 80, 24)))
 		s.settle()
 		s.press("P")
-		if s.c.rollout.prompt != nil || !strings.Contains(s.c.note, "no node is being replaced yet") {
+		if s.c.rollout.prompt != nil || !strings.Contains(s.c.note, "no node is being changed yet") {
 			t.Errorf("asks: %v, note %q", s.c.rollout.prompt, s.c.note)
 		}
 	})

@@ -161,8 +161,11 @@ func (scr *upgradeConfirmScreen) view(w, h int) []string {
 		for _, g := range slices.Sorted(maps.Keys(x.Nodes)) {
 			groups = append(groups, fmt.Sprintf("%d of %s", x.Nodes[g], term.Clean(g)))
 		}
-		add("nodes replaced", term.Plain, cmp.Or(strings.Join(groups, ", "), "none"))
-		if kept := view.InPlaceOf(x); len(kept) > 0 {
+		kept := view.InPlaceOf(x)
+		if len(groups) > 0 || len(kept) == 0 {
+			add("nodes replaced", term.Plain, cmp.Or(strings.Join(groups, ", "), "none"))
+		}
+		if len(kept) > 0 {
 			add("in place", term.Plain, strings.Join(kept, ", "))
 		}
 		if x.Most > 0 {

@@ -238,7 +238,7 @@ func stepProgress(pg Page, w int, t *Timeline, s *Step) []string {
 // VolumesView lists the volumes that are in no backup.
 func VolumesView(pg Page, w, h int, all []cluster.LocalVolume, first int) []string {
 	lines := []string{
-		pg.Rule(w, fmt.Sprintf("Volumes on nodes %d", len(all)), "in no backup, lost when the node is replaced"),
+		pg.Rule(w, fmt.Sprintf("Volumes on nodes %d", len(all)), "in no backup, lost with the disk of the node"),
 		pg.Row(w).Pad(1).Col(term.Faint, "claim", 28).Col(term.Faint, "node", 18).Col(term.Faint, "size", 9).Add(term.Faint, "used by").String(),
 	}
 	from := min(first, max(0, len(all)-(h-3)))

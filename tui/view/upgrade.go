@@ -108,6 +108,8 @@ func RollbackRows(pg Page, w int, p *plan.Plan) []string {
 	if replaced(p) > 0 {
 		add("irreversible", "disks of replaced nodes are deleted; Kubernetes cannot be downgraded")
 		add("certificates", "kubelets on new machines get new ones; the certificate authority stays")
+	} else {
+		add("irreversible", "Kubernetes cannot be downgraded")
 	}
 	back := "services: helm rollback; nodes: fix forward"
 	if p.To.Image != "" {
