@@ -52,7 +52,7 @@ func consoleMachines(s *session, eng Engine, ws *workspace.Workspace) *console.M
 			return v.logs(ctx, enrol.LogRequest{Machine: name, Lines: logLines, Follow: true}, reach, w)
 		},
 		Add: func(n console.NewMachines, ask console.Ask) (console.Addition, error) {
-			a := &adding{ssh: *sshOf(n.MachineLogin), group: n.Group, name: n.Name, address: n.Address, programs: n.Programs, tpm: n.TPM}
+			a := &adding{ssh: *sshOf(n.MachineLogin), group: n.Group, name: n.Name, address: n.Address, programs: n.Programs, tpm: n.TPM, tpmRoots: n.TPMRoots}
 			secrets := prompts(ask)
 			x, err := a.begin(v, a.ssh.asking(s, secrets))
 			return consoleAddition{x, secrets}, err

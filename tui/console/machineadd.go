@@ -22,8 +22,9 @@ type NewMachines struct {
 	MachineLogin
 	// Group is control-plane or worker. Name and Address are of one machine; empty means its own.
 	Group, Name, Address string
-	// TPM is where a new key is: auto, none, or the address of a TPM. Programs is a folder; empty means that of this program.
-	TPM, Programs string
+	// TPM is where a new key is: auto, none, or the address of a TPM. TPMRoots is a folder with certificates of vendors,
+	// Programs one with programs; empty means none, and that of this program.
+	TPM, TPMRoots, Programs string
 }
 
 // Addition is the preparation of machines in three steps, in this order. All may be repeated.
@@ -94,6 +95,7 @@ func (scr *machineAddScreen) open() tea.Cmd {
 	fields = append(fields, login[1:]...)
 	fields = append(fields,
 		formField{key: "--tpm", title: "new key in", value: "auto", hint: "auto, none for a file, or the address of a TPM"},
+		formField{key: "--tpm-roots", title: "TPM vendors", hint: "folder with their certificates; default: not verified"},
 		formField{key: "--name", title: "name", hint: "of one machine; default: its host name"},
 		formField{key: "--address", title: "address", hint: "of one machine; default: that of the login"},
 		formField{key: "--programs", title: "programs", hint: "folder, for another architecture"},
@@ -101,7 +103,7 @@ func (scr *machineAddScreen) open() tea.Cmd {
 	scr.form = &form{c: scr.c, fields: fields}
 	if before != nil {
 		for i := range fields {
-			if k := fields[i].key; k == "--sudo" || k == "--key" || k == "--jump" || k == "--tpm" || k == "--programs" {
+			if k := fields[i].key; k == "--sudo" || k == "--key" || k == "--jump" || k == "--tpm" || k == "--tpm-roots" || k == "--programs" {
 				fields[i].value = before.value(k)
 			}
 		}
@@ -113,7 +115,7 @@ func (scr *machineAddScreen) open() tea.Cmd {
 // wanted are the machines of the form.
 func (scr *machineAddScreen) wanted() NewMachines {
 	text := func(key string) string { return strings.TrimSpace(scr.form.value(key)) }
-	return NewMachines{MachineLogin: loginOf(scr.form), Group: text("--group"), Name: text("--name"), Address: text("--address"), TPM: text("--tpm"), Programs: text("--programs")}
+	return NewMachines{MachineLogin: loginOf(scr.form), Group: text("--group"), Name: text("--name"), Address: text("--address"), TPM: text("--tpm"), TPMRoots: text("--tpm-roots"), Programs: text("--programs")}
 }
 
 func (scr *machineAddScreen) command() string {
@@ -122,7 +124,7 @@ func (scr *machineAddScreen) command() string {
 		n.Machines = []string{"USER@HOST"}
 	}
 	args := "machine add " + n.flags()
-	for _, x := range [][3]string{{"--group", n.Group, "worker"}, {"--tpm", n.TPM, "auto"}, {"--name", n.Name}, {"--address", n.Address}, {"--programs", n.Programs}} {
+	for _, x := range [][3]string{{"--group", n.Group, "worker"}, {"--tpm", n.TPM, "auto"}, {"--tpm-roots", n.TPMRoots}, {"--name", n.Name}, {"--address", n.Address}, {"--programs", n.Programs}} {
 		if x[1] != "" && x[1] != x[2] {
 			args += " " + x[0] + " " + view.QuoteArg(x[1])
 		}
