@@ -42,7 +42,8 @@ func TestEnrolledMachinesBecomeACluster(t *testing.T) {
 	a.run(time.Minute, "init", "--yes").want(plan.ExitUsage) // nothing is enrolled
 	begin := time.Now()
 	a.run(3*time.Minute, "machine", "add", "--ssh", login["control-plane-0"], "--group", "control-plane", "--yes").want(plan.ExitDone)
-	a.run(3*time.Minute, "machine", "add", "--ssh", login["worker-0"], "--ssh", login["worker-1"], "--yes").want(plan.ExitDone)
+	a.run(3*time.Minute, "machine", "add", "--ssh", login["worker-0"], "--ssh", login["worker-1"], "--label", "disk=ssd", "--taint", "batch=yes:NoSchedule", "--yes").want(plan.ExitDone)
+	a.run(time.Minute, "machine", "add", "--ssh", login[given], "--label", "node-role.kubernetes.io/control-plane=", "--yes").want(plan.ExitUsage)
 	t.Logf("enrolment of 3 machines: %s", time.Since(begin).Round(time.Second))
 	a.run(time.Minute, "machine", "add", "--ssh", login["worker-1"], "--yes").want(plan.ExitDone) // again
 	a.edit("    machines:\n", a.componentRows(build.DefaultVersion, to)+"    machines:\n")
@@ -58,6 +59,26 @@ func TestEnrolledMachinesBecomeACluster(t *testing.T) {
 	a.run(time.Minute, "init", "--yes").want(plan.ExitNothing)
 	if out := a.run(time.Minute, "status").want(plan.ExitDone).stdout; !strings.Contains(out, "not attested") {
 		t.Errorf("status:\n%s", out)
+	}
+
+	// Nodes have the labels and taints of the list, and follow it. Those of others stay.
+	settings := func(node, label, taint string) {
+		t.Helper()
+		const path = "jsonpath={.metadata.labels.disk} {.spec.taints[?(@.key=='batch')].value}"
+		want := strings.TrimSpace(label + " " + taint)
+		a.eventually(2*time.Minute, fmt.Sprintf("label and taint %q of %s", want, node), func(out string) bool { return strings.TrimSpace(out) == want }, "get", "node", node, "-o", path)
+	}
+	settings("worker-0", "ssd", "yes")
+	a.kubectl("label", "node", "worker-0", "team=a")
+	row := fmt.Sprintf("{name: worker-0, address: %q, group: worker, labels: ", strings.TrimPrefix(login["worker-0"], "root@"))
+	a.edit(row+`"disk=ssd", taints: "batch=yes:NoSchedule"}`, row+`"disk=hdd"}`)
+	a.run(time.Minute, "init", "--yes").want(plan.ExitDone)
+	begin = time.Now()
+	settings("worker-0", "hdd", "")
+	t.Logf("a changed label and taint: %s", time.Since(begin).Round(time.Second))
+	settings("worker-1", "ssd", "yes")
+	if is := a.kubectl("get", "node", "worker-0", "-o", "jsonpath={.metadata.labels.team}"); is != "a" {
+		t.Errorf("the label of somebody else is %q", is)
 	}
 
 	// Another machine joins later.

@@ -262,14 +262,17 @@ func addControllers(ctx context.Context, c Config, mgr manager.Manager, core kub
 	}
 	versions.lock = nodelock.New(mgr.GetClient(), mgr.GetAPIReader(), c.now)
 	versions.init()
-	var approvals []func(manager.Manager) error
+	var optional []func(manager.Manager) error
 	if !c.KeepApprovals {
-		approvals = append(approvals,
+		optional = append(optional,
 			(&servingRequests{client: mgr.GetClient(), cloud: fleet.cloudAPI, events: events, counters: counters, log: c.Log, now: c.now}).setup,
 			(&autoApprovals{client: mgr.GetClient(), log: c.Log}).setup,
 		)
 	}
-	for _, add := range append(approvals,
+	if l, ok := c.Cloud.(settingsLister); ok {
+		optional = append(optional, (&nodeSettings{client: mgr.GetClient(), cloud: l, log: c.Log}).setup)
+	}
+	for _, add := range append(optional,
 		(&joiningNodes{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, now: c.now}).setup,
 		groups.setup, scaling.setup, versions.setup,
 		(&mirror{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), log: c.Log}).setup,

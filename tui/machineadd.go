@@ -32,6 +32,7 @@ type adding struct {
 	ssh                            sshOptions
 	group, name, address, programs string
 	tpm, tpmRoots, packages, proxy string
+	labels, taints                 []string
 	yes, rehearse                  bool
 	out                            format
 	call                           calling
@@ -62,7 +63,8 @@ interrupted run is continued by the same command, and files that the machine has
 again. A journal on the machine has the previous files, and ` + "`machine remove`" + ` restores them.
 
 The name of a machine is its host name, and its address the one that --ssh names, if the machine
-has it. Add control planes before workers: a worker gets their addresses. Programs for another
+has it. Add control planes before workers: a worker gets their addresses. The Nodes of all machines
+of --ssh get the labels and taints. To change them later, edit the row and run init. Programs for another
 architecture than that of this computer are in the archive of that architecture: unpack it, and
 name its folder with --programs.
 
@@ -82,6 +84,7 @@ Exit code: 0 all machines are prepared; 1 one could not be prepared; 2 bad flag 
 cluster; 5 the changes were not accepted; 8 another console works on the machine.`,
 		Example: `  constellation machine add --ssh root@10.0.0.11 --group control-plane
   constellation machine add --ssh admin@10.0.0.12 --ssh admin@10.0.0.13 --sudo
+  constellation machine add --ssh root@10.0.0.14 --label disk=ssd --taint team=batch:NoSchedule
   constellation machine add --ssh root@10.0.0.12 --dry-run
   constellation machine add --ssh root@node.example.com --name worker-1 --address 10.0.0.12
   constellation machine add worker-1 --address 10.0.0.12 --print-command
@@ -111,6 +114,8 @@ cluster; 5 the changes were not accepted; 8 another console works on the machine
 	fl.StringVar(&a.address, "address", "", "`IP` address at which the other machines reach it (default: the one of --ssh)")
 	fl.StringVar(&a.tpm, "tpm", "auto", "where a new key is: auto, none for a file, or the `address` of a TPM on the machine")
 	fl.StringVar(&a.tpmRoots, "tpm-roots", "", "`folder` with certificates of TPM vendors; only machines with such a TPM are added")
+	fl.StringArrayVar(&a.labels, "label", nil, "`key=value` of a label that the Node gets; may be repeated")
+	fl.StringArrayVar(&a.taints, "taint", nil, "`key=value:Effect` of a taint that the Node gets; may be repeated")
 	fl.StringVar(&a.programs, "programs", "", "`folder` with bootstrapper and agent for the machine's architecture")
 	fl.StringVar(&a.packages, "packages", "", "`folder` with Debian packages to install, for machines without a repository")
 	fl.StringVar(&a.proxy, "proxy", "", "HTTP proxy, as a `URL`, for apt, containerd, bootstrapper and agent of the machines")
@@ -121,6 +126,8 @@ cluster; 5 the changes were not accepted; 8 another console works on the machine
 	_ = cmd.RegisterFlagCompletionFunc("name", fixed())
 	_ = cmd.RegisterFlagCompletionFunc("address", fixed())
 	_ = cmd.RegisterFlagCompletionFunc("proxy", fixed())
+	_ = cmd.RegisterFlagCompletionFunc("label", fixed())
+	_ = cmd.RegisterFlagCompletionFunc("taint", fixed())
 	_ = cmd.MarkFlagDirname("programs")
 	_ = cmd.MarkFlagDirname("tpm-roots")
 	_ = cmd.MarkFlagDirname("packages")
@@ -189,6 +196,7 @@ type addition struct {
 	*adding
 	*inventory
 	needs    machinecheck.Needs
+	as       workspace.Machine // what all of them have in common
 	targets  []sshhost.Target
 	reach    sshhost.Options
 	results  []machinecheck.Result // of the check
@@ -210,6 +218,15 @@ func (a *adding) vendors() (*x509.CertPool, error) {
 	return enrol.VendorRoots(a.tpmRoots)
 }
 
+// common is what all machines have in common, as a row of the configuration.
+func (a *adding) common() (m workspace.Machine, err error) {
+	if m.Group, err = machinecheck.ParseRole(a.group); err != nil {
+		return m, err
+	}
+	m.Labels, m.Taints, err = workspace.MachineSettings(a.labels, a.taints)
+	return m, err
+}
+
 // begin validates flags and workspace. It writes nothing.
 func (a *adding) begin(v *inventory, reach sshhost.Options) (*addition, error) {
 	role, err := machinecheck.ParseRole(a.group)
@@ -221,6 +238,9 @@ func (a *adding) begin(v *inventory, reach sshhost.Options) (*addition, error) {
 		return nil, err
 	}
 	if x.vendors, err = a.vendors(); err != nil {
+		return nil, err
+	}
+	if x.as, err = a.common(); err != nil {
 		return nil, err
 	}
 	if _, err = x.ws.RehearseEnrolment(); err != nil {
@@ -312,7 +332,7 @@ func (x *addition) compare(ctx context.Context, step func(int, enrol.Step)) erro
 		return err
 	}
 	x.report = addReport{Schema: plan.Schema, Time: x.s.Now().UTC(), CLI: x.s.Release, Cluster: e.Cluster, DryRun: x.rehearse}
-	if x.machines, err = x.rows(x.results, x.targets, workspace.Machine{Group: x.needs.Role}, e.Machines); err != nil {
+	if x.machines, err = x.rows(x.results, x.targets, x.as, e.Machines); err != nil {
 		return err
 	}
 	if x.batch, err = x.work(e); err != nil {
@@ -466,9 +486,13 @@ func (a *adding) rows(results []machinecheck.Result, targets []sshhost.Target, a
 		if err != nil {
 			return nil, err
 		}
-		m := workspace.Machine{Name: a.nameOf(r), Address: address.String(), Group: as.Group}
+		m := as
+		m.Name, m.Address = a.nameOf(r), address.String()
 		for _, x := range append(slices.Clone(out), have...) {
 			if x.Name == m.Name && x.Address == m.Address && x.Group == m.Group {
+				if m, err = workspace.WithSettings(x, m); err != nil {
+					return nil, err
+				}
 				continue
 			}
 			if x.ProviderID = ""; x.Name == m.Name || x.Address == m.Address {
@@ -589,7 +613,7 @@ func (x *addition) direct(list []workspace.Machine, i int) ([]string, error) {
 
 func (r *addReport) fill(results []machinecheck.Result, list []workspace.Machine) {
 	for i, m := range list {
-		r.Machines = append(r.Machines, view.AddedMachine{Machine: results[i].Machine, Name: m.Name, Address: m.Address, Group: string(m.Group), HostKey: results[i].HostKey, Findings: results[i].Findings})
+		r.Machines = append(r.Machines, view.AddedMachine{Machine: results[i].Machine, Name: m.Name, Address: m.Address, Group: string(m.Group), Labels: m.Labels, Taints: m.Taints, HostKey: results[i].HostKey, Findings: results[i].Findings})
 	}
 }
 

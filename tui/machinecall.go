@@ -269,7 +269,11 @@ func runMachineCall(ctx context.Context, s *session, a *adding, args []string) e
 	if err := a.validTPM(); err != nil {
 		return err
 	}
-	list, err := a.callers(args, workspace.Machine{Group: role})
+	as, err := a.common()
+	if err != nil {
+		return err
+	}
+	list, err := a.callers(args, as)
 	if err != nil {
 		return err
 	}

@@ -159,7 +159,7 @@ func (v *inventory) list(ctx context.Context) (view.MachineListing, error) {
 		l.Problem, l.Remedy = err.Error(), plan.Remedy(err)
 	}
 	for _, m := range e.Machines {
-		x := view.ListedMachine{Name: m.Name, Group: string(m.Group), Address: m.Address, Attested: m.Attested, EK: m.EK, TPM: m.TPM, Vendor: m.Vendor}
+		x := view.ListedMachine{Name: m.Name, Group: string(m.Group), Address: m.Address, Attested: m.Attested, EK: m.EK, TPM: m.TPM, Vendor: m.Vendor, Labels: m.Labels, Taints: m.Taints}
 		if st != nil {
 			for i := range st.Nodes {
 				if st.Nodes[i].Name == m.Name {

@@ -145,6 +145,22 @@ type Group struct {
 	AutoscalerName string `json:"autoscalerName"`
 }
 
+// NodeSettings are labels and taints that the owner of a machine gives to its Node.
+type NodeSettings struct {
+	// Name is the name of the Node.
+	Name   string
+	Labels map[string]string
+	// Taints have unique pairs of key and effect.
+	Taints []Taint
+}
+
+// Taint is a taint of a Node.
+type Taint struct {
+	Key    string `json:"key"`
+	Value  string `json:"value,omitempty"`
+	Effect string `json:"effect"`
+}
+
 // Image is an entry of the cloud's catalogue of OS images.
 type Image struct {
 	// Reference is what groups and NodeVersion.spec.image hold.

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -186,7 +187,8 @@ func (e *Enrolment) Inventory() machines.Inventory { return inventoryOf(e.UID, e
 func inventoryOf(uid, endpoint string, list []machines.Machine) machines.Inventory {
 	i := machines.Inventory{Schema: "1", Cluster: uid, Endpoint: endpoint}
 	for _, m := range list {
-		i.Machines = append(i.Machines, machines.Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: machines.ProviderID(uid, m.Name), Key: m.Key})
+		m.ProviderID = machines.ProviderID(uid, m.Name)
+		i.Machines = append(i.Machines, m.Entry())
 	}
 	return i
 }
@@ -200,7 +202,7 @@ func EnrolledInventory(c *Config, s *State) machines.Inventory {
 func (e *Enrolment) Files(m machines.Machine) ([]MachineFile, error) {
 	i := e.Inventory()
 	for n := range i.Machines {
-		i.Machines[n].Key = "" // only the join service needs it
+		i.Machines[n].Key, i.Machines[n].Labels, i.Machines[n].Taints = "", "", "" // only the cluster needs them
 	}
 	if !slices.ContainsFunc(i.Machines, func(x machines.Entry) bool { return x.Name == m.Name }) {
 		i.Machines = append(i.Machines, machines.Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: e.ID(m)})
@@ -252,7 +254,8 @@ func checkKey(list []machines.Machine, name, key, ek string) error {
 
 // AddMachine adds a machine to the list in the configuration, and notes the address of the first control plane
 // in the state, and whether all machines are attested. Comments and layout stay. A machine that is there with the same
-// values is no error, and one that has a TPM by now, or another key in its TPM, gets it.
+// values is no error, and one that has a TPM by now, or another key in its TPM, gets it. It also gets labels and taints that
+// its row lacks.
 func (w *Workspace) AddMachine(m machines.Machine) error {
 	m.ProviderID = ""
 	return w.editMachines(func(list []machines.Machine) ([]machines.Machine, error) {
@@ -266,9 +269,13 @@ func (w *Workspace) AddMachine(m machines.Machine) error {
 			switch {
 			case x == m:
 				return list, nil
-			case unpinned(x) == unpinned(m):
+			case plain(x) == plain(m):
+				is, err := WithSettings(x, m)
+				if err != nil {
+					return nil, err
+				}
 				list = slices.Clone(list)
-				list[i] = m
+				list[i] = is
 				return list, nil
 			case x.Name == m.Name || x.Address == m.Address:
 				return nil, &plan.Error{
@@ -281,9 +288,22 @@ func (w *Workspace) AddMachine(m machines.Machine) error {
 	})
 }
 
-// unpinned returns m without its key.
-func unpinned(m machines.Machine) machines.Machine {
-	m.Attested, m.EK, m.Vendor, m.TPM, m.Key = false, "", "", "", ""
+// WithSettings returns m, which is added again, with the labels and taints of its row unless it has some. The error says
+// that the row has others.
+func WithSettings(row, m machines.Machine) (machines.Machine, error) {
+	m.Labels, m.Taints = cmp.Or(m.Labels, row.Labels), cmp.Or(m.Taints, row.Taints)
+	if row.Labels != "" && row.Labels != m.Labels || row.Taints != "" && row.Taints != m.Taints {
+		return m, &plan.Error{
+			Op: "add machine " + m.Name, Err: fmt.Errorf("its row in the configuration has the labels %q and the taints %q", row.Labels, row.Taints), Exit: plan.ExitUsage,
+			Remedy: "change them in " + ConfigFile + ", and run the same command without --label and --taint",
+		}
+	}
+	return m, nil
+}
+
+// plain returns m without its key and settings.
+func plain(m machines.Machine) machines.Machine {
+	m.Attested, m.EK, m.Vendor, m.TPM, m.Key, m.Labels, m.Taints = false, "", "", "", "", "", ""
 	return m
 }
 
@@ -396,7 +416,7 @@ func editMachines(b []byte, before, after []machines.Machine) ([]byte, error) {
 func (s *source) setMachines(own *yaml.Node, before, after []machines.Machine) error {
 	rows := func(indent string) (added []string) {
 		for _, m := range after {
-			if !slices.ContainsFunc(before, func(x machines.Machine) bool { return unpinned(x) == unpinned(m) }) {
+			if !slices.ContainsFunc(before, func(x machines.Machine) bool { return plain(x) == plain(m) }) {
 				added = append(added, indent+"- "+rowText(m))
 			}
 		}
@@ -436,8 +456,8 @@ func (s *source) setMachines(own *yaml.Node, before, after []machines.Machine) e
 			return errTied
 		}
 		indent = string(lead)
-		if n := slices.IndexFunc(after, func(m machines.Machine) bool { return unpinned(m) == unpinned(before[i]) }); n >= 0 {
-			for _, p := range pinOf(after[n]) {
+		if n := slices.IndexFunc(after, func(m machines.Machine) bool { return plain(m) == plain(before[i]) }); n >= 0 {
+			for _, p := range columnsOf(after[n]) {
 				if err := s.pin(resolve(item), p[0], p[1]); err != nil {
 					return err
 				}
@@ -474,28 +494,21 @@ func (s *source) pin(row *yaml.Node, column, value string) error {
 // rowText is a machine as a row of the list.
 func rowText(m machines.Machine) string {
 	text := fmt.Sprintf("{name: %s, address: %q, group: %s", m.Name, m.Address, m.Group)
-	for _, p := range pinOf(m) {
+	for _, p := range columnsOf(m) {
 		text += ", " + p[0] + ": " + p[1]
 	}
 	return text + "}"
 }
 
-// pinOf returns the columns, with their values, that say which key a machine has.
-func pinOf(m machines.Machine) (columns [][2]string) {
+// columnsOf returns the columns of a row that not every machine has, with their values.
+func columnsOf(m machines.Machine) (columns [][2]string) {
 	if m.Attested {
 		columns = append(columns, [2]string{machines.Attested, "true"})
 	}
-	if m.EK != "" {
-		columns = append(columns, [2]string{"ek", strconv.Quote(m.EK)})
-	}
-	if m.Vendor != "" {
-		columns = append(columns, [2]string{"vendor", strconv.Quote(m.Vendor)})
-	}
-	if m.Key != "" {
-		columns = append(columns, [2]string{"key", strconv.Quote(m.Key)})
-	}
-	if m.TPM != "" {
-		columns = append(columns, [2]string{"tpm", strconv.Quote(m.TPM)})
+	for _, c := range [][2]string{{"ek", m.EK}, {"vendor", m.Vendor}, {"key", m.Key}, {"tpm", m.TPM}, {"labels", m.Labels}, {"taints", m.Taints}} {
+		if c[1] != "" {
+			columns = append(columns, [2]string{c[0], strconv.Quote(c[1])})
+		}
 	}
 	return columns
 }

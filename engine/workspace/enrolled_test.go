@@ -230,6 +230,8 @@ func TestEnrolledConfigProblems(t *testing.T) {
 		{name: "an address among the pods", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.244.0.9, group: worker}\n", want: "range of pods"},
 		{name: "a hash of another kind", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.0.0.9, group: worker, ek: sha1:00}\n", want: "is no hash of an endorsement key"},
 		{name: "a folder of all machines", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.0.0.9, group: worker, tpm: \"unix:/run/containerd/containerd.sock\"}\n", want: "is no TPM"},
+		{name: "a label of Kubernetes", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.0.0.9, group: worker, labels: node-role.kubernetes.io/control-plane=}\n", want: "are no labels of a Node"},
+		{name: "a taint without an effect", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.0.0.9, group: worker, taints: a=b}\n", want: "are no taints of a Node"},
 		{name: "a name twice", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.0.0.9, group: worker}\n    - {name: a, address: 10.0.0.8, group: worker}\n", want: "occurs twice"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -264,8 +266,8 @@ func TestMachinesWithTPMs(t *testing.T) {
 		}
 	}
 	attested(false)
-	must(w.AddMachine(unpinned(cp)))
-	must(w.AddMachine(unpinned(w0)))
+	must(w.AddMachine(plain(cp)))
+	must(w.AddMachine(plain(w0)))
 	attested(false)
 	for range 2 {
 		must(w.AddMachine(w0))
@@ -301,7 +303,7 @@ func TestMachinesWithTPMs(t *testing.T) {
 		change     func(m *machines.Machine)
 	}{
 		{name: "another TPM", want: "it is another computer, or its TPM was replaced", change: func(m *machines.Machine) { m.EK = ek("c") }},
-		{name: "a key in a file", want: "the key is in a file now", change: func(m *machines.Machine) { *m = unpinned(*m) }},
+		{name: "a key in a file", want: "the key is in a file now", change: func(m *machines.Machine) { *m = plain(*m) }},
 		{name: "another name", want: "its TPM is that of w-0", change: func(m *machines.Machine) { m.Name, m.Address = "w-1", "10.0.0.13" }},
 		{name: "a copied key", want: "its key is that of w-0: the identity was copied", change: func(m *machines.Machine) { m.Name, m.Address, m.EK = "w-1", "10.0.0.13", "" }},
 	} {
@@ -319,7 +321,7 @@ func TestMachinesWithTPMs(t *testing.T) {
 		t.Errorf("changed all the same:\n%s", now)
 	}
 	w1 := machines.Machine{Name: "w-1", Address: "10.0.0.13", Group: cloud.Worker, Key: ek("4")}
-	must(w.AddMachine(unpinned(w1))) // by an older program
+	must(w.AddMachine(plain(w1))) // by an older program
 	must(w.AddMachine(w1))
 	attested(false)
 	other := w1
@@ -366,6 +368,52 @@ func TestRowsGetTPMs(t *testing.T) {
 		now, _ := w.ReadConfig()
 		if list := machines.List(c.Provider.Section); len(list) != 2 || list[0] != m || !bytes.Contains(now, []byte("# mine")) {
 			t.Errorf("%s: %v\n%s", name, list, now)
+		}
+	}
+}
+
+// A machine that is added again gets the labels and taints that its row lacks. Others are changed in the row alone.
+func TestRowsGetSettings(t *testing.T) {
+	t.Parallel()
+	w := enrolling(t)
+	if _, err := w.Enrolment(); err != nil {
+		t.Fatal(err)
+	}
+	m := machines.Machine{Name: "w-0", Address: "10.0.0.9", Group: cloud.Worker, Labels: "disk=ssd,rack=1"}
+	m.Taints = "batch=yes:NoSchedule"
+	for _, x := range []machines.Machine{plain(m), m, plain(m), {Name: "w-1", Address: "10.0.0.10", Group: cloud.Worker}} {
+		if err := w.AddMachine(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := w.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list := machines.List(c.Provider.Section); len(list) != 2 || list[0] != m {
+		b, _ := w.ReadConfig()
+		t.Errorf("the configuration lists %+v:\n%s", list, b)
+	}
+	other := m
+	other.Labels = "disk=hdd"
+	if err := w.AddMachine(other); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), "disk=ssd") || !strings.Contains(plan.Remedy(err), ConfigFile) {
+		t.Errorf("other labels: %v (%s)", err, plan.Remedy(err))
+	}
+	e, err := w.Enrolment()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := e.Inventory(); i.Machines[0].Labels != m.Labels || i.Machines[0].Taints != m.Taints {
+		t.Errorf("the cluster gets %+v", i.Machines[0])
+	}
+	files, err := e.Files(e.Machines[1])
+	if err != nil || bytes.Contains(files[0].Data, []byte("disk")) {
+		t.Errorf("a machine has the labels in %s, %v", files[0].Data, err)
+	}
+	for flag, want := range map[string]string{"a=1": "", "node-role.kubernetes.io/control-plane=": "reserved"} {
+		_, _, err := MachineSettings([]string{flag}, nil)
+		if want == "" && err != nil || want != "" && (plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), want)) {
+			t.Errorf("--label %s: %v", flag, err)
 		}
 	}
 }

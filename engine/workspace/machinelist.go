@@ -3,6 +3,7 @@ package workspace
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"constellation/engine/cloud/machines"
 	"constellation/engine/plan"
@@ -16,6 +17,20 @@ func ValidMachineName(s string) bool { return machines.ValidName(s) }
 
 // ValidTPM reports whether s is the address of a TPM that a machine of the list can have.
 func ValidTPM(s string) bool { return machines.ValidTPM(s) }
+
+// MachineSettings returns labels and taints, each a value of a flag such as key=value and key=value:Effect, as a row of the
+// list has them.
+func MachineSettings(labels, taints []string) (labelsText, taintsText string, err error) {
+	l, err := machines.ParseLabels(strings.Join(labels, ","))
+	if err != nil {
+		return "", "", &plan.Error{Op: "read --label", Err: err, Remedy: "write --label key=value for each", Exit: plan.ExitUsage}
+	}
+	t, err := machines.ParseTaints(strings.Join(taints, ","))
+	if err != nil {
+		return "", "", &plan.Error{Op: "read --taint", Err: err, Remedy: "write --taint key=value:Effect for each", Exit: plan.ExitUsage}
+	}
+	return machines.LabelsText(l), machines.TaintsText(t), nil
+}
 
 // MachineList is what a workspace says about its machines, if it has a list of them.
 type MachineList struct {

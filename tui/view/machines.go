@@ -47,6 +47,9 @@ type ListedMachine struct {
 	TPM string `json:"tpm,omitempty"`
 	// Vendor is the root of that TPM's certificate; empty: none was verified.
 	Vendor string `json:"vendor,omitempty"`
+	// Labels and Taints are those that the list gives to the Node.
+	Labels string `json:"labels,omitempty"`
+	Taints string `json:"taints,omitempty"`
 }
 
 // key is where the key of a machine is.
@@ -200,6 +203,11 @@ func MachineFacts(pg Page, w int, l *MachineListing, m *ListedMachine, login str
 	default:
 		row("key", "in a file: not attested")
 	}
+	for _, x := range [][2]string{{"labels", m.Labels}, {"taints", m.Taints}} {
+		if x[1] != "" {
+			row(x[0], strings.ReplaceAll(x[1], ",", ", "))
+		}
+	}
 	node := l.node(m)
 	if m.Node != nil && m.Node.Cordoned {
 		node += ", cordoned"
@@ -342,6 +350,8 @@ type AddedMachine struct {
 	Name     string         `json:"name"`
 	Address  string         `json:"address"`
 	Group    string         `json:"group"`
+	Labels   string         `json:"labels,omitempty"`
+	Taints   string         `json:"taints,omitempty"`
 	HostKey  string         `json:"hostKey"`
 	Findings []plan.Finding `json:"findings,omitempty"`
 	enrol.Outcome
@@ -368,6 +378,11 @@ func MachineChanges(pg Page, w int, list []AddedMachine, all bool) (lines []stri
 	for _, m := range list {
 		as := strings.ReplaceAll(m.Group, "-", " ")
 		lines = append(lines, pg.Rule(w, term.Clean(m.Machine), ""), pg.Row(w).Pad(2).Add(term.Strong, term.Clean(fmt.Sprintf("%s, %s at %s", m.Name, as, m.Address))).String())
+		for _, x := range [][2]string{{"labels", m.Labels}, {"taints", m.Taints}} {
+			if x[1] != "" {
+				lines = append(lines, pg.Row(w).Pad(2).Add(term.Faint, x[0]+" "+term.Clean(strings.ReplaceAll(x[1], ",", ", "))).String())
+			}
+		}
 		changes := m.Changes
 		if !all {
 			changes = changesByFolder(changes)

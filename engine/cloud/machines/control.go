@@ -44,11 +44,14 @@ type Entry struct {
 	ProviderID string `json:"providerID"`
 	// Key identifies the certified key of an enrolled machine.
 	Key string `json:"key,omitempty"`
+	// Labels and Taints are those of [Machine].
+	Labels string `json:"labels,omitempty"`
+	Taints string `json:"taints,omitempty"`
 }
 
 // Entry returns the machine as the cluster has it.
 func (m Machine) Entry() Entry {
-	return Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: m.ProviderID, Key: m.Key}
+	return Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: m.ProviderID, Key: m.Key, Labels: m.Labels, Taints: m.Taints}
 }
 
 // ProviderID is the ID of a machine whose Node had none: machines://<cluster>/<name>.
@@ -164,6 +167,26 @@ func (c *Control) instance(i *Inventory, m *Entry) cloud.Instance {
 		out.State = cloud.Terminated
 	}
 	return out
+}
+
+// NodeSettings returns the labels and taints that the list gives to Nodes, by the provider ID. The error names a machine
+// whose settings are not valid; those of the others are returned.
+func (c *Control) NodeSettings(ctx context.Context) (map[string]cloud.NodeSettings, error) {
+	i, err := c.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]cloud.NodeSettings, len(i.Machines))
+	for _, m := range i.Machines {
+		labels, e1 := ParseLabels(m.Labels)
+		taints, e2 := ParseTaints(m.Taints)
+		if e := errors.Join(e1, e2); e != nil {
+			err = errors.Join(err, fmt.Errorf("read the settings of machine %s: %w", m.Name, e))
+			continue
+		}
+		out[m.ProviderID] = cloud.NodeSettings{Name: m.Name, Labels: labels, Taints: taints}
+	}
+	return out, err
 }
 
 // Instances returns the machines of the inventory.

@@ -95,6 +95,8 @@ func EnrolledConfig() section.Schema {
 			{Name: "key", Unique: true, Valid: ekRE.MatchString, Problem: "is no hash of a key", Remedy: "take it out of the row and run `constellation machine add`, which writes it"},
 			{Name: "vendor"},
 			{Name: "tpm", Valid: ValidTPM, Problem: "is no TPM", Remedy: "write /dev/tpmrm0, or unix: and a socket in a folder of /run or /var/lib whose name contains tpm"},
+			{Name: "labels", Valid: func(s string) bool { _, err := ParseLabels(s); return err == nil }, Problem: "are no labels of a Node", Remedy: "write key=value, several separated by commas; keys of kubernetes.io and edgeless.systems are not allowed"},
+			{Name: "taints", Valid: func(s string) bool { _, err := ParseTaints(s); return err == nil }, Problem: "are no taints of a Node", Remedy: "write key=value:Effect, several separated by commas, with the effect NoSchedule, PreferNoSchedule or NoExecute; keys of kubernetes.io and edgeless.systems are not allowed"},
 		}},
 		componentsField(),
 	}

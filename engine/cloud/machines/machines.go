@@ -43,6 +43,9 @@ type Machine struct {
 	// Key identifies the certified key of an enrolled machine: sha256: and the hash of the public key in hex. Empty:
 	// any key that was certified for it counts.
 	Key string
+	// Labels and Taints are those that the list gives to the machine's Node, see [ParseLabels] and
+	// [ParseTaints].
+	Labels, Taints string
 }
 
 // HardeningList is the name of the list of policies in the section; see [Hardening].
@@ -109,7 +112,7 @@ func List(v section.Values) (out []Machine) {
 	for _, row := range v.Table(Name) {
 		out = append(out, Machine{
 			Name: row.Text("name"), Address: row.Text("address"), Group: cloud.Role(row.Text("group")), ProviderID: row.Text("providerID"),
-			Attested: row.Bool(Attested), EK: row.Text("ek"), TPM: row.Text("tpm"), Key: row.Text("key"), Vendor: row.Text("vendor"),
+			Attested: row.Bool(Attested), EK: row.Text("ek"), TPM: row.Text("tpm"), Key: row.Text("key"), Vendor: row.Text("vendor"), Labels: row.Text("labels"), Taints: row.Text("taints"),
 		})
 	}
 	return out
@@ -126,7 +129,7 @@ func Section(list []Machine) section.Values {
 		if m.Attested {
 			rows[i][Attested] = true
 		}
-		for column, text := range map[string]string{"ek": m.EK, "tpm": m.TPM, "key": m.Key, "vendor": m.Vendor} {
+		for column, text := range map[string]string{"ek": m.EK, "tpm": m.TPM, "key": m.Key, "vendor": m.Vendor, "labels": m.Labels, "taints": m.Taints} {
 			if text != "" {
 				rows[i][column] = text
 			}

@@ -309,6 +309,7 @@ func attemptsOn(c Cluster) []attempt {
 		{name: "change what Jobs of Plans run by deleting a collection", method: del, path: ns(core, Upgrade, "configmaps"), query: "fieldSelector=metadata.name%3Dconstellation-plans", connect: true},
 		{name: "change the configuration of kubelets", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/kubelet-config", body: object{"data": object{"kubelet": "staticPodURL: http://198.51.100.1"}}},
 		{name: "change the list of revoked nodes", method: post, path: ns(core, System, "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "constellation-revoked-nodes"}}},
+		{name: "change the list of machines", method: post, path: ns(core, System, "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "constellation-machines"}}},
 	}
 	return all
 }

@@ -68,6 +68,9 @@ const (
 	// AnnotationCordoned is when (RFC 3339) the operator cordoned the node. A node that is
 	// unschedulable without it was cordoned by somebody else.
 	AnnotationCordoned = "constellation.edgeless.systems/cordoned"
+	// AnnotationSettings is what the list of enrolled machines has set on the Node, in JSON: labels and taints. By
+	// it the operator removes those that a later list lacks.
+	AnnotationSettings = "constellation.edgeless.systems/settings"
 	// AnnotationPostponed is until when (RFC 3339) other nodes are replaced first.
 	AnnotationPostponed = "constellation.edgeless.systems/postponed-until"
 )
