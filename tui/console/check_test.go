@@ -325,7 +325,7 @@ func TestHomeChecksForUpgrades(t *testing.T) {
 
 // The frames on these pages are those that the console renders.
 func TestPagesShowTheConsole(t *testing.T) {
-	for name, page := range map[string]string{"check-trouble": "README.md", "upgrade-plan": "docs/upgrade-apply.md"} {
+	for name, page := range map[string]string{"check-trouble": "README.md", "upgrade-plan": "docs/upgrade-apply.md", "machines": "docs/enrol.md"} {
 		text, err := os.ReadFile("../../" + page)
 		if err != nil {
 			t.Fatal(err)

@@ -46,6 +46,9 @@ func (scr *machineScreen) open(name string) tea.Cmd {
 		*scr = machineScreen{c: scr.c, name: name, logins: logins}
 	}
 	scr.c.screen = scr
+	if m := scr.c.machines; !m.pending && scr.c.now.Sub(m.readAt) >= refreshAfter { // such as after its log
+		return m.read()
+	}
 	return nil
 }
 

@@ -499,3 +499,32 @@ func TestListedMachinesAreNotReplaced(t *testing.T) {
 		}
 	})
 }
+
+// A prompt closes the help: what is typed for it must not be lost, and Enter must not send an empty secret.
+func TestSecretPromptClosesTheHelp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newMachinesFake()
+		s := machineStage(t, f).press("enter", "?")
+		reply := make(chan []byte, 1)
+		s.tell(secretWanted{"Password", reply})
+		s.shows("Password:")
+		s.press("a?b", "enter")
+		if got := <-reply; string(got) != "a?b" {
+			t.Errorf("the secret is %q", got)
+		}
+	})
+}
+
+// The list is read again on the way back from a log that was followed for long.
+func TestListIsFreshAfterALog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newMachinesFake()
+		s := machineStage(t, f).press("down", "enter", "l", "enter")
+		s.settle()
+		f.listing.Machines[1].Node.Message = "disk is full"
+		s.at(time.Minute).press("esc").shows("disk is full")
+		if s.c.screen.stale() {
+			t.Error("the machine is shown as old")
+		}
+	})
+}

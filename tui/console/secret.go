@@ -54,6 +54,7 @@ func (p *secretPrompt) take(msg tea.Msg) bool {
 	switch msg := msg.(type) {
 	case secretWanted:
 		p.close(nil)
+		p.c.help.open, p.c.pal = false, palette{} // keys go to the prompt
 		p.question, p.reply = term.Clean(msg.question), msg.reply
 	case secretGone:
 		if p.reply == msg.reply {
