@@ -160,7 +160,7 @@ func (c *cloud) attacksJoins(a *cloud, login map[string]string, stranger string)
 	// Its owner adds the copy, with the journal of the worker, under its own name, under that of the worker, and without the journal.
 	add := []string{"machine", "add", "--tpm", tpmSocket, "--yes", "--ssh", login[stranger]}
 	a.run(time.Minute, add...).want(plan.ExitBlocked).wantError("it has the journal of worker-0, which is another machine of this cluster: its disk was copied")
-	a.run(time.Minute, append(add, "--name", worker)...).want(plan.ExitUsage).wantError("there is worker-0 with address")
+	a.run(time.Minute, append(add, "--name", worker)...).want(plan.ExitBlocked).wantError("it was reinstalled, or another machine has that name")
 	c.asRoot(stranger, "rm -r /var/lib/constellation-enrolment")
 	a.run(time.Minute, add...).want(plan.ExitFailed).wantError("the identity was copied from another machine, or the TPM was replaced")
 	c.asRoot(stranger, `systemctl stop constellation-bootstrapper constellation-agent kubelet
