@@ -38,6 +38,8 @@ const (
 type Adopter interface {
 	// Nodes returns the nodes, sorted by name.
 	Nodes(ctx context.Context) ([]*cluster.Node, error)
+	// Versions returns the versions of Kubernetes of kubeadm-config and of the API servers' pods, sorted, each once.
+	Versions(ctx context.Context) ([]string, error)
 	// HasInventory reports whether the cluster has this inventory, and each Node the provider ID of it.
 	HasInventory(ctx context.Context, i machines.Inventory) (bool, error)
 	// SetInventory makes it so. A provider ID is set once; the error names a Node that has another one.
@@ -98,7 +100,11 @@ func (e *Engine) PlanOperator(ctx context.Context) (*plan.Plan, error) {
 	if err != nil && !external {
 		return nil, run.clusterError("read where etcd runs", err)
 	}
-	if p.Findings = run.judge(nodes, v, external); len(p.Blocked()) > 0 {
+	versions, err := k.Versions(ctx)
+	if err != nil {
+		return nil, run.clusterError("read the versions of the control planes", err)
+	}
+	if p.Findings = run.judge(nodes, v, versions, external); len(p.Blocked()) > 0 {
 		return p, nil
 	}
 	run.target.Kubernetes = v.String()
@@ -195,8 +201,8 @@ func (e *Engine) operatorRun(ctx context.Context) (*operatorRun, Adopter, error)
 }
 
 // judge returns what stands against installing the operator in a cluster with these nodes, whose etcd may be
-// external.
-func (o *operatorRun) judge(nodes []*cluster.Node, v version.Version, external bool) (found []plan.Finding) {
+// external. versions are those of its control planes.
+func (o *operatorRun) judge(nodes []*cluster.Node, v version.Version, versions []string, external bool) (found []plan.Finding) {
 	block := func(id, title, detail, remedy string) {
 		found = append(found, plan.Finding{ID: id, Severity: plan.Block, Source: "adopt", Title: title, Detail: detail, Remedy: remedy})
 	}
@@ -204,6 +210,10 @@ func (o *operatorRun) judge(nodes []*cluster.Node, v version.Version, external b
 		block("adopt-external-etcd", "etcd is external, and the operator upgrades control planes with stacked etcd alone",
 			"before each control plane the operator needs the health of every member of etcd, and it reads that with kubeadm's certificates of a stacked member",
 			"upgrade this cluster with kubeadm; check, status, watch and backup create work without the operator")
+	}
+	if slices.ContainsFunc(versions, func(s string) bool { other, err := version.Parse(s); return err != nil || !other.Equal(v) }) {
+		block("adopt-mixed-versions", "an upgrade is in progress or unfinished: the API server that answered has "+v.String(), "kubeadm-config and API servers have "+words.And(versions),
+			"let it end: `kubeadm upgrade apply` on the first control plane, and `kubeadm upgrade node` on the other machines")
 	}
 	var older, unlisted, absent, unready []string
 	listed := map[string]bool{}

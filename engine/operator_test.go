@@ -93,13 +93,15 @@ func TestComponentsOfAnAdoptedCluster(t *testing.T) {
 func TestJudgeOperator(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		name   string
-		change func(nodes []*cluster.Node) []*cluster.Node
-		etcd   bool   // external
-		want   string // ID and detail of the only finding; empty: there is none
+		name     string
+		change   func(nodes []*cluster.Node) []*cluster.Node
+		etcd     bool     // external
+		versions []string // of the control planes, besides v1.36.4
+		want     string   // ID and detail of the only finding; empty: there is none
 	}{
 		{name: "ready", change: func(n []*cluster.Node) []*cluster.Node { return n }},
 		{name: "an external etcd", etcd: true, want: "adopt-external-etcd before each control plane the operator needs the health of every member of etcd, and it reads that with kubeadm's certificates of a stacked member", change: func(n []*cluster.Node) []*cluster.Node { return n }},
+		{name: "an upgrade of somebody else", versions: []string{"v1.37.2"}, want: "adopt-mixed-versions kubeadm-config and API servers have v1.36.4 and v1.37.2", change: func(n []*cluster.Node) []*cluster.Node { return n }},
 		{name: "an older kubelet", want: "adopt-kubelets others: w", change: func(n []*cluster.Node) []*cluster.Node { n[1].Kubernetes = "v1.35.4"; return n }},
 		{name: "a kubelet without a version", want: "adopt-kubelets others: w", change: func(n []*cluster.Node) []*cluster.Node { n[1].Kubernetes = ""; return n }},
 		{name: "a node that is not Ready", want: "adopt-nodes w", change: func(n []*cluster.Node) []*cluster.Node { n[1].State = plan.NodeNotReady; return n }},
@@ -112,7 +114,7 @@ func TestJudgeOperator(t *testing.T) {
 			o := &operatorRun{inventory: machines.Inventory{Machines: []machines.Entry{{Name: "cp"}, {Name: "w"}}}}
 			nodes := tt.change([]*cluster.Node{{Name: "cp", Kubernetes: "v1.36.4", State: plan.NodeReady}, {Name: "w", Kubernetes: "v1.36.4", State: plan.NodeReady}})
 			var got []string
-			for _, f := range o.judge(nodes, version.MustParse("v1.36.4"), tt.etcd) {
+			for _, f := range o.judge(nodes, version.MustParse("v1.36.4"), append([]string{"v1.36.4"}, tt.versions...), tt.etcd) {
 				if f.Severity != plan.Block || f.Remedy == "" {
 					t.Errorf("finding %+v", f)
 				}

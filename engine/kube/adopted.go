@@ -20,11 +20,13 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	"sigs.k8s.io/yaml"
 
 	"constellation/engine"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
 	"constellation/engine/cluster"
+	"constellation/engine/version"
 	"constellation/internal/delay"
 	"constellation/operator/api/v1alpha1"
 )
@@ -48,6 +50,45 @@ const (
 func inventoryJSON(i machines.Inventory) (string, error) {
 	b, err := json.Marshal(i)
 	return string(b), err
+}
+
+// Versions implements [engine.Adopter].
+func (c *Client) Versions(ctx context.Context) ([]string, error) {
+	var out []string
+	err := retry(ctx, func(ctx context.Context) error {
+		m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, kubeadmConfigName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var config struct {
+			KubernetesVersion string `json:"kubernetesVersion"`
+		}
+		if err := yaml.Unmarshal([]byte(m.Data[keyClusterConfig]), &config); err != nil {
+			return fmt.Errorf("read ConfigMap %s: %w", kubeadmConfigName, err)
+		}
+		pods, err := c.core.CoreV1().Pods(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: "component=kube-apiserver,tier=control-plane"})
+		if err != nil {
+			return err
+		}
+		out = out[:0]
+		add := func(text string) { // a tag of the owner need not be a version
+			if v, err := version.Parse(strings.ReplaceAll(text, "_", "+")); err == nil {
+				out = append(out, v.String())
+			}
+		}
+		add(config.KubernetesVersion)
+		for i := range pods.Items {
+			for _, x := range pods.Items[i].Spec.Containers {
+				if _, tag, ok := strings.Cut(x.Image[strings.LastIndexByte(x.Image, '/')+1:], ":"); ok && x.Name == "kube-apiserver" {
+					tag, _, _ = strings.Cut(tag, "@")
+					add(tag)
+				}
+			}
+		}
+		return nil
+	})
+	slices.Sort(out)
+	return slices.Compact(out), classify(err)
 }
 
 // HasInventory implements [engine.Adopter].

@@ -103,6 +103,24 @@ func TestAdoptedCluster(t *testing.T) {
 	got, err = c.HasInventory(ctx, inventory)
 	check("inventory", true, got, err)
 
+	// An upgrade of somebody else has replaced one of two API servers.
+	if _, err := c.core.CoreV1().ConfigMaps(systemNamespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: kubeadmConfigName}, Data: map[string]string{
+		keyClusterConfig: "kind: ClusterConfiguration\nkubernetesVersion: v1.37.2\n",
+	}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for node, image := range map[string]string{"cp": "registry.k8s.io/kube-apiserver:v1.37.2", "cp-1": "r.example.com:5000/k8s/kube-apiserver:v1.36.4@sha256:" + strings.Repeat("0", 64), "cp-2": "r.example.com:5000/kube-apiserver:mine"} {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "kube-apiserver-" + node, Labels: map[string]string{"component": "kube-apiserver", "tier": "control-plane"}}, Spec: corev1.PodSpec{
+			NodeName: "cp", Containers: []corev1.Container{{Name: "kube-apiserver", Image: image}},
+		}}
+		if _, err := c.core.CoreV1().Pods(systemNamespace).Create(ctx, p, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := c.Versions(ctx); err != nil || !slices.Equal(got, []string{"v1.36.4", "v1.37.2"}) {
+		t.Errorf("versions of the control planes: %q, %v", got, err)
+	}
+
 	// Agents. The first machine refuses at first.
 	kinds, err := assets.CRDsFor("v1.1.0")
 	if err != nil {
