@@ -55,13 +55,13 @@ func consoleMachines(s *session, eng Engine, ws *workspace.Workspace) *console.M
 			a := &adding{ssh: *sshOf(n.MachineLogin), group: n.Group, name: n.Name, address: n.Address, programs: n.Programs, tpm: n.TPM, tpmRoots: n.TPMRoots}
 			secrets := prompts(ask)
 			x, err := a.begin(v, a.ssh.asking(s, secrets))
-			return consoleAddition{x, secrets}, err
+			return &consoleAddition{x, secrets}, err
 		},
 		Remove: func(n console.Removing, ask console.Ask) (console.Removal, error) {
 			r := &removing{ssh: *sshOf(n.MachineLogin), gone: n.Gone, ignoreCluster: n.IgnoreCluster}
 			x, err := r.begin(v, n.Name)
 			secrets := prompts(ask)
-			return consoleRemoval{x, r.ssh.asking(s, secrets), secrets}, err
+			return &consoleRemoval{x, r.ssh.asking(s, secrets), secrets}, err
 		},
 	}
 }
@@ -83,19 +83,19 @@ type consoleAddition struct {
 }
 
 // Check is addition.check. It prompts for secrets again: a wrong one may be why it is repeated.
-func (x consoleAddition) Check(ctx context.Context) (machinecheck.Report, error) {
+func (x *consoleAddition) Check(ctx context.Context) (machinecheck.Report, error) {
 	x.secrets.forget()
 	return x.check(ctx)
 }
 
 // Compare is addition.compare.
-func (x consoleAddition) Compare(ctx context.Context, step func(int, enrol.Step)) ([]view.AddedMachine, error) {
+func (x *consoleAddition) Compare(ctx context.Context, step func(int, enrol.Step)) ([]view.AddedMachine, error) {
 	err := x.compare(ctx, step)
 	return slices.Clone(x.report.Machines), err
 }
 
 // Install is addition.install.
-func (x consoleAddition) Install(ctx context.Context, step func(int, enrol.Step), done func(int, enrol.Result)) ([]view.AddedMachine, error) {
+func (x *consoleAddition) Install(ctx context.Context, step func(int, enrol.Step), done func(int, enrol.Result)) ([]view.AddedMachine, error) {
 	err := x.install(ctx, step, done)
 	return slices.Clone(x.report.Machines), err
 }
@@ -108,10 +108,10 @@ type consoleRemoval struct {
 }
 
 // Outside is removal.outside.
-func (x consoleRemoval) Outside(ctx context.Context) error { return x.outside(ctx) }
+func (x *consoleRemoval) Outside(ctx context.Context) error { return x.outside(ctx) }
 
 // Give is removal.give. The answer to the question may be old, so it reads again whether the machine is a node.
-func (x consoleRemoval) Give(ctx context.Context, step func(enrol.Step)) (enrol.Outcome, error) {
+func (x *consoleRemoval) Give(ctx context.Context, step func(enrol.Step)) (enrol.Outcome, error) {
 	x.secrets.forget()
 	unlock, err := x.hold()
 	if err != nil {

@@ -18,7 +18,7 @@ func (e *enrolStage) askingForSudo(ctx context.Context, r machinecheck.Request, 
 	return out
 }
 
-// A user adds the first machine with the keys of a terminal. The password is never written.
+// A user adds the first machine with the keys of a terminal, and gives it back. The password is never written.
 func TestMachineIsAddedOnATerminal(t *testing.T) {
 	e := newEnrolStage(t)
 	p := startOn(t, 80, 24, nil, nil, "-C", e.ws.Dir())
@@ -31,13 +31,17 @@ func TestMachineIsAddedOnATerminal(t *testing.T) {
 	p.sees("for sudo")
 	p.types("hunter2 q\r")
 	p.sees("Make these changes on 1 machine")
-	p.types("\x1b[C")
-	for end := time.Now().Add(stepTimeout); !strings.Contains(p.output(), "prepared as control plane") && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		p.types("\r") // it is accepted once the question has been on the screen for a moment
-	}
-	p.sees("prepared as control plane")
+	p.accepts("prepared as control plane")
 	p.types("\x1b")
 	p.sees("waits for init")
+	if got := e.machines(); len(got) != 1 || got[0].Name != "node-11" {
+		t.Errorf("the configuration lists %+v", got)
+	}
+	p.types("\r")
+	p.sees("not attested")
+	p.types("x\r")
+	p.sees("Reset and restore the machine")
+	p.accepts("node-11 is removed")
 	p.types("q")
 	if code := p.ends(); code != 0 {
 		t.Errorf("ended with %d", code)
@@ -47,7 +51,17 @@ func TestMachineIsAddedOnATerminal(t *testing.T) {
 	if strings.Contains(p.output(), "hunter2") {
 		t.Errorf("the password was written:\n%q", p.output())
 	}
-	if got := e.machines(); len(got) != 1 || got[0].Name != "node-11" {
+	if got := e.machines(); len(got) > 0 {
 		t.Errorf("the configuration lists %+v", got)
 	}
+}
+
+// accepts gives the affirmative answer to a question, and waits for its result.
+func (p *onTerminal) accepts(result string) {
+	p.t.Helper()
+	p.types("\x1b[C")
+	for end := time.Now().Add(stepTimeout); !strings.Contains(p.output(), result) && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		p.types("\r") // it is accepted once the question has been on the screen for a moment
+	}
+	p.sees(result)
 }

@@ -27,7 +27,8 @@ type NewMachines struct {
 	TPM, TPMRoots, Programs string
 }
 
-// Addition is the preparation of machines in three steps, in this order. All may be repeated.
+// Addition is the preparation of machines in three steps, in this order. All may be repeated. It is a pointer: messages
+// are compared by it.
 type Addition interface {
 	// Check checks the machines. It returns an error if one cannot be added.
 	Check(context.Context) (machinecheck.Report, error)

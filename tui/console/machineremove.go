@@ -21,7 +21,7 @@ type Removing struct {
 	Gone, IgnoreCluster bool
 }
 
-// Removal is the return of a machine in two steps, in this order. Both may be repeated.
+// Removal is the return of a machine in two steps, in this order. Both may be repeated. It is a pointer, as an Addition.
 type Removal interface {
 	// Outside returns an error if the machine is a node of the cluster, or may be one.
 	Outside(context.Context) error
