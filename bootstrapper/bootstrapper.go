@@ -87,6 +87,8 @@ type Machine struct {
 	Validator attestation.NewValidator
 	// KubeletCloudProvider is the kubelet's --cloud-provider; "" means that it gets no such flag.
 	KubeletCloudProvider string
+	// APIServerPort is the port of API servers at the load balancer; 0: 6443.
+	APIServerPort int
 	// DividePods is whether Kubernetes gives each node its range of pod addresses. Otherwise a cloud routes
 	// one to each machine.
 	DividePods bool
@@ -107,7 +109,6 @@ type Machine struct {
 	Log   *slog.Logger
 
 	registers registers      // nil: those of TPM
-	apiPort   int            // of API servers at the load balancer; 0: 6443
 	joinPort  int            // of join services; 0: 30090
 	listening func(net.Addr) // nil: no requests for tickets
 	hurry     time.Duration  // bounds pauses; 0: no bound
@@ -195,8 +196,8 @@ func open(m Machine) (*bootstrapper, error) {
 	if m.Ready == nil {
 		m.Ready = func() {}
 	}
-	if m.apiPort == 0 {
-		m.apiPort = apiPort
+	if m.APIServerPort == 0 {
+		m.APIServerPort = apiPort
 	}
 	if m.joinPort == 0 {
 		m.joinPort = joinPort

@@ -113,6 +113,10 @@ func scriptedKubeadm(ctl string, args []string) int {
 		os.WriteFile(filepath.Join(ctl, "cloud-"+call), []byte(value), 0o600)
 	}
 
+	if _, rest, ok := strings.Cut(config, "\ncontrolPlaneEndpoint: "); ok {
+		endpoint, _, _ := strings.Cut(rest, "\n")
+		os.WriteFile(filepath.Join(ctl, "endpoint-"+call), []byte(endpoint), 0o600)
+	}
 	if _, rest, ok := strings.Cut(config, "\netcd:\n  local:\n    imageTag: "); ok {
 		tag, _, _ := strings.Cut(rest, "\n")
 		os.WriteFile(filepath.Join(ctl, "etcd-"+call), []byte(tag), 0o600)
@@ -434,7 +438,7 @@ func newRig(t *testing.T, role cloud.Role) *rig {
 	r.m = Machine{
 		StateDir: filepath.Join(r.ctl, "state"), RunDir: filepath.Join(r.ctl, "run"), Root: filepath.Join(r.ctl, "root"),
 		Listen: "127.0.0.1:0", Metadata: r.cloud, Issuer: r.tpm, Validator: attestation.TPMMethod().Validator, Roots: r.ca.Roots(), registers: r.tpm,
-		apiPort: closedPort(t), joinPort: closedPort(t), hurry: 20 * time.Millisecond,
+		APIServerPort: closedPort(t), joinPort: closedPort(t), hurry: 20 * time.Millisecond,
 		StartKubelet: func(context.Context) error {
 			r.mu.Lock()
 			defer r.mu.Unlock()

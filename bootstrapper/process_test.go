@@ -49,7 +49,7 @@ func process(arg string) int {
 		StateDir: filepath.Join(s.Ctl, "state"), RunDir: filepath.Join(s.Ctl, "run"), Root: filepath.Join(s.Ctl, "root"),
 		Listen: s.Listen, Metadata: sandboxapi.NewMetadata(s.Metadata), TPM: s.TPM, Issuer: attestation.NewTPMIssuer(s.TPM), Validator: attestation.TPMMethod().Validator, Roots: roots,
 		StartKubelet: func(context.Context) error { return os.WriteFile(filepath.Join(s.Ctl, "kubelet"), nil, 0o600) },
-		Log:          slog.New(slog.NewTextHandler(os.Stderr, nil)), apiPort: s.APIPort, joinPort: s.JoinPort,
+		Log:          slog.New(slog.NewTextHandler(os.Stderr, nil)), APIServerPort: s.APIPort, joinPort: s.JoinPort,
 	})
 	switch {
 	case err == nil:
@@ -108,7 +108,7 @@ func newMachine(t *testing.T, role cloud.Role) (m *machine, powerCycle func()) {
 	}
 	return &machine{rig: r, settings: settings{
 		Ctl: r.ctl, TPM: address, Metadata: meta.URL, Listen: fmt.Sprintf("127.0.0.1:%d", closedPort(t)), Roots: string(cert),
-		APIPort: r.m.apiPort, JoinPort: r.m.joinPort,
+		APIPort: r.m.APIServerPort, JoinPort: r.m.joinPort,
 	}}, func() { t.Helper(); reset(); boot() }
 }
 

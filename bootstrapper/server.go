@@ -30,7 +30,7 @@ import (
 )
 
 const (
-	// apiPort is the API server's port at the load balancer and on each control plane.
+	// apiPort is the API server's port on each control plane, and at most load balancers.
 	apiPort = 6443
 	// clusterIDSize is in bytes.
 	clusterIDSize = 32
@@ -372,7 +372,7 @@ func (s *initServer) noClusterYet(ctx context.Context) error {
 	defer cancel()
 	// Its certificate does not matter: nothing else answers there.
 	d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}}
-	c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(s.b.m.apiPort)))
+	c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(s.b.m.APIServerPort)))
 	if err != nil {
 		return nil
 	}

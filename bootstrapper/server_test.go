@@ -52,6 +52,9 @@ func TestInitMakesTheFirstNode(t *testing.T) {
 	if outline(got) != goodInit {
 		t.Errorf("reported %s", outline(got))
 	}
+	if endpoint, err := os.ReadFile(filepath.Join(r.ctl, "endpoint-init")); err != nil || !strings.HasSuffix(string(endpoint), fmt.Sprint(":", r.m.APIServerPort)) {
+		t.Errorf("kubeadm got controlPlaneEndpoint %q, %v, want port %d", endpoint, err, r.m.APIServerPort)
+	}
 	s := got[len(got)-1].GetSuccess()
 	if string(s.GetKubeconfig()) != "kubeconfig with canary-admin-key" || string(s.GetClusterId()) != string(clusterA) {
 		t.Errorf("result %v", s)
@@ -864,7 +867,7 @@ func TestInitIsRefused(t *testing.T) {
 		r := newRig(t, cloud.ControlPlane)
 		api := httptest.NewTLSServer(nil)
 		defer api.Close()
-		r.m.apiPort = api.Listener.Addr().(*net.TCPAddr).Port
+		r.m.APIServerPort = api.Listener.Addr().(*net.TCPAddr).Port
 		x := r.start()
 		_, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
 		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "there is a cluster") {

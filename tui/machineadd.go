@@ -52,6 +52,8 @@ machines side by side:
     held back from upgrades
   - bootstrapper and agent of this release, their units and configuration
   - a key of the machine, which the authority of the workspace certifies
+  - on control planes, if the configuration has a balancer: haproxy and keepalived of the
+    distribution, and their configuration
 
 The key is in the machine's TPM if it has one that works. Otherwise it is in a file, and the machine
 is not attested: see --tpm.
@@ -78,6 +80,9 @@ interrupted add, repeat it and run the new command. stdout has the printed comma
 Packages come from the repositories of the machine. Where it reaches them by a proxy alone, name
 that with --proxy; it then serves downloads of components and images, too. Where it reaches none,
 --packages names a folder of this computer with the packages and their dependencies.
+
+With a balancer, every control plane has the addresses of all. So name all of them when you add
+one: the others get the new list first, also if they are nodes already.
 
 Exit code: 0 all machines are prepared; 1 one could not be prepared; 2 bad flag or workspace;
 3 a machine is a node already; 4 a finding stands in the way, or the machine belongs to another
@@ -233,7 +238,7 @@ func (a *adding) begin(v *inventory, reach sshhost.Options) (*addition, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &addition{adding: a, inventory: v, reach: reach, needs: machinecheck.Needs{Role: role, CA: ownCA(v.ws)}}
+	x := &addition{adding: a, inventory: v, reach: reach, needs: machinecheck.Needs{Role: role, CA: ownCA(v.ws), Balancer: ownBalancer(v.ws)}}
 	if x.targets, err = a.request(); err != nil {
 		return nil, err
 	}
@@ -266,7 +271,7 @@ func (x *addition) judge(ctx context.Context) (machinecheck.Report, error) {
 	}
 	for i := range r.Machines {
 		m := &r.Machines[i]
-		if !x.rejoins[i] && slices.ContainsFunc(m.Findings, func(f plan.Finding) bool { return f.ID == "machine-member" }) {
+		if x.isMember(i) && (x.needs.Balancer == nil || x.needs.Role != controlPlane || x.connected != nil) {
 			return r, &plan.Error{Op: m.Machine + " is a node of this cluster already; if its Node was deleted, repeat the command when the cluster answers", Exit: plan.ExitNothing}
 		}
 	}
@@ -332,13 +337,19 @@ func (x *addition) compare(ctx context.Context, step func(int, enrol.Step)) erro
 		return err
 	}
 	x.report = addReport{Schema: plan.Schema, Time: x.s.Now().UTC(), CLI: x.s.Release, Cluster: e.Cluster, DryRun: x.rehearse}
-	if x.machines, err = x.rows(x.results, x.targets, x.as, e.Machines); err != nil {
+	if x.machines, err = x.rows(x.results, x.targets, x.as, e); err != nil {
+		return err
+	}
+	if err := x.balanced(e); err != nil {
 		return err
 	}
 	if x.batch, err = x.work(e); err != nil {
 		return err
 	}
 	x.report.fill(x.results, x.machines)
+	for i := range x.report.Machines {
+		x.report.Machines[i].Member = x.isMember(i)
+	}
 	x.batch.Rehearse = true
 	var failed error
 	x.s.Enrol.Install(ctx, x.batch, step, func(i int, r enrol.Result) {
@@ -360,9 +371,8 @@ func (x *addition) install(ctx context.Context, step func(int, enrol.Step), done
 	if x.batch, err = x.work(e); err != nil {
 		return err
 	}
-	var failed error
-	x.s.Enrol.Install(ctx, x.batch, step, func(i int, r enrol.Result) {
-		if r.Err == nil {
+	failed := x.inOrder(ctx, e, step, func(i int, r enrol.Result) error {
+		if r.Err == nil && !x.batch.Jobs[i].Spec.Part {
 			var m workspace.Machine
 			if m, r.Err = x.machines[i].Pinned(r.Key.Hash, r.Key.Attested, r.Key.EK, r.Key.TPM); r.Err == nil {
 				m.Vendor = r.Key.Vendor
@@ -372,8 +382,8 @@ func (x *addition) install(ctx context.Context, step func(int, enrol.Step), done
 			}
 		}
 		x.report.Machines[i].Result(r)
-		failed = cmp.Or(failed, r.Err)
 		done(i, r)
+		return r.Err
 	})
 	if ctx.Err() != nil {
 		return resumed(ctx, "add")
@@ -478,17 +488,17 @@ func (a *adding) verdict(s *session, report machinecheck.Report, err error) erro
 }
 
 // rows returns the machines as rows of the configuration.
-func (a *adding) rows(results []machinecheck.Result, targets []sshhost.Target, as workspace.Machine, have []workspace.Machine) ([]workspace.Machine, error) {
+func (a *adding) rows(results []machinecheck.Result, targets []sshhost.Target, as workspace.Machine, e *workspace.Enrolment) ([]workspace.Machine, error) {
 	var out []workspace.Machine
 	for i := range results {
 		r := &results[i]
-		address, err := ownAddress(targets[i], r.Facts, a.address)
+		address, err := ownAddress(targets[i], r.Facts, a.address, e.Balancer)
 		if err != nil {
 			return nil, err
 		}
 		m := as
 		m.Name, m.Address = a.nameOf(r), address.String()
-		for _, x := range append(slices.Clone(out), have...) {
+		for _, x := range append(slices.Clone(out), e.Machines...) {
 			if x.Name == m.Name && x.Address == m.Address && x.Group == m.Group {
 				if m, err = workspace.WithSettings(x, m); err != nil {
 					return nil, err
@@ -508,10 +518,13 @@ func (a *adding) rows(results []machinecheck.Result, targets []sshhost.Target, a
 }
 
 // ownAddress is the address of a machine for the others: the given one, that of --ssh, or its only one.
-func ownAddress(t sshhost.Target, f *machinecheck.Facts, given string) (netip.Addr, error) {
+func ownAddress(t sshhost.Target, f *machinecheck.Facts, given string, balancer *workspace.Balancer) (netip.Addr, error) {
 	var own []netip.Addr
 	var names []string
 	for _, p := range f.Addresses {
+		if balancer != nil && p.Addr() == balancer.Address {
+			continue // it moves
+		}
 		own, names = append(own, p.Addr()), append(names, p.Addr().String())
 	}
 	want, named := netip.Addr{}, ""
@@ -581,8 +594,17 @@ func (x *addition) work(e *workspace.Enrolment) (enrol.Batch, error) {
 			}
 			spec.Files = append(spec.Files, enrol.Proxy(x.proxy, except)...)
 		}
-		if spec, err = enrol.Node(spec, programs); err != nil {
+		if x.isMember(i) {
+			spec.Files, spec.Part = nil, true
+		} else if spec, err = enrol.Node(spec, programs); err != nil {
 			return b, err
+		}
+		if spec, err = withBalancer(spec, &all, m, x.results[i].Facts); err != nil {
+			return b, err
+		}
+		if spec.Part {
+			b.Jobs = append(b.Jobs, enrol.Job{Target: x.targets[i], Spec: spec})
+			continue
 		}
 		b.Jobs = append(b.Jobs, enrol.Job{Target: x.targets[i], Spec: spec, Authority: &issuer, Identity: id, TPM: x.tpm, Rejoin: x.rejoins[i], Accept: func(k enrol.Key) error { return e.CheckKey(m.Name, k.Hash, k.EK) }})
 	}
@@ -596,6 +618,9 @@ func (x *addition) direct(list []workspace.Machine, i int) ([]string, error) {
 		return nil, err
 	}
 	out := []string{c.Provider.Section.Text("endpoint")}
+	if b := ownBalancer(x.ws); b != nil && b.Address.String() != out[0] {
+		out = append(out, b.Address.String())
+	}
 	for _, p := range []netip.Prefix{c.PodCIDR, c.ServiceCIDR} {
 		if p.IsValid() {
 			out = append(out, p.String())

@@ -41,8 +41,9 @@ type enrolStage struct {
 	fails   map[string]error // by name of the machine
 	keys    map[string]enrol.Key
 	batch   enrol.Batch
-	ran     int  // installations
-	same    bool // the machines lack nothing
+	batches []enrol.Batch // installations
+	ran     int           // installations
+	same    bool          // the machines lack nothing
 	removed *enrol.Removal
 	remove  error
 	log     string
@@ -112,6 +113,9 @@ func (e *enrolStage) enrol() Enrol {
 		},
 		Install: func(_ context.Context, b enrol.Batch, step func(int, enrol.Step), done func(int, enrol.Result)) []enrol.Result {
 			e.batch = b
+			if !b.Rehearse {
+				e.batches = append(e.batches, b)
+			}
 			for i, j := range b.Jobs {
 				step(i, enrol.Step{Title: "send", Done: 1, Total: 2})
 				r := enrol.Result{Took: 1500 * time.Millisecond, Outcome: enrol.Outcome{Changes: []string{"install runc of the distribution, held back from upgrades", "write /etc/constellation/a", "write /etc/constellation/b", "replace /usr/lib/c", "restart x.service"}}}
@@ -122,6 +126,10 @@ func (e *enrolStage) enrol() Enrol {
 					e.ran++
 					r.Err = e.fails[j.Spec.Machine]
 					r.Key = e.keys[j.Spec.Machine]
+					if j.Accept == nil {
+						done(i, r)
+						continue
+					}
 					if err := j.Accept(r.Key); err != nil {
 						r = enrol.Result{Err: err}
 					}
@@ -279,6 +287,100 @@ func TestMachineAddTexts(t *testing.T) {
 	var r addReport
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != plan.ExitDone || len(r.Machines) != 2 || r.Machines[1].Name != "node-12" || len(r.Machines[1].Changes) != 5 || r.Machines[1].HostKey == "" {
 		t.Errorf("document %v, exit code %d: %s", err, code, out)
+	}
+}
+
+// Each control plane gets a balancer with all of them. Those that exist get it before a new one starts.
+func TestMachineAddWithABalancer(t *testing.T) {
+	t.Parallel()
+	e := newEnrolStage(t)
+	b, err := e.ws.ReadConfig()
+	if err == nil {
+		err = e.ws.ReplaceConfig(bytes.Replace(b, []byte("endpoint: api.example.com"), []byte("endpoint: 10.0.0.10\n    balancer: {address: 10.0.0.10}"), 1))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var needs machinecheck.Needs
+	e.checked = nil
+	for _, n := range []string{"11", "12", "13"} {
+		r := checkedMachines()[0]
+		facts := *r.Facts
+		p := netip.MustParsePrefix("10.0.0." + n + "/24")
+		facts.HostName, facts.Addresses, facts.Networks = "node-"+n, []netip.Prefix{p}, []machinecheck.Network{{Interface: "eth0", Address: p}}
+		r.Machine, r.Facts = "root@10.0.0."+n, &facts
+		e.checked = append(e.checked, r)
+	}
+	all := slices.Clone(e.checked)
+	e.check = func(_ context.Context, r machinecheck.Request, _ func(machinecheck.Result)) []machinecheck.Result {
+		needs = r.Needs
+		return slices.Clone(e.checked[:len(r.Targets)])
+	}
+	add := func(hosts ...string) (string, int) {
+		args := []string{"machine", "add", "--group", "control-plane", "--yes"}
+		for _, h := range hosts {
+			args = append(args, "--ssh", "root@10.0.0."+h)
+		}
+		out, errs, code := e.run(args...)
+		return out + errs, code
+	}
+	if out, code := add("11", "12"); code != plan.ExitDone || len(e.batches) != 1 || needs.Balancer == nil || needs.Balancer.Expected || needs.Balancer.Port != 8443 {
+		t.Fatalf("two control planes: exit code %d, needs %+v\n%s", code, needs.Balancer, out)
+	}
+	for _, j := range e.batch.Jobs {
+		for path, want := range map[string]string{enrol.HAProxyFile: "server node-11 10.0.0.11:6443\n\tserver node-12 10.0.0.12:6443", enrol.KeepalivedFile: "10.0.0.10/32 dev eth0", enrol.EnvironmentFile: "CONSTELLATION_API_SERVER_PORT=8443"} {
+			if n := slices.IndexFunc(j.Spec.Files, func(f enrol.File) bool { return f.Path == path }); n < 0 || !strings.Contains(string(j.Spec.Files[n].Data), want) {
+				t.Errorf("%s of %s lacks %q", path, j.Spec.Machine, want)
+			}
+		}
+	}
+
+	// The third one alone is refused: the others would not know it.
+	e.checked, e.batches = all[2:], nil
+	if out, code := add("13"); code != plan.ExitUsage || !strings.Contains(out, "the balancer on node-11 and node-12") || !strings.Contains(out, "--ssh USER@10.0.0.11 --ssh USER@10.0.0.12") || len(e.batches) > 0 || !needs.Balancer.Expected {
+		t.Errorf("one more: exit code %d, %s", code, out)
+	}
+	if out, errs, code := e.run("machine", "add", "node-13", "--address", "10.0.0.13", "--group", "control-plane", "--print-command"); code != plan.ExitUsage || !strings.Contains(errs, "name the other control planes in the same command") || out != "" {
+		t.Errorf("one more that calls: exit code %d, %s%s", code, out, errs)
+	}
+	// A worker has no balancer.
+	if out, errs, code := e.run("machine", "add", "--ssh", "root@10.0.0.13", "--dry-run"); code != plan.ExitDone || slices.ContainsFunc(e.batch.Jobs[0].Spec.Files, func(f enrol.File) bool { return f.Path == enrol.HAProxyFile }) {
+		t.Errorf("a worker: exit code %d, %s%s", code, out, errs)
+	}
+
+	// Two are nodes by now.
+	e.checked = []machinecheck.Result{all[2], all[0], all[1]}
+	for i := range 2 {
+		e.checked[i+1].Findings = []plan.Finding{{ID: "machine-member", Severity: plan.Info}}
+	}
+	e.fails = map[string]error{"node-12": lostConn}
+	if out, code := add("13", "11", "12"); code != plan.ExitFailed || len(e.batches) != 1 || len(e.machines()) != 2 || !strings.Contains(out, "another control plane did not get its address") {
+		t.Errorf("a node does not answer: exit code %d, %d batches, %s", code, len(e.batches), out)
+	}
+	e.fails, e.batches = nil, nil
+	out, code := add("13", "11", "12")
+	if code != plan.ExitDone || len(e.batches) != 2 || len(e.machines()) != 3 || !strings.Contains(out, "a node already") {
+		t.Fatalf("with the others: exit code %d, %d batches, %s", code, len(e.batches), out)
+	}
+	for _, j := range e.batches[0].Jobs {
+		if !j.Spec.Part || j.Authority != nil || len(j.Spec.Files) != 3 || !strings.Contains(string(j.Spec.Files[1].Data), "node-13") {
+			t.Errorf("a node gets %+v", j.Spec)
+		}
+	}
+	if j := e.batches[1].Jobs; len(j) != 1 || j[0].Spec.Part || j[0].Spec.Machine != "node-13" {
+		t.Errorf("the new machine gets %+v", j)
+	}
+	// Without a new one, the nodes are compared alone.
+	e.checked, e.batches, e.same = e.checked[1:], nil, true
+	if out, code := add("11", "12"); code != plan.ExitDone || len(e.machines()) != 3 || !strings.Contains(out, "its balancer has all control planes") {
+		t.Errorf("nodes alone: exit code %d, %s", code, out)
+	}
+	if out, errs, code := e.run("machine", "remove", "node-13", "--gone", "--yes"); code != plan.ExitDone || !strings.Contains(out, "the balancer on node-11 and node-12 still lists it") || !strings.Contains(out, "machine add --group control-plane --ssh USER@10.0.0.11 --ssh USER@10.0.0.12") {
+		t.Errorf("remove: exit code %d, %s%s", code, out, errs)
+	}
+	e.checked[0].Findings, e.checked[1].Findings = []plan.Finding{{ID: "machine-member", Severity: plan.Info}}, nil
+	if out, errs, code := e.run("machine", "add", "--ssh", "root@10.0.0.11"); code != plan.ExitNothing {
+		t.Errorf("a node as a worker: exit code %d, %s%s", code, out, errs)
 	}
 }
 

@@ -295,11 +295,14 @@ func runMachineCall(ctx context.Context, s *session, a *adding, args []string) e
 	if err != nil {
 		return err
 	}
+	all := &addition{adding: a, inventory: v, needs: machinecheck.Needs{Role: role, CA: ownCA(v.ws), Balancer: ownBalancer(v.ws)}, machines: list, vendors: vendors}
+	if err := all.alone(e); err != nil {
+		return err
+	}
 	w, err := newWaiting(s, &a.call, a.out, a.programs)
 	if err != nil {
 		return err
 	}
-	all := &addition{adding: a, inventory: v, needs: machinecheck.Needs{Role: role, CA: ownCA(v.ws)}, machines: list, vendors: vendors}
 	all.report = addReport{Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release, Cluster: e.Cluster}
 	for _, m := range list {
 		err := w.expect(m, fmt.Sprintf("prepare this machine as %s, a %s of the cluster %s", m.Name, strings.ReplaceAll(string(role), "-", " "), e.Cluster))
@@ -376,6 +379,10 @@ func (all *addition) called(ctx context.Context, w *waiting, i int, h *callhome.
 		adding: &own, inventory: all.inventory, needs: all.needs, targets: []sshhost.Target{h.Target()}, connected: h,
 		vendors: all.vendors, others: slices.Delete(slices.Clone(all.machines), i, i+1),
 	}
+	if b := ownBalancer(x.ws); b != nil {
+		b.Expected = b.Expected || len(all.machines) > 1 // another one of these may have the address by now
+		x.needs.Balancer = b
+	}
 	step(enrol.Step{Title: "check the machine"})
 	x.results = []machinecheck.Result{x.s.Enrol.Check(ctx, h, x.needs)}
 	_, err = x.judge(ctx)
@@ -387,7 +394,7 @@ func (all *addition) called(ctx context.Context, w *waiting, i int, h *callhome.
 		})
 		return report, err
 	}
-	if x.machines, err = x.rows(x.results, x.targets, m, have.Machines); err != nil {
+	if x.machines, err = x.rows(x.results, x.targets, m, &workspace.Enrolment{Machines: have.Machines, Balancer: have.Balancer}); err != nil {
 		return report, err
 	}
 	x.report.Machines = []view.AddedMachine{report}

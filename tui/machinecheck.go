@@ -105,7 +105,7 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 	})
 	of := machinecheck.Request{Targets: targets, SSH: ssh, Needs: machinecheck.Needs{Role: r.Role}}
 	if ws, _, err := s.workspace(); err == nil {
-		of.Needs.CA = ownCA(ws)
+		of.Needs.CA, of.Needs.Balancer = ownCA(ws), ownBalancer(ws)
 	}
 	check := func() {
 		done, doing = 0, "checking"

@@ -427,9 +427,14 @@ func (x *removal) give(ctx context.Context, reach sshhost.Options, step func(enr
 			return report, err
 		}
 	}
+	list, err := x.ws.MachineList()
+	if err != nil {
+		return report, err
+	}
 	if err := x.ws.RemoveMachine(x.name); err != nil {
 		return report, err
 	}
+	report.Notes = append(report.Notes, shorten(x.s, &list, x.name)...)
 	report.Changes = append(report.Changes, "deleted its row from "+workspace.ConfigFile)
 	return report, nil
 }

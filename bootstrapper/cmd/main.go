@@ -4,6 +4,7 @@
 //	CONSTELLATION_PROVIDER   name of the machine's cloud provider
 //	CONSTELLATION_METADATA   URL of the cloud's metadata server
 //	CONSTELLATION_TPM        address of the TPM, unix:PATH or a device, or enrolled:DIRECTORY
+//	CONSTELLATION_API_SERVER_PORT   port of API servers at the load balancer; 6443 if it is not set
 //
 // It exits with 3 if restarting it cannot help.
 package main
@@ -20,6 +21,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"syscall"
 
 	"constellation/bootstrapper"
@@ -116,6 +118,13 @@ func offer(ctx context.Context, m bootstrapper.Machine) error {
 	m.Metadata = from.Metadata(cmp.Or(os.Getenv("CONSTELLATION_METADATA"), from.MetadataAddress))
 	m.Validator, m.KubeletCloudProvider, m.DividePods = from.Attestation.Validator, from.KubeletCloudProvider, from.DividePods
 	m.Issuer = from.Attestation.Issuer(m.TPM)
+	if p := os.Getenv("CONSTELLATION_API_SERVER_PORT"); p != "" {
+		n, err := strconv.ParseUint(p, 10, 16)
+		if err != nil || n == 0 {
+			return fmt.Errorf("%w: CONSTELLATION_API_SERVER_PORT is %q, want a port", bootstrapper.ErrStuck, p)
+		}
+		m.APIServerPort = int(n)
+	}
 	pem, err := os.ReadFile(filepath.Join(m.Root, rootsFile))
 	if err != nil {
 		return fmt.Errorf("read trust roots: %w", err)

@@ -52,6 +52,8 @@ type Spec struct {
 	// Trees are folders and files that programs of the machine write after the enrolment. Those that did not
 	// exist before are deleted when the machine is removed.
 	Trees []string
+	// Part marks a Spec with a part of what the machine gets. A machine that is not enrolled is refused.
+	Part bool
 }
 
 // File is a file of the machine, with owner root.
@@ -67,6 +69,8 @@ type File struct {
 	// Default is a package whose own configuration the file replaces. A file that differs from that of the
 	// package was changed by hand, and stays. The result names what a node Needs of it.
 	Default, Needs string
+	// Own refuses a machine whose file is neither of an enrolment nor that of Default. Needs is what to do then.
+	Own bool
 	// Keep leaves anything that exists at Path as it is.
 	Keep bool
 }
@@ -83,6 +87,8 @@ type Unit struct {
 	Name string
 	// Start enables and starts it. Others are only stopped when the machine is removed.
 	Start bool
+	// Reload has it read its files again in place of a restart.
+	Reload bool
 }
 
 // Causes of errors. Each error that wraps one of them has a remedy.

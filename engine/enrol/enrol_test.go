@@ -40,7 +40,7 @@ is-enabled) if [ -e "$FAKE/enabled/$unit" ]; then echo enabled; else echo disabl
 is-active) if [ -e "$FAKE/active/$unit" ]; then echo active; else echo inactive; exit 3; fi ;;
 enable) known "$unit" && touch "$FAKE/enabled/$unit" ;;
 disable) rm -f "$FAKE/enabled/$unit" ;;
-start | restart) known "$unit" && touch "$FAKE/active/$unit" && echo "$verb $unit" >>"$FAKE/log" ;;
+start | restart | reload-or-restart) known "$unit" && touch "$FAKE/active/$unit" && echo "$verb $unit" >>"$FAKE/log" ;;
 stop) rm -f "$FAKE/active/$unit" ;;
 esac`
 	fakeApt = `#!/bin/sh
@@ -654,6 +654,65 @@ func TestFilesOfTheUserStay(t *testing.T) {
 	b.mustInstall(b.spec())
 	if got, err := os.ReadFile(b.path("etc/runtime/conf")); err != nil || string(got) != "ours\n" {
 		t.Errorf("the configuration is %q %v", got, err)
+	}
+	b.mustRemove()
+	if is := b.tree(); is != before {
+		t.Errorf("the machine is\n%s\nwant\n%s", is, before)
+	}
+}
+
+// A configuration that serves something else is refused before anything is changed.
+func TestOwnFiles(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, sshdtest.Options{})
+	s := b.spec()
+	s.Files[4].Own, s.Files[4].Needs = true, "move it away"
+	if err := os.MkdirAll(b.path("etc/runtime"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, b.path("etc/runtime/conf"), "of the user\n", 0o644)
+	before := b.tree()
+	_, err := enrol.Examine(t.Context(), b.dial(), b.request(s))
+	if plan.ExitCode(err) != plan.ExitBlocked || plan.Remedy(err) != "move it away" || !strings.Contains(err.Error(), "etc/runtime/conf is there") {
+		t.Errorf("a rehearsal: %v", err)
+	}
+	if _, err := enrol.Install(t.Context(), b.dial(), b.request(s)); plan.ExitCode(err) != plan.ExitBlocked || b.tree() != before {
+		t.Errorf("an installation: %v", err)
+	}
+	write(t, b.path("etc/runtime/conf"), "default\n", 0o644) // that of the package
+	b.mustInstall(s)
+	write(t, b.path("etc/runtime/conf"), "changed later\n", 0o644)
+	if l, _ := b.mustInstall(s); !slices.Equal(l.sent, []string{b.path("etc/runtime/conf")}) {
+		t.Errorf("sent %q", l.sent)
+	}
+}
+
+// A part is added to what a machine has, and taken back with it. Units that read their files again are not restarted.
+func TestParts(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, sshdtest.Options{})
+	before := b.tree()
+	part := enrol.Spec{
+		Cluster: "uid-1", ClusterName: "mine", Machine: "worker-1", Release: "v1.2.0", Part: true,
+		Files: []enrol.File{{Path: b.path("etc/systemd/extra.service"), Mode: 0o644, Data: []byte("[Unit]\n")}},
+		Units: []enrol.Unit{{Name: "extra.service", Start: true, Reload: true}},
+	}
+	if _, err := enrol.Install(t.Context(), b.dial(), b.request(part)); !errors.Is(err, enrol.ErrNotEnrolled) || plan.ExitCode(err) != plan.ExitBlocked || plan.Remedy(err) == "" {
+		t.Errorf("a machine without an enrolment: %v", err)
+	}
+	b.mustInstall(b.spec())
+	logged := b.log()
+	if _, out := b.mustInstall(part); !slices.Equal(out.Changes, []string{"write " + b.path("etc/systemd/extra.service"), "start or reload extra.service"}) {
+		t.Errorf("changes %q", out.Changes)
+	}
+	if got := strings.TrimPrefix(b.log(), logged); got != "reload-or-restart extra.service\n" {
+		t.Errorf("units: %q", got)
+	}
+	if journal, err := os.ReadFile(filepath.Join(b.dir, "state/journal.json")); err != nil || !strings.Contains(string(journal), `"release": "v1.1.0"`) {
+		t.Errorf("the journal names another release than that of the programs, %v:\n%s", err, journal)
+	}
+	if l, out := b.mustInstall(part); len(out.Changes)+len(l.sent) > 0 {
+		t.Errorf("again: %q", out.Changes)
 	}
 	b.mustRemove()
 	if is := b.tree(); is != before {

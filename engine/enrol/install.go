@@ -50,17 +50,22 @@ func (d *difference) changes(s *Spec) (out []string) {
 	}
 	switch {
 	case d.restart || len(d.files) > 0:
-		out = append(out, "restart "+words.And(s.started()))
+		if units := s.started(false); len(units) > 0 {
+			out = append(out, "restart "+words.And(units))
+		}
+		if units := s.started(true); len(units) > 0 {
+			out = append(out, "start or reload "+words.And(units))
+		}
 	case len(d.start) > 0:
 		out = append(out, "start "+words.And(d.start))
 	}
 	return out
 }
 
-// started are the units to start.
-func (s *Spec) started() (out []string) {
+// started are the units to start: those that reload their files, or the others.
+func (s *Spec) started(reload bool) (out []string) {
 	for _, u := range s.Units {
-		if u.Start {
+		if u.Start && u.Reload == reload {
 			out = append(out, u.Name)
 		}
 	}
@@ -76,6 +81,8 @@ func (s *Spec) compare(wants []entry, o *observation, j *Journal) (*difference, 
 		switch {
 		case is == wants[i]:
 		case f.Keep && is.Kind != kindAbsent && !ours:
+		case f.Own && is.Kind != kindAbsent && !ours && !o.defaults[i]:
+			return nil, &plan.Error{Op: "enrol " + s.Machine, Err: errors.New(f.Path + " is there, and it is not the file of the package"), Remedy: f.Needs, Exit: plan.ExitBlocked}
 		case f.Default != "" && is.Kind != kindAbsent && !ours && !o.defaults[i]:
 			d.notes = append(d.notes, f.Path+" was changed by hand and stays: a node needs "+f.Needs)
 		case is.Kind == kindFolder || is.Kind == kindOther:
@@ -189,13 +196,22 @@ func Install(ctx context.Context, m Machine, r Request) (Outcome, error) {
 	}
 	out := Outcome{Changes: d.changes(s), Notes: d.notes}
 	p.total = 5 + s.sends(d.files)
-	if len(out.Changes) == 0 && j != nil && j.State == Installed && j.Machine == s.Machine && j.Release == s.Release {
+	if len(s.started(false)) > 0 && len(s.started(true)) > 0 {
+		p.total++ // they start one after the other
+	}
+	if len(out.Changes) == 0 && j != nil && j.State == Installed && j.Machine == s.Machine && (s.Part || j.Release == s.Release) {
 		return out, r.prepare(ctx, m, p)
+	}
+	if j == nil && s.Part {
+		return Outcome{}, &plan.Error{Op: c.op, Err: ErrNotEnrolled, Remedy: "check the address; a machine that was reinstalled has left the cluster: remove its Node, then its row with `constellation machine remove " + s.Machine + " --gone`", Exit: plan.ExitBlocked}
 	}
 	if j == nil {
 		j = &Journal{Version: journalVersion, Cluster: s.Cluster, Begun: r.Now().UTC()}
 	}
-	j.ClusterName, j.Machine, j.Release = s.ClusterName, s.Machine, s.Release
+	j.ClusterName, j.Machine = s.ClusterName, s.Machine
+	if !s.Part { // its programs may be of another release
+		j.Release = s.Release
+	}
 	j.State, j.Changed = Installing, r.Now().UTC()
 	j.extend(s, wants, d)
 	if err := c.write(ctx, j); err != nil {
@@ -283,17 +299,25 @@ func (r *Request) prepare(ctx context.Context, m Machine, p *progress) error {
 
 // start starts the units of a Spec.
 func (c *remote) start(ctx context.Context, s *Spec, d *difference, p *progress) error {
-	units := s.started()
-	if len(units) == 0 {
-		return nil
+	changed := d.restart || len(d.files) > 0
+	for _, reload := range []bool{false, true} {
+		units := s.started(reload)
+		if len(units) == 0 {
+			continue
+		}
+		p.next("start " + words.And(units))
+		how := "start"
+		switch {
+		case changed && reload:
+			how = "reload-or-restart"
+		case changed:
+			how = "restart"
+		}
+		if _, err := c.run(ctx, limit, "start", nil, append([]string{how}, units...)...); err != nil {
+			return err
+		}
 	}
-	p.next("start " + words.And(units))
-	how := "start"
-	if d.restart || len(d.files) > 0 {
-		how = "restart"
-	}
-	_, err := c.run(ctx, limit, "start", nil, append([]string{how}, units...)...)
-	return err
+	return nil
 }
 
 // packages installs packages. The journal names them before.

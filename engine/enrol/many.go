@@ -283,7 +283,7 @@ func named(ctx context.Context, m Machine, cluster, name, verb string) error {
 }
 
 // Logs are the units whose messages [Follow] prints.
-var Logs = []string{"constellation-bootstrapper", "constellation-agent", "kubelet", "containerd"}
+var Logs = []string{"constellation-bootstrapper", "constellation-agent", "kubelet", "containerd", "haproxy", "keepalived"}
 
 // LogRequest selects messages of a machine.
 type LogRequest struct {

@@ -199,7 +199,7 @@ links() {
   done
 }
 
-# Starts units. $1 is restart if files of them may be new.
+# Starts units. $1 is restart or reload-or-restart if files of them may be new, else start.
 start() {
   fence
   how=$1
@@ -207,11 +207,7 @@ start() {
   systemctl daemon-reload 9>&-
   for u in "$@"; do
     systemctl -q enable "$u" 9>&- || stop 1 "$u cannot be enabled"
-    if [ "$how" = restart ]; then
-      systemctl restart "$u" 9>&- || stop 1 "$u does not start: $(systemctl status --no-pager -n 5 "$u" 2>&1 | tail -n 3)"
-    else
-      systemctl start "$u" 9>&- || stop 1 "$u does not start: $(systemctl status --no-pager -n 5 "$u" 2>&1 | tail -n 3)"
-    fi
+    systemctl "$how" "$u" 9>&- || stop 1 "$u does not start: $(systemctl status --no-pager -n 5 "$u" 2>&1 | tail -n 3)"
   done
 }
 

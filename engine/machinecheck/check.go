@@ -100,6 +100,12 @@ func Check(ctx context.Context, r Request, done func(Result)) []Result {
 			names, facts, index = append(names, out[i].Machine), append(facts, *out[i].Facts), append(index, i)
 		}
 	}
+	if b := r.Needs.Balancer; b != nil && slices.ContainsFunc(facts, b.heldBy) {
+		for i := range out { // it is that of one of these machines
+			out[i].Findings = slices.DeleteFunc(out[i].Findings, func(f plan.Finding) bool { return f.ID == findingHeld })
+			out[i].Ready = out[i].Facts != nil && len(out[i].Blocked()) == 0
+		}
+	}
 	for k, found := range Together(names, facts) {
 		x := &out[index[k]]
 		x.Findings = slices.Concat(found, x.Findings)
@@ -118,7 +124,7 @@ func checkOne(ctx context.Context, r Request, t sshhost.Target) Result {
 			return Facts{}, "", err
 		}
 		defer h.Close()
-		f, err = Observe(ctx, h)
+		f, err = Observe(ctx, h, r.Needs.address())
 		return f, h.Fingerprint(), err
 	})
 }
@@ -126,7 +132,7 @@ func checkOne(ctx context.Context, r Request, t sshhost.Target) Result {
 // CheckConnected checks one machine that is connected already.
 func CheckConnected(ctx context.Context, m Machine, n Needs) Result {
 	return check(ctx, m.Target(), n, func() (f Facts, hostKey string, err error) {
-		f, err = Observe(ctx, m)
+		f, err = Observe(ctx, m, n.address())
 		return f, "", err
 	})
 }

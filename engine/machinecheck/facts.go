@@ -65,10 +65,17 @@ type Facts struct {
 	// Lacks are programs that the kubelet needs.
 	Lacks []string `json:"lacks,omitempty"`
 	// TPM is the major version of the TPM; empty without one.
-	TPM          string         `json:"tpm,omitempty"`
-	Addresses    []netip.Prefix `json:"addresses,omitempty"`
-	DefaultRoute Answer         `json:"defaultRoute"`
-	Nameservers  []string       `json:"nameservers,omitempty"`
+	TPM       string         `json:"tpm,omitempty"`
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	// Networks are the interfaces of Addresses.
+	Networks []Network `json:"networks,omitempty"`
+	// Holder is the hardware address that answers at the address of the balancer, unread if it could not be
+	// found out; empty if none does, or without such a balancer. BalancerCluster is the ID of the cluster for
+	// which this machine has the balancer.
+	Holder          string   `json:"holder,omitempty"`
+	BalancerCluster string   `json:"balancerCluster,omitempty"`
+	DefaultRoute    Answer   `json:"defaultRoute"`
+	Nameservers     []string `json:"nameservers,omitempty"`
 	// Resolved is whether systemd-resolved has a file with the real name servers.
 	Resolved bool  `json:"resolved,omitempty"`
 	Clock    Clock `json:"clock"`
@@ -155,6 +162,12 @@ type Program struct {
 	// Package is the Debian package that has it.
 	Package string `json:"package,omitempty"`
 	Version string `json:"version,omitempty"`
+}
+
+// Network is an address of a network interface.
+type Network struct {
+	Interface string       `json:"interface"`
+	Address   netip.Prefix `json:"address"`
 }
 
 // Clock compares the machine's clock with that of the console.
@@ -407,8 +420,29 @@ var keys = map[string]key{
 			return errValue
 		}
 		p.Addresses = append(p.Addresses, a)
+		if interfaceRE.MatchString(f[1]) { // it becomes part of a configuration file
+			p.Networks = append(p.Networks, Network{f[1], a})
+		}
 		return nil
 	}),
+	"balancer.holder": {list: true, set: func(p *parser, v string) error {
+		if v == "?" {
+			p.Holder = string(Unread)
+			return nil
+		}
+		if absent(v) != "" && !hardwareRE.MatchString(v) {
+			return errValue
+		}
+		p.Holder = absent(v)
+		return nil
+	}},
+	"balancer.cluster": {list: true, set: func(p *parser, v string) error {
+		if absent(v) != "" && !nameRE.MatchString(v) {
+			return errValue
+		}
+		p.BalancerCluster = absent(v)
+		return nil
+	}},
 	"remains":    line(func(p *parser) *[]string { return &p.Remains }),
 	"proxy":      line(func(p *parser) *[]string { return &p.Proxies }),
 	"nameserver": line(func(p *parser) *[]string { return &p.Nameservers }),
@@ -416,6 +450,11 @@ var keys = map[string]key{
 
 // nameRE matches what becomes part of a command that users copy.
 var nameRE = regexp.MustCompile(`^[A-Za-z0-9_./+-]{1,128}$`)
+
+var (
+	interfaceRE = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$`)
+	hardwareRE  = regexp.MustCompile(`^[0-9a-f]{2}(:[0-9a-f]{2}){5,19}$`)
+)
 
 var (
 	errValue = errors.New("unknown value")

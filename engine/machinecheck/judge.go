@@ -20,6 +20,8 @@ type Needs struct {
 	// CA is the digest of the cluster's certificate authority, as of CADigest: a machine of this cluster
 	// is fine. If it is empty, a machine of any cluster is refused.
 	CA string
+	// Balancer is what a control plane is to have besides; nil: nothing.
+	Balancer *Balancer
 }
 
 // Limits of a judgement. Memory and cores of a control plane are those of kubeadm's own preflight.
@@ -34,12 +36,15 @@ const (
 	goodClock          = 2 * time.Second
 )
 
-// Ports are the TCP ports that the parts of a node listen on.
-var ports = []struct {
+// port is a TCP port of a node.
+type port struct {
 	port int
 	of   string
 	role cloud.Role // empty: of all nodes
-}{
+}
+
+// Ports are the TCP ports that the parts of a node listen on.
+var ports = []port{
 	{10248, "kubelet", ""},
 	{10249, "kube-proxy", ""},
 	{10250, "kubelet", ""},
@@ -79,7 +84,7 @@ func Judge(f Facts, n Needs) []plan.Finding {
 	j := &judge{f: f, n: n}
 	for _, check := range []func(*judge){
 		(*judge).root, (*judge).system, (*judge).host, (*judge).modules, (*judge).sysctls, (*judge).swap, (*judge).size, (*judge).disks, (*judge).cgroup, (*judge).clock,
-		(*judge).cluster, (*judge).programs, (*judge).containerd, (*judge).ports, (*judge).firewalls, (*judge).security, (*judge).network, (*judge).tpm,
+		(*judge).cluster, (*judge).programs, (*judge).containerd, (*judge).balancer, (*judge).ports, (*judge).firewalls, (*judge).security, (*judge).network, (*judge).tpm,
 	} {
 		check(j)
 	}
@@ -456,7 +461,7 @@ func (j *judge) ports() {
 	blocked := slices.ContainsFunc(j.out, func(f plan.Finding) bool {
 		return slices.Contains([]string{"machine-member", "machine-other-cluster", "machine-half-initialised", "machine-claimed", "machine-other-kubernetes"}, f.ID)
 	})
-	for _, p := range ports {
+	for _, p := range append(slices.Clip(ports), j.balancerPorts()...) {
 		if p.role != "" && p.role != j.n.Role {
 			continue
 		}
@@ -488,7 +493,13 @@ func (j *judge) firewalls() {
 			list = append(list, fmt.Sprint(p))
 		}
 	}
+	if b := j.balancerOf(); b != nil {
+		list = append(list, fmt.Sprint(b.Port))
+	}
 	other := "other nodes must reach TCP " + words.And(list)
+	if j.balancerOf() != nil {
+		other += ", and other control planes VRRP (IP protocol 112)"
+	}
 	for _, w := range j.f.Firewalls {
 		x := plan.Finding{Detail: other, Objects: []string{w.Tool}, Remedy: "permit these ports from the other nodes, and traffic of pods"}
 		switch w.State {
@@ -497,6 +508,9 @@ func (j *judge) firewalls() {
 			switch w.Tool {
 			case "ufw":
 				x.Command = "ufw allow proto tcp from NETWORK to any port " + strings.Join(list, ",") + " && ufw default allow routed"
+				if j.balancerOf() != nil {
+					x.Command += " && ufw allow proto vrrp from NETWORK"
+				}
 			case "firewalld":
 				x.Command = "firewall-cmd --permanent --zone=trusted --add-source=NETWORK && firewall-cmd --reload"
 			}

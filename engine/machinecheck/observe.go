@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -28,8 +29,9 @@ type Machine interface {
 	Target() sshhost.Target
 }
 
-// Observe reads the facts of a machine. It does so as root if the user is root or may use sudo.
-func Observe(ctx context.Context, h Machine) (Facts, error) {
+// Observe reads the facts of a machine. It does so as root if the user is root or may use sudo. balancer is the address
+// of a balancer that the machine is to have, or the zero value.
+func Observe(ctx context.Context, h Machine, balancer netip.Addr) (Facts, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, Limit, &plan.Error{Op: "check " + h.Target().String(), Err: errors.New("the machine did not end the script within " + Limit.String()), Remedy: "check the load of the machine, and file systems that hang"})
 	defer cancel()
 	c := sshhost.Command{Argv: []string{"true"}, Root: true}
@@ -42,6 +44,9 @@ func Observe(ctx context.Context, h Machine) (Facts, error) {
 	}
 	mark := rand.Text()
 	c.Argv, c.Stdin, c.MaxOutput = []string{"sh", "-s", "--", mark}, strings.NewReader(script), MaxAnswer
+	if balancer.IsValid() {
+		c.Argv = append(c.Argv, balancer.String())
+	}
 	from := time.Now()
 	r, err := h.Run(ctx, c)
 	if err != nil {

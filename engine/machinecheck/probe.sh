@@ -1,8 +1,10 @@
-# Prints facts of this machine, one per line: KEY VALUE. It changes nothing. $1 marks the answer.
+# Prints facts of this machine, one per line: KEY VALUE. It changes nothing. $1 marks the answer. $2 is the address
+# of a balancer, or absent.
 # A value is printable ASCII; "-" is absent, "?" could not be read. Package machinecheck parses it.
 LC_ALL=C
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 export LC_ALL PATH
+balancer=${2:-}
 
 n=0
 fact() {
@@ -151,6 +153,30 @@ remains() {
   done
 }
 
+# The hardware address that answers at an address of a network of this machine. A packet has the kernel find it out. An
+# old entry is confirmed or dropped within 10 s.
+holder() {
+  if ! have ip || ! have bash; then
+    echo '?'
+    return
+  fi
+  bash -c 'echo >/dev/udp/$1/9' bash "$1" 2>/dev/null
+  tries=0
+  while [ $tries -lt 100 ]; do
+    entry=$(ip -o neigh show to "$1" 2>/dev/null)
+    case $entry in
+    '' | *FAILED*) break ;;
+    *REACHABLE* | *PERMANENT*)
+      printf '%s\n' "$entry" | sed -n 's/.* lladdr \([0-9a-f:]*\).*/\1/p' | head -n 1
+      return
+      ;;
+    esac
+    sleep 0.1
+    tries=$((tries + 1))
+  done
+  echo -
+}
+
 main() {
   uid=$(id -u)
   kernel=$(uname -r)
@@ -233,6 +259,10 @@ main() {
     fact clock.synchronized yes
   else
     fact clock.synchronized '?'
+  fi
+  if [ -n "$balancer" ]; then
+    fact balancer.holder "$(holder "$balancer")"
+    fact balancer.cluster "$(sed -n '1s/^# Written by constellation for the cluster \([A-Za-z0-9-]*\)\..*/\1/p' /etc/keepalived/keepalived.conf 2>/dev/null)"
   fi
   fact clock.end "$(date +%s.%N)"
   printf 'end %s %s\n' "$n" "$1"

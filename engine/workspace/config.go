@@ -296,11 +296,39 @@ func (c *Config) checkEnrolled(r *reader, doc *yaml.Node) {
 			r.bad(n, name, "does not apply to enrolled machines", "remove it: it follows from the list of machines")
 		}
 	}
+	c.checkBalancer(r, doc)
 	for i, m := range machines.List(c.Provider.Section) {
 		g := c.NodeGroups[string(m.Group)]
 		c.NodeGroups[string(m.Group)] = NodeGroup{Role: m.Group, Count: g.Count + 1}
 		if ip, err := netip.ParseAddr(m.Address); err == nil && (c.PodCIDR.Contains(ip) || c.ServiceCIDR.Contains(ip)) {
 			r.bad(find(doc, "provider"), fmt.Sprintf("provider.%s.%s[%d].address", machines.Enrolled, machines.Name, i), m.Address+" is in the range of pods or services", "choose serviceCIDR and podCIDR outside of the machines' network")
+		}
+	}
+}
+
+// checkBalancer compares the balancer of enrolled machines with the rest of the configuration.
+func (c *Config) checkBalancer(r *reader, doc *yaml.Node) {
+	b := machines.BalancerOf(c.Provider.Section)
+	if b == nil {
+		return
+	}
+	section := find(find(doc, "provider"), machines.Enrolled)
+	at := "provider." + machines.Enrolled + "." + machines.BalancerMap
+	bad := func(field, problem, remedy string) {
+		r.bad(find(find(section, machines.BalancerMap), field), at+"."+field, problem, remedy)
+	}
+	if ip, err := netip.ParseAddr(c.Provider.Section.Text("endpoint")); err == nil && ip != b.Address {
+		bad("address", fmt.Sprintf("%s is not the endpoint %s", b.Address, ip), "write the same address twice, or a DNS name of the balancer's address as endpoint")
+	}
+	if c.PodCIDR.Contains(b.Address) || c.ServiceCIDR.Contains(b.Address) {
+		bad("address", b.Address.String()+" is in the range of pods or services", "choose an address of the machines' network")
+	}
+	if b.Port == machines.APIPort {
+		bad("port", fmt.Sprintf("%d is the port of the API servers on the same machines", b.Port), "remove the field, or write another port")
+	}
+	for _, m := range machines.List(c.Provider.Section) {
+		if ip, err := netip.ParseAddr(m.Address); err == nil && ip == b.Address {
+			bad("address", fmt.Sprintf("%s is that of %s", b.Address, m.Name), "choose an address that no machine has: keepalived moves it between the control planes")
 		}
 	}
 }

@@ -31,18 +31,18 @@ import (
 // holds it can make evidence of any of them.
 const AuthorityKeyFile = "constellation-authority-key.pem"
 
-// Ports of enrolled machines.
-const (
-	apiPort  = "6443"
-	initPort = "9000"
-)
+// initPort is the port of bootstrappers.
+const initPort = "9000"
 
 // Enrolment is what machines get from a workspace.
 type Enrolment struct {
 	// Cluster is the name of the cluster, UID identifies its machines.
 	Cluster, UID string
-	// Endpoint is the host in front of the API servers.
+	// Endpoint is the host in front of the API servers, and Port its port. Balancer is what listens there; nil: the
+	// owner's own.
 	Endpoint string
+	Port     int
+	Balancer *machines.Balancer
 	// Authority certifies the machines. Roots is its certificate in PEM, SigningKeys the public key in PEM
 	// that signs what machines install.
 	Authority          *authority.Authority
@@ -104,15 +104,15 @@ func (w *Workspace) enrolment(write func(name string, b []byte) error) (*Enrolme
 	if err != nil {
 		return nil, err
 	}
-	if e := net.JoinHostPort(c.Provider.Section.Text("endpoint"), apiPort); len(s.ClusterValues.ClusterID) == 0 && s.Infrastructure.InClusterEndpoint != hostOf(e) {
-		s.Infrastructure.setEndpoint(hostOf(e)) // the configuration was corrected before init
-		if err := writeState(s, write); err != nil {
-			return nil, err
-		}
+	if err := w.keepEndpoint(c, s, write); err != nil {
+		return nil, err
 	}
 	out := &Enrolment{
-		Cluster: c.Name, UID: s.Infrastructure.UID, Endpoint: s.Infrastructure.InClusterEndpoint, Roots: []byte(s.Infrastructure.Section.Text("authority")),
-		Machines: machines.List(c.Provider.Section), secretHash: sha256.Sum256(s.Infrastructure.InitSecret),
+		Cluster: c.Name, UID: s.Infrastructure.UID, Endpoint: s.Infrastructure.InClusterEndpoint, Port: machines.EndpointPort(c.Provider.Section), Roots: []byte(s.Infrastructure.Section.Text("authority")),
+		Machines: machines.List(c.Provider.Section), Balancer: machines.BalancerOf(c.Provider.Section), secretHash: sha256.Sum256(s.Infrastructure.InitSecret),
+	}
+	if b := out.Balancer; b != nil && b.RouterID == 0 {
+		b.RouterID = machines.RouterID(out.UID)
 	}
 	if out.Authority, err = authority.Parse(out.Roots, key); err != nil {
 		return nil, authorityError(w, err)
@@ -157,16 +157,44 @@ func (w *Workspace) beginEnrolment(c *Config, write func(name string, b []byte) 
 		UID: hex.EncodeToString(random[:16]), Name: c.Name, Provider: machines.Enrolled, InitSecret: random[16:],
 		Section: section.Values{"uid": hex.EncodeToString(random[:16]), "authority": string(certificate)},
 	}}
-	s.Infrastructure.setEndpoint(c.Provider.Section.Text("endpoint"))
+	s.Infrastructure.setEndpoint(c.Provider.Section)
 	if err := write(AuthorityKeyFile, key); err != nil {
 		return nil, nil, err
 	}
 	return s, key, writeState(s, write)
 }
 
-// setEndpoint sets the host in front of the API servers.
-func (i *Infrastructure) setEndpoint(host string) {
-	i.ClusterEndpoint, i.InClusterEndpoint, i.APIServerCertSANs = net.JoinHostPort(host, apiPort), host, []string{host}
+// setEndpoint sets host and port in front of the API servers from the section of a configuration.
+func (i *Infrastructure) setEndpoint(v section.Values) {
+	host := v.Text("endpoint")
+	i.ClusterEndpoint, i.InClusterEndpoint, i.APIServerCertSANs = net.JoinHostPort(host, strconv.Itoa(machines.EndpointPort(v))), host, []string{host}
+	if b := machines.BalancerOf(v); b != nil && b.Address.String() != host {
+		i.APIServerCertSANs = append(i.APIServerCertSANs, b.Address.String())
+	}
+}
+
+// keepEndpoint takes an endpoint that was corrected before init into the state. Later its host and port are in
+// certificates and in the configuration of all nodes.
+func (w *Workspace) keepEndpoint(c *Config, s *State, write func(name string, b []byte) error) error {
+	is := Infrastructure{}
+	is.setEndpoint(c.Provider.Section)
+	was := &s.Infrastructure
+	same := was.InClusterEndpoint == is.InClusterEndpoint && !slices.ContainsFunc(is.APIServerCertSANs, func(s string) bool { return !slices.Contains(was.APIServerCertSANs, s) })
+	// This computer may reach the API servers at another address than machines do.
+	if same && (was.ClusterEndpoint == is.ClusterEndpoint || hostOf(was.ClusterEndpoint) != was.InClusterEndpoint) {
+		return nil
+	}
+	if len(s.ClusterValues.ClusterID) == 0 {
+		was.setEndpoint(c.Provider.Section)
+		return writeState(s, write)
+	}
+	if machines.BalancerOf(c.Provider.Section) == nil && was.ClusterEndpoint == net.JoinHostPort(was.InClusterEndpoint, strconv.Itoa(machines.APIPort)) {
+		return nil // the owner's endpoint
+	}
+	return &plan.Error{
+		Op: "enrol machines", Err: fmt.Errorf("%s has the endpoint %s, and the cluster was made with %s", w.Path(ConfigFile), is.ClusterEndpoint, was.ClusterEndpoint), Exit: plan.ExitUsage,
+		Remedy: "restore endpoint and balancer in the configuration: certificates and nodes have the endpoint of init",
+	}
 }
 
 // ID returns the provider ID of a machine.
@@ -212,6 +240,9 @@ func (e *Enrolment) Files(m machines.Machine) ([]MachineFile, error) {
 		return nil, fmt.Errorf("write the data of %s: %w", m.Name, err)
 	}
 	env := fmt.Sprintf("CONSTELLATION_PROVIDER=%s\nCONSTELLATION_METADATA=%s\nCONSTELLATION_TPM=enrolled:%s\n", machines.Enrolled, machines.MachineFile, machines.IdentityDir)
+	if e.Port != machines.APIPort {
+		env += fmt.Sprintf("CONSTELLATION_API_SERVER_PORT=%d\n", e.Port)
+	}
 	return []MachineFile{
 		{machines.MachineFile, 0o600, append(data, '\n')},
 		{"/etc/constellation/environment", 0o644, []byte(env)},

@@ -417,3 +417,97 @@ func TestRowsGetSettings(t *testing.T) {
 		}
 	}
 }
+
+// balanced is a configuration of enrolled machines with a balancer, whose map is given, and an endpoint.
+func balanced(t *testing.T, endpoint, balancer string) []byte {
+	t.Helper()
+	b, err := GenerateConfig("machines", GenerateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Replace(b, []byte("endpoint: api.example.com"), []byte("endpoint: "+endpoint+"\n    balancer: "+balancer+"\n    machines:\n      - {name: cp-0, address: 10.0.0.11, group: control-plane}"), 1)
+}
+
+func TestBalancerIsValidated(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ name, endpoint, balancer, want string }{
+		{name: "address alone", endpoint: "10.0.0.10", balancer: "{address: 10.0.0.10}"},
+		{name: "all fields", endpoint: "api.example.com", balancer: "{address: 10.0.0.10, interface: eth0, port: 7443, routerID: 255}"},
+		{name: "no address", endpoint: "10.0.0.10", balancer: "{port: 7443}", want: "provider.enrolled.balancer.address"},
+		{name: "no field", endpoint: "10.0.0.10", balancer: "{}", want: "address"},
+		{name: "IPv6", endpoint: "api.example.com", balancer: "{address: \"fd00::1\"}", want: "is no IPv4 address"},
+		{name: "a name", endpoint: "api.example.com", balancer: "{address: api.example.com}", want: "is no IPv4 address"},
+		{name: "another endpoint", endpoint: "10.0.0.9", balancer: "{address: 10.0.0.10}", want: "10.0.0.10 is not the endpoint 10.0.0.9"},
+		{name: "address of a machine", endpoint: "10.0.0.11", balancer: "{address: 10.0.0.11}", want: "10.0.0.11 is that of cp-0"},
+		{name: "address of a Service", endpoint: "10.96.0.10", balancer: "{address: 10.96.0.10}", want: "range of pods or services"},
+		{name: "port of API servers", endpoint: "10.0.0.10", balancer: "{address: 10.0.0.10, port: 6443}", want: "6443 is the port of the API servers"},
+		{name: "port", endpoint: "10.0.0.10", balancer: "{address: 10.0.0.10, port: 70000}", want: "70000"},
+		{name: "router ID", endpoint: "10.0.0.10", balancer: "{address: 10.0.0.10, routerID: 256}", want: "256"},
+		{name: "interface", endpoint: "10.0.0.10", balancer: "{address: 10.0.0.10, interface: \"eth0 }\"}", want: "cannot name a network interface"},
+		{name: "unknown field", endpoint: "10.0.0.10", balancer: "{address: 10.0.0.10, vrid: 3}", want: "vrid"},
+	} {
+		_, err := ParseConfig(balanced(t, tt.endpoint, tt.balancer))
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
+		}
+	}
+}
+
+func TestEnrolmentWithABalancer(t *testing.T) {
+	t.Parallel()
+	w := enrolling(t)
+	if e, err := w.Enrolment(); err != nil || e.Balancer != nil || e.Port != 6443 {
+		t.Fatalf("without a balancer: %+v, %v", e, err)
+	}
+	m := machines.Machine{Name: "cp-0", Address: "10.0.0.11", Group: cloud.ControlPlane}
+	environment := func(e *Enrolment) string {
+		files, err := e.Files(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if f.Path == "/etc/constellation/environment" {
+				return string(f.Data)
+			}
+		}
+		return ""
+	}
+	if err := w.ReplaceConfig(balanced(t, "api.example.com", "{address: 10.0.0.10}")); err != nil {
+		t.Fatal(err)
+	}
+	e, err := w.Enrolment()
+	if err != nil || e.Balancer == nil || e.Port != 8443 || e.Balancer.RouterID != machines.RouterID(e.UID) || e.Balancer.RouterID < 1 || e.Balancer.RouterID > 255 {
+		t.Fatalf("with a balancer: %+v, %v", e, err)
+	}
+	if env := environment(e); !strings.Contains(env, "CONSTELLATION_API_SERVER_PORT=8443\n") {
+		t.Errorf("environment:\n%s", env)
+	}
+	s, err := w.State()
+	if err != nil || s.Infrastructure.ClusterEndpoint != "api.example.com:8443" || s.Infrastructure.InClusterEndpoint != "api.example.com" || !slices.Equal(s.Infrastructure.APIServerCertSANs, []string{"api.example.com", "10.0.0.10"}) {
+		t.Errorf("state %+v, %v", s.Infrastructure, err)
+	}
+	if l, err := w.MachineList(); err != nil || l.Balancer == nil || l.Balancer.Address.String() != "10.0.0.10" {
+		t.Errorf("list %+v, %v", l, err)
+	}
+	// The list can be edited, and the balancer stays.
+	if err := w.AddMachine(machines.Machine{Name: "cp-1", Address: "10.0.0.12", Group: cloud.ControlPlane}); err != nil {
+		t.Error(err)
+	}
+	// After init the endpoint stays: nodes and certificates have it.
+	secret, salt := NewMasterSecret(), bytes.Repeat([]byte{8}, 32)
+	s.ClusterValues = ClusterValues{ClusterID: secret.ClusterID(salt), MeasurementSalt: salt}
+	if err := errors.Join(w.WriteMasterSecret(secret), w.WriteState(s)); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := w.Enrolment(); err != nil || e.Port != 8443 || len(e.Machines) != 2 {
+		t.Errorf("after init: %+v, %v", e, err)
+	}
+	for _, changed := range [][]byte{balanced(t, "api.example.com", "{address: 10.0.0.10, port: 9443}"), balanced(t, "10.0.0.10", "{address: 10.0.0.10}")} {
+		if err := w.ReplaceConfig(changed); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Enrolment(); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(err.Error(), "api.example.com:8443") {
+			t.Errorf("another endpoint after init: %v", err)
+		}
+	}
+}

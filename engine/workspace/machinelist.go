@@ -5,12 +5,19 @@ import (
 	"fmt"
 	"strings"
 
+	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
 	"constellation/engine/plan"
 )
 
 // Machine is a machine of the list in the configuration.
 type Machine = machines.Machine
+
+// Role is the role of a machine.
+type Role = cloud.Role
+
+// Balancer is the load balancer that control planes of the list get.
+type Balancer = machines.Balancer
 
 // ValidMachineName reports whether a machine of the list, and its Node, can have a name.
 func ValidMachineName(s string) bool { return machines.ValidName(s) }
@@ -39,6 +46,8 @@ type MachineList struct {
 	// Adopted is whether kubeadm made the cluster, so that its machines were not enrolled.
 	Adopted  bool
 	Machines []Machine
+	// Balancer is the one that control planes get; nil: none.
+	Balancer *machines.Balancer
 }
 
 // Enrolled returns an error if the machines were not enrolled.
@@ -64,7 +73,7 @@ func (w *Workspace) MachineList() (MachineList, error) {
 			Remedy: "run `constellation status` for these machines, or name a workspace of `constellation machine add` with -C",
 		}
 	}
-	l := MachineList{Cluster: c.Name, Adopted: c.Provider.Name == machines.Name, Machines: machines.List(c.Provider.Section)}
+	l := MachineList{Cluster: c.Name, Adopted: c.Provider.Name == machines.Name, Machines: machines.List(c.Provider.Section), Balancer: machines.BalancerOf(c.Provider.Section)}
 	s, err := w.State()
 	switch {
 	case errors.Is(err, ErrAbsent): // no machine was added

@@ -38,6 +38,8 @@ func (r *reader) section(n *yaml.Node, path string, schema section.Schema) secti
 				out[f.Name] = v
 			case section.Table:
 				out[f.Name] = r.table(n, path, f.Columns)
+			case section.Map:
+				out[f.Name] = r.section(n, path, f.Columns)
 			default:
 				var v string
 				r.str(&v, valid, f.Problem, f.Remedy)(n, path)
@@ -83,7 +85,14 @@ func sectionNode(schema section.Schema, values section.Values) (*yaml.Node, erro
 			continue
 		}
 		value := &yaml.Node{}
-		if f.Kind == section.Table {
+		switch f.Kind {
+		case section.Map:
+			n, err := sectionNode(f.Columns, values.Map(f.Name))
+			if err != nil {
+				return nil, err
+			}
+			value = n
+		case section.Table:
 			value.Kind = yaml.SequenceNode
 			for _, row := range values.Table(f.Name) {
 				n, err := sectionNode(f.Columns, row)
@@ -92,8 +101,10 @@ func sectionNode(schema section.Schema, values section.Values) (*yaml.Node, erro
 				}
 				value.Content = append(value.Content, n)
 			}
-		} else if err := value.Encode(values[f.Name]); err != nil {
-			return nil, fmt.Errorf("write field %s: %w", f.Name, err)
+		default:
+			if err := value.Encode(values[f.Name]); err != nil {
+				return nil, fmt.Errorf("write field %s: %w", f.Name, err)
+			}
 		}
 		out.Content = append(out.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: f.Name}, value)
 	}

@@ -346,12 +346,14 @@ func machineRows(pg Page, w int, r *machinecheck.Result) (lines []string) {
 
 // AddedMachine is one machine of the document.
 type AddedMachine struct {
-	Machine  string         `json:"machine"`
-	Name     string         `json:"name"`
-	Address  string         `json:"address"`
-	Group    string         `json:"group"`
-	Labels   string         `json:"labels,omitempty"`
-	Taints   string         `json:"taints,omitempty"`
+	Machine string `json:"machine"`
+	Name    string `json:"name"`
+	Address string `json:"address"`
+	Group   string `json:"group"`
+	Labels  string `json:"labels,omitempty"`
+	Taints  string `json:"taints,omitempty"`
+	// Member is whether it is a node already: only its balancer was compared.
+	Member   bool           `json:"member,omitempty"`
 	HostKey  string         `json:"hostKey"`
 	Findings []plan.Finding `json:"findings,omitempty"`
 	enrol.Outcome
@@ -446,6 +448,10 @@ func MachinesAdded(pg Page, w int, list []AddedMachine) (lines []string) {
 		switch {
 		case m.Error != "":
 			severity, verdict = plan.Block, m.Error
+		case m.Member && len(m.Changes) == 0:
+			verdict = "a node already, and its balancer has all control planes"
+		case m.Member:
+			verdict = fmt.Sprintf("a node already; its balancer has all control planes, after %s", m.Took.Round(100*time.Millisecond))
 		case len(m.Changes) == 0:
 			verdict = "prepared already, " + trust
 		}

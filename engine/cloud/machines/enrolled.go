@@ -98,6 +98,7 @@ func EnrolledConfig() section.Schema {
 			{Name: "labels", Valid: func(s string) bool { _, err := ParseLabels(s); return err == nil }, Problem: "are no labels of a Node", Remedy: "write key=value, several separated by commas; keys of kubernetes.io and edgeless.systems are not allowed"},
 			{Name: "taints", Valid: func(s string) bool { _, err := ParseTaints(s); return err == nil }, Problem: "are no taints of a Node", Remedy: "write key=value:Effect, several separated by commas, with the effect NoSchedule, PreferNoSchedule or NoExecute; keys of kubernetes.io and edgeless.systems are not allowed"},
 		}},
+		balancerField(),
 		componentsField(),
 	}
 }

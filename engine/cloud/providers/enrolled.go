@@ -15,7 +15,7 @@ func enrolled() Provider {
 		NoImages:   true,
 		Config:     machines.EnrolledConfig(),
 		State:      machines.EnrolledState(),
-		About:      "enrolled is a list of Linux\nmachines that exist already; `constellation machine add` prepares and lists them. endpoint is\nthe name or address, without a port, of the load balancer in front of the control planes. With\none control plane that is its own address.",
+		About:      "enrolled is a list of Linux\nmachines that exist already; `constellation machine add` prepares and lists them. endpoint is\nthe name or address, without a port, of the load balancer in front of the control planes. With\none control plane that is its own address. balancer: {address: IP} has haproxy and keepalived set\nup on the control planes, which serve the API at this address and port 8443.",
 		Example:    func(string) section.Values { return section.Values{"endpoint": "api.example.com"} },
 		Console: func(config, state section.Values) (Console, error) {
 			return machines.NewEnrolledConsole(config, state), nil

@@ -311,7 +311,7 @@ func (p Provider) ChartValues(config section.Values) map[string]any {
 			sockets = append(sockets, dir)
 		}
 	}
-	return map[string]any{
+	out := map[string]any{
 		"hardening":                   hardening,
 		"provider":                    p.Name,
 		"metadataURL":                 p.MetadataAddress,
@@ -327,6 +327,10 @@ func (p Provider) ChartValues(config section.Values) map[string]any {
 		"joinservice.inventory":       p.inventory(),
 		"ownAccountsOnly":             p.NoJoin,
 	}
+	if p.Enrolled {
+		out["joinservice.apiServerPort"] = machines.EndpointPort(config)
+	}
+	return out
 }
 
 // LocalValues returns the values of our charts for the provider [Local]. Hollow

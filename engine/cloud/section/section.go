@@ -20,6 +20,7 @@ const (
 	Int               // int
 	List              // []string
 	Table             // []Values, with the fields of Field.Columns
+	Map               // Values, with the fields of Field.Columns
 )
 
 // Field is one field of a section.
@@ -33,7 +34,7 @@ type Field struct {
 	Identity bool
 	// Unique marks a column of a Table: no two rows have the same text.
 	Unique bool
-	// Columns are the fields of each row of a Table.
+	// Columns are the fields of each row of a Table, or those of a Map.
 	Columns Schema
 	// Valid reports whether a text, or an entry of a list, is valid; nil accepts all.
 	Valid func(string) bool
@@ -71,6 +72,9 @@ func (v Values) List(name string) []string { l, _ := v[name].([]string); return 
 // Table returns the rows of a table; nil if the field is absent.
 func (v Values) Table(name string) []Values { t, _ := v[name].([]Values); return t }
 
+// Map returns a map; nil if the field is absent.
+func (v Values) Map(name string) Values { m, _ := v[name].(Values); return m }
+
 // Zero reports whether a field is absent or has the zero value of its type.
 func (v Values) Zero(name string) bool {
 	switch x := v[name].(type) {
@@ -85,6 +89,8 @@ func (v Values) Zero(name string) bool {
 	case []string:
 		return len(x) == 0
 	case []Values:
+		return len(x) == 0
+	case Values:
 		return len(x) == 0
 	}
 	return false
