@@ -154,7 +154,7 @@ func (c *cloud) owner(machines []string) (a *cloud, login map[string]string, con
 		t.Cleanup(wg.Wait)
 		wg.Go(func() {
 			for t.Context().Err() == nil {
-				cmd := a.inNetwork(t.Context(), filepath.Join(a.bin, "kubectl"), "--kubeconfig", filepath.Join(a.dir, "constellation-admin.conf"), "get", "node", "control-plane-0", "-o", "jsonpath={.status.conditions[?(@.type=='Ready')].message}")
+				cmd := a.inNetwork(t.Context(), filepath.Join(a.bin, "kubectl"), "--kubeconfig", filepath.Join(a.dir, "constellation-admin.conf"), "get", "nodes", "-o", "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].message}")
 				if out, err := cmd.Output(); err == nil && strings.Contains(string(out), "cni") {
 					break
 				}
