@@ -47,12 +47,6 @@ func newHost(ctx context.Context, conn net.Conn, address netip.Addr, lost <-chan
 // Target names the machine by its address. It has no user.
 func (h *Host) Target() sshhost.Target { return sshhost.Target{Host: h.address.String()} }
 
-// Fingerprint is empty: a machine that called has no host key.
-func (h *Host) Fingerprint() string { return "" }
-
-// Close does nothing: the call has more steps, and ends with its listener's work.
-func (h *Host) Close() error { return nil }
-
 func (h *Host) request(ctx context.Context, path string, body io.Reader) (*http.Request, error) {
 	return http.NewRequestWithContext(ctx, http.MethodPost, "http://machine"+path, body)
 }

@@ -250,13 +250,7 @@ func (l *Listener) Serve(ctx context.Context, e Events) {
 			},
 		},
 	}
-	timer := time.AfterFunc(l.expires.Sub(l.o.Now()), func() {
-		for i := range l.o.Machines {
-			if l.expire(i) {
-				e.Expired(i)
-			}
-		}
-	})
+	timer := time.NewTimer(l.expires.Sub(l.o.Now()))
 	defer timer.Stop()
 	go func() {
 		_ = s.Serve(tls.NewListener(l.limited(), &tls.Config{Certificates: []tls.Certificate{l.cert}, MinVersion: tls.VersionTLS12, NextProtos: []string{caller.Protocol, "http/1.1"}}))
@@ -264,6 +258,16 @@ func (l *Listener) Serve(ctx context.Context, e Events) {
 	select {
 	case <-l.idle:
 	case <-ctx.Done():
+	case <-timer.C:
+		for i := range l.o.Machines {
+			if l.expire(i) {
+				e.Expired(i)
+			}
+		}
+		select { // machines that called in time are finished
+		case <-l.idle:
+		case <-ctx.Done():
+		}
 	}
 	l.mu.Lock()
 	l.closing = true
@@ -449,8 +453,13 @@ func (l *Listener) refuse(from netip.Addr, err error, e Events) {
 	l.refusals++
 	n := l.refusals
 	l.mu.Unlock()
-	if n <= maxRefusals {
-		e.Refused(Refusal{Time: l.o.Now().UTC(), From: from.String(), Reason: err.Error()})
+	r := Refusal{Time: l.o.Now().UTC(), From: from.String(), Reason: err.Error()}
+	switch {
+	case n == maxRefusals:
+		r.Reason += "; later refusals are not reported"
+		fallthrough
+	case n < maxRefusals:
+		e.Refused(r)
 	}
 }
 
@@ -521,8 +530,8 @@ func (c *counted) Close() error {
 	return c.Conn.Close()
 }
 
-// Command returns the command for a machine. It runs as root, and contains the machine's token.
-func (l *Listener) Command(i int) string { return "sudo " + l.script(i) }
+// Command returns the command for a machine. It uses sudo if its user is not root, and contains the machine's token.
+func (l *Listener) Command(i int) string { return `$([ "$(id -u)" = 0 ] || echo sudo) ` + l.script(i) }
 
 // CloudInit returns user data that does the same when a machine boots for the first time.
 func (l *Listener) CloudInit(i int) string {
