@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"constellation/internal/golden"
@@ -52,7 +53,13 @@ func TestBalancerFiles(t *testing.T) {
 				t.Logf("%s is not installed", check[0])
 				continue
 			}
-			if out, err := exec.CommandContext(t.Context(), check[0], check[1:]...).CombinedOutput(); err != nil {
+			cmd := exec.CommandContext(t.Context(), check[0], check[1:]...)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // keepalived ends its process group
+			out, err := cmd.CombinedOutput()
+			if check[0] == "keepalived" && !strings.Contains(string(out), "Unknown keyword") {
+				err = nil // it fails without the interface and the script, and also if all is right
+			}
+			if err != nil {
 				t.Errorf("%q: %v\n%s", check, err, out)
 			}
 		}
