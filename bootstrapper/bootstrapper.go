@@ -103,6 +103,10 @@ type Machine struct {
 	Client *http.Client
 	// StartKubelet starts the kubelet of a member; nil asks systemd.
 	StartKubelet func(context.Context) error
+	// Releases is whether the cluster can release this machine: a member asks for that until the end, and resets itself.
+	Releases bool
+	// Restart restarts the machine; nil asks systemd.
+	Restart func(context.Context) error
 	// Ready, unless nil, is called when the bootstrapper is operational: it listens, requests
 	// tickets, or has started the kubelet.
 	Ready func()
@@ -137,7 +141,18 @@ const lockFileName = "bootstrapper.lock"
 // init was fetched. It returns an error that wraps ErrStuck if only manual help or a reboot
 // can solve the problem, and other errors if a retry can. At most one Run or [Reset] of a
 // StateDir may be in progress.
+//
+// With m.Releases it does not return nil. When a member was released and reset, it offers the machine again.
 func Run(ctx context.Context, m Machine) error {
+	for {
+		if err := runOnce(ctx, m); !errors.Is(err, errReset) {
+			return err
+		}
+	}
+}
+
+// runOnce is Run until the machine has been released and reset: then the error is errReset.
+func runOnce(ctx context.Context, m Machine) error {
 	b, err := open(m)
 	if err != nil {
 		return err
@@ -149,6 +164,14 @@ func Run(ctx context.Context, m Machine) error {
 	if b.lock, err = openLock(ctx, b.state, b.m.registers); err != nil {
 		return err
 	}
+	if err := b.offer(ctx); err != nil || !m.Releases {
+		return err
+	}
+	return b.watchRelease(ctx)
+}
+
+// offer makes the machine a member, or starts the kubelet of one.
+func (b *bootstrapper) offer(ctx context.Context) error {
 	h, held := b.lock.holder()
 	switch {
 	case !held:
@@ -192,6 +215,9 @@ func open(m Machine) (*bootstrapper, error) {
 	}
 	if m.StartKubelet == nil {
 		m.StartKubelet = startKubelet
+	}
+	if m.Restart == nil {
+		m.Restart = restartMachine
 	}
 	if m.Ready == nil {
 		m.Ready = func() {}

@@ -281,7 +281,7 @@ func (c *JoinClient) endpoints(ctx context.Context, self cloud.Instance) ([]stri
 	mathrand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
 	direct := 0
 	for _, i := range peers {
-		if i.Role != cloud.ControlPlane || i.Name == self.Name || i.IP == self.IP || !i.IP.IsValid() || gone(i.State) || direct == maxDirect {
+		if i.Role != cloud.ControlPlane || i.Name == self.Name || i.Spare || i.IP == self.IP || !i.IP.IsValid() || gone(i.State) || direct == maxDirect {
 			continue
 		}
 		if e := net.JoinHostPort(i.IP.String(), port); !slices.Contains(out, e) {

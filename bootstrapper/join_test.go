@@ -51,6 +51,7 @@ type service struct {
 
 	mu       sync.Mutex
 	answers  []error // one for each request, then tickets
+	standing error   // for a member; nil: it is one
 	change   func(*joinproto.IssueJoinTicketResponse)
 	requests [][]byte
 	reports  []string
@@ -97,6 +98,11 @@ func (s *service) serve() {
 
 func (s *service) IssueJoinTicket(ctx context.Context, req *joinproto.IssueJoinTicketRequest) (*joinproto.IssueJoinTicketResponse, error) {
 	if st, _ := atls.PeerStatement(ctx); len(bytes.Trim(st.PCRs[clusterRegister], "\x00")) > 0 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.standing != nil {
+			return nil, s.standing
+		}
 		return nil, status.Error(codes.PermissionDenied, "the machine already belongs to the cluster")
 	}
 	s.mu.Lock()

@@ -35,6 +35,11 @@ func Reset(ctx context.Context, m Machine, say func(line string)) (unused bool, 
 		return false, err
 	}
 	defer b.close()
+	return b.reset(ctx, say)
+}
+
+// reset is Reset with the state directory open.
+func (b *bootstrapper) reset(ctx context.Context, say func(line string)) (unused bool, err error) {
 	if err := emptyDir(b.m.RunDir); err != nil {
 		return false, err
 	}

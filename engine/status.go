@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 
 	"constellation/engine/check"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/machines"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
@@ -52,6 +54,8 @@ type Status struct {
 	Nodes      []cluster.Node      `json:"nodes"`
 	// Machines exist in the cloud and are not nodes yet, or no longer.
 	Machines []Machine `json:"machines"`
+	// Spares are the spares among enrolled machines, and those that were released from their group.
+	Spares []machines.SpareState `json:"spares,omitempty"`
 	// Counts are the totals of the above: nodes, ready, current, machines, wanted.
 	Counts map[string]int64 `json:"counts"`
 	// Backup is the last one; nil if there is none.
@@ -142,7 +146,7 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 		st.Stage = StagePartial
 	}
 
-	var machines []cluster.CloudMachine
+	var list []cluster.CloudMachine
 	var cloudErr error
 	var p Cloud
 	var inside inside
@@ -151,7 +155,7 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 		limited, cancel := context.WithTimeout(ctx, lookLimit)
 		defer cancel()
 		if p, cloudErr = e.provider(limited, c, s); cloudErr == nil {
-			machines, cloudErr = p.Machines(limited)
+			list, cloudErr = p.Machines(limited)
 		}
 	})
 	if st.Stage == StageCluster {
@@ -192,13 +196,17 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 		defer cancel()
 		return p.Images(limited)
 	})
-	st.merge(machines, inside, catalogue)
+	if s.Enrolled() {
+		list = withoutSpares(list, inside.nodes, c.Counts())
+	}
+	st.merge(list, inside, catalogue)
 	st.judge(c, cloudErr, inside)
+	st.spares(c, s, inside)
 	switch {
 	case st.Reachable && inside.unenrolled != nil:
 		st.Health = append(st.Health, check.AgentsUnchecked(inside.unenrolled))
 	case st.Reachable && cloudErr == nil:
-		if left := check.Unverified(st.Nodes, machines, inside.enrolled, catalogue); len(left) > 0 {
+		if left := check.Unverified(st.Nodes, list, inside.enrolled, catalogue); len(left) > 0 {
 			st.Health = append(st.Health, check.AgentsFinding(left, catalogue, check.ReplaceOnce(left)))
 		}
 	}
@@ -212,6 +220,25 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	return st, nil
 }
 
+// spares adds the spares of enrolled machines, and groups that lack one.
+func (st *Status) spares(c *workspace.Config, s *workspace.State, in inside) {
+	if !s.Enrolled() || !st.Reachable {
+		return
+	}
+	list, short, err := machines.Report(workspace.EnrolledInventory(c, s), in.assignments, in.seen, st.Time)
+	if err != nil {
+		st.Health = append(st.Health, plan.Finding{ID: "spares", Severity: plan.Warn, Title: "the assignments of spares cannot be read", Detail: err.Error(), Remedy: "restore the ConfigMap from a backup", Source: "health"})
+		return
+	}
+	st.Spares = list
+	for _, group := range slices.Sorted(maps.Keys(short)) {
+		st.Health = append(st.Health, plan.Finding{
+			ID: "spares", Severity: plan.Warn, Title: "group " + group + " waits for a spare", Detail: short[group],
+			Remedy: "run `constellation machine list`, which shows why spares are not usable, or add one with `constellation machine add --spare`", Source: "health",
+		})
+	}
+}
+
 // inside is the data from the API server.
 type inside struct {
 	version   string
@@ -220,8 +247,10 @@ type inside struct {
 	nodes     []*cluster.Node
 	expected  []cluster.ExpectedNode
 	services  []cluster.Service
-	err       error
-	unread    *plan.Error // err, if it is about the kubeconfig
+	// assignments and seen are the content of the ConfigMaps of spares; nil: there are none.
+	assignments, seen map[string]string
+	err               error
+	unread            *plan.Error // err, if it is about the kubeconfig
 	// enrolled are the components of nodes that are upgraded in place, by name; nil if unknown.
 	enrolled   map[string]cluster.Components
 	unenrolled error // why they are unknown
@@ -243,7 +272,7 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 		return
 	}
 	// What init has not made yet is absent; that is no error here.
-	var errs [5]error
+	var errs [6]error
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		var j cluster.JoinConfig
@@ -254,6 +283,9 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 	wg.Go(func() { i.nodes, errs[2] = k.Nodes(ctx) })
 	wg.Go(func() { i.expected, errs[3] = k.Expected(ctx) })
 	wg.Go(func() { i.services, errs[4] = k.Services(ctx) })
+	if e, ok := k.(Enroller); ok {
+		wg.Go(func() { i.assignments, i.seen, errs[5] = e.Spares(ctx) })
+	}
 	wg.Wait()
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, cluster.ErrAbsent) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,7 +31,28 @@ func (i *clusterRun) look(ctx context.Context, k Cluster) (rollout.Joining, erro
 	if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 		return rollout.Joining{}, err
 	}
+	if i.state.Enrolled() {
+		machines = withoutSpares(machines, nodes, i.config.Counts())
+	}
 	return rollout.Join(machines, nodes, expected, i.config.Counts()), nil
+}
+
+// withoutSpares drops enrolled machines that are not expected to be nodes: spares, and, in a group that has its size, those
+// whose place a spare has taken.
+func withoutSpares(list []cluster.CloudMachine, nodes []*cluster.Node, wanted map[string]int) []cluster.CloudMachine {
+	isNode := map[string]bool{}
+	for _, n := range nodes {
+		isNode[n.Name] = true
+	}
+	have := map[string]int{}
+	for _, m := range list {
+		if isNode[m.Name] {
+			have[m.GroupName]++
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(list), func(m cluster.CloudMachine) bool {
+		return !isNode[m.Name] && (m.Spare || have[m.GroupName] >= wanted[m.GroupName])
+	})
 }
 
 func (i *initRun) allReady(ctx context.Context) (bool, error) {

@@ -16,6 +16,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"constellation/engine/cloud"
+	"constellation/joinservice/joinproto"
 )
 
 // Reasons for refusing a ticket. answer maps them to the caller's error.
@@ -33,6 +34,8 @@ var (
 	errRequest         = errors.New("certificate request refused")
 	errNoComponents    = errors.New("no components are published yet for joining machines")
 	errComponents      = errors.New("components do not match the digest in their name")
+	errUnassigned      = errors.New("this machine is a spare that is not assigned to its group")
+	errReleased        = errors.New("this machine was released from its group; it must reset itself")
 	errTokenTaken      = errors.New("the name of this machine's bootstrap token is used by another machine")
 )
 
@@ -49,6 +52,10 @@ func answer(err error) error {
 	switch {
 	case errors.Is(err, errNoEvidence):
 		return status.Error(codes.Unauthenticated, err.Error())
+	case errors.Is(err, errReleased):
+		return released()
+	case errors.Is(err, errUnassigned):
+		return later(codes.Unavailable, err.Error(), spareRetry)
 	case errors.Is(err, errOtherInstance), errors.Is(err, errUsedMachine), errors.Is(err, errOtherKey), errors.Is(err, errOtherAddress):
 		return status.Error(codes.PermissionDenied, err.Error())
 	case errors.Is(err, errRequest):
@@ -82,6 +89,18 @@ func answer(err error) error {
 		return later(codes.Unavailable, "the cluster or its cloud does not answer at the moment", 3*time.Second)
 	}
 	return status.Error(codes.Internal, "the join service failed; see its log")
+}
+
+// spareRetry is about how often a spare asks whether it was assigned.
+const spareRetry = 5 * time.Second
+
+// released is the answer to a machine that must reset itself.
+func released() error {
+	st := status.New(codes.FailedPrecondition, errReleased.Error())
+	if d, err := st.WithDetails(&errdetails.ErrorInfo{Reason: joinproto.ReasonReleased, Domain: joinproto.ErrorDomain}); err == nil {
+		st = d
+	}
+	return st.Err()
 }
 
 // transient reports whether the API server was unavailable for the moment.

@@ -19,6 +19,8 @@ type directory struct {
 	metadata metadata
 	// listed is whether the instances are the list of a workspace, which its owner changes.
 	listed bool
+	// key returns the cloud.Key of an unused machine that matches its evidence, or why it gets no ticket.
+	key    func(context.Context, cloud.Instance) (string, error)
 	flight singleflight.Group
 
 	mu        sync.Mutex
@@ -30,27 +32,32 @@ type directory struct {
 // denied, the list is refreshed, since it may be new.
 const directoryAge = 5 * time.Second
 
-func newDirectory(m metadata) *directory { return &directory{metadata: m} }
+func newDirectory(m metadata) *directory {
+	return &directory{metadata: m, key: func(_ context.Context, i cloud.Instance) (string, error) { return i.Key(), nil }}
+}
 
 // verify returns the machine's cloud.Key if the cloud's data of the instance matches the
 // evidence. The cloud's list may lag, so a missing instance gets errUnknownInstance, which
 // asks it to retry; a different one is refused with errOtherInstance.
 func (d *directory) verify(ctx context.Context, st attestation.Statement) (key string, err error) {
-	key, err = d.check(ctx, st, directoryAge)
+	i, err := d.check(ctx, st, directoryAge)
 	if err != nil && ctx.Err() == nil {
-		key, err = d.check(ctx, st, 0)
+		i, err = d.check(ctx, st, 0)
 	}
-	return key, err
-}
-
-func (d *directory) check(ctx context.Context, st attestation.Statement, age time.Duration) (key string, err error) {
-	id := st.Identity
-	i, ok, err := d.find(ctx, id.Name, age)
 	if err != nil {
 		return "", err
 	}
+	return d.key(ctx, i)
+}
+
+func (d *directory) check(ctx context.Context, st attestation.Statement, age time.Duration) (cloud.Instance, error) {
+	id := st.Identity
+	i, ok, err := d.find(ctx, id.Name, age)
+	if err != nil {
+		return i, err
+	}
 	if !ok || i.State == cloud.Terminating || i.State == cloud.Terminated {
-		return "", d.remedy(fmt.Errorf("%w: %s", errUnknownInstance, id.Name), "`constellation init` publishes the list after `machine add` and `machine remove`")
+		return i, d.remedy(fmt.Errorf("%w: %s", errUnknownInstance, id.Name), "`constellation init` publishes the list after `machine add` and `machine remove`")
 	}
 	for _, f := range []struct{ field, attested, known string }{
 		{"provider ID", id.ProviderID, i.ProviderID},
@@ -59,13 +66,13 @@ func (d *directory) check(ctx context.Context, st attestation.Statement, age tim
 		{"group", id.Group, i.Group},
 	} {
 		if f.attested != f.known {
-			return "", d.remedy(fmt.Errorf("%w: %s of %s is %q, in the cloud %q", errOtherInstance, f.field, id.Name, f.attested, f.known), "run `constellation machine remove` and `machine add`, which certifies the machine again, then `constellation init`")
+			return i, d.remedy(fmt.Errorf("%w: %s of %s is %q, in the cloud %q", errOtherInstance, f.field, id.Name, f.attested, f.known), "run `constellation machine remove` and `machine add`, which certifies the machine again, then `constellation init`")
 		}
 	}
 	if i.EvidenceKey != "" && st.Key != i.EvidenceKey {
-		return "", fmt.Errorf("%w: %s has %s, the list has %s", errOtherKey, id.Name, st.Key, i.EvidenceKey)
+		return i, fmt.Errorf("%w: %s has %s, the list has %s", errOtherKey, id.Name, st.Key, i.EvidenceKey)
 	}
-	return i.Key(), nil
+	return i, nil
 }
 
 // remedy adds to err what the owner of a list of machines can do.

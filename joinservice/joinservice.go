@@ -43,6 +43,7 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/machines"
 	"constellation/engine/component/componentproto"
 	"constellation/joinservice/joinproto"
 )
@@ -73,7 +74,9 @@ type Config struct {
 	APIServerPort int
 	// RegistrySecret is the Secret in Namespace with the registry of joining machines; empty: none.
 	RegistrySecret string
-	Log            *slog.Logger
+	// Spares is whether machines are enrolled, and some belong to their group only while they are assigned.
+	Spares bool
+	Log    *slog.Logger
 }
 
 // Server issues tickets. Create it with New.
@@ -89,6 +92,7 @@ type Server struct {
 	method    attestation.Method
 	metadata  metadata
 	apiPort   int
+	spares    *spares // nil: all machines belong to their groups
 
 	// snapshot has the present attestation requirements; nil until they were read.
 	snapshot atomic.Pointer[snapshot]
@@ -138,11 +142,16 @@ func New(c Config) (*Server, error) {
 	k.registrySecret = c.RegistrySecret
 	d := newDirectory(c.Metadata)
 	d.listed = c.Attestation.Unmeasured
-	return &Server{
+	s := &Server{
 		log: c.Log, kube: k, turn: newTurn(k), directory: d, authority: a,
 		issuer: c.Issuer, method: c.Attestation, metadata: c.Metadata, apiPort: c.APIServerPort,
 		slots: make(chan struct{}, concurrent),
-	}, nil
+	}
+	if c.Spares {
+		s.spares = &spares{kube: k, told: map[string]machines.Seen{}}
+		d.key = s.spares.key
+	}
+	return s, nil
 }
 
 // Run serves tickets on join and health on health until ctx ends; then it lets running
@@ -225,13 +234,20 @@ func (s *Server) IssueJoinTicket(ctx context.Context, req *joinproto.IssueJoinTi
 	log := s.log.With("node", id.Name, "role", string(id.Role))
 	var t *joinproto.IssueJoinTicketResponse
 	err := errUsedMachine
-	if unused(st) {
+	switch {
+	case unused(st):
 		t, err = s.ticket(ctx, log, st, req)
+	case s.spares != nil:
+		err = s.spares.standing(ctx, id)
 	}
 	took := time.Since(start).Round(time.Millisecond)
 	if err != nil {
 		reply := answer(err)
-		log.Warn("join ticket refused", "took", took, "peer", source(ctx).String(), "code", code(reply), "err", err)
+		level := slog.LevelWarn
+		if errors.Is(err, errUnassigned) || s.spares != nil && len(req.GetCertificateRequest()) == 0 {
+			level = slog.LevelDebug // spares and members ask all the time
+		}
+		log.Log(ctx, level, "join ticket refused", "took", took, "peer", source(ctx).String(), "code", code(reply), "err", err)
 		return nil, reply
 	}
 	for _, w := range st.Warnings {

@@ -110,6 +110,8 @@ type site struct {
 	list   metadata
 	// registrySecret is that of services that run starts.
 	registrySecret string
+	// spares says that they know spares.
+	spares bool
 }
 
 // sky is the cloud's metadata.
@@ -181,7 +183,7 @@ func newSite(t testing.TB) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	chart, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0", "joinservice": map[string]any{"registrySecret": registry.SecretName}})
+	chart, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0", "joinservice": map[string]any{"registrySecret": registry.SecretName, "inventory": "constellation-machines"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,7 +334,7 @@ func (s *site) run(issuer attestation.Issuer, addr string) *replica {
 	}
 	r.Server, err = New(Config{
 		Cluster: cfg, Namespace: namespace, Metadata: list, Issuer: issuer, Attestation: method, PKI: s.cp.PKI(), APIServerPort: 6443,
-		RegistrySecret: s.registrySecret, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
+		RegistrySecret: s.registrySecret, Spares: s.spares, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
 	})
 	if err != nil {
 		s.t.Fatal(err)
@@ -496,6 +498,7 @@ func TestJoinService(t *testing.T) {
 		{"measurements change without a restart", measurementsChange},
 		{"reports become bounded lines", reports},
 		{"a claimed machine may report and nothing else", claimedMachine},
+		{"a spare gets a ticket while it is assigned", spareMachines},
 		{"a join continues after a restart", restarts},
 		{"a statement that is published after its list is served", statements},
 		{"tickets have the registry", registries},

@@ -3,6 +3,7 @@ package operator
 import (
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -23,6 +24,7 @@ import (
 
 	"constellation/assets/render"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/kubeadm"
 	"constellation/engine/sandbox/controlplane"
@@ -245,6 +247,24 @@ func TestBootstrapTokenOfAWorkerGetsNoOtherIdentity(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	// A machine that was released from its group writes nothing until it is assigned again.
+	spares := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: machines.SparesConfigMap, Namespace: namespace}, Data: map[string]string{"w": assignment(t, machines.Released), "control-plane-0": assignment(t, machines.Released)}}
+	c.create(spares)
+	again := func(what, want string) {
+		t.Helper()
+		c.eventually(what, func() (string, bool) {
+			_ = c.admin.Delete(t.Context(), &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "renewal-of-w"}}) // of the attempt before
+			err := renews("w")
+			return fmt.Sprint(err), err == nil && want == "" || err != nil && want != "" && strings.Contains(err.Error(), want)
+		})
+	}
+	again("a released machine may renew a certificate", "this machine was released from its group")
+	spares.Data["w"] = assignment(t, machines.Assigned)
+	if err := c.admin.Update(t.Context(), spares); err != nil {
+		t.Fatal(err)
+	}
+	again("a machine that is assigned again may not renew a certificate", "")
+
 	// An upgrade of a control plane by an older agent creates the binding again. Until the operator
 	// removes it, the policy prevents approvals by the controller manager.
 	c.create(binding())
@@ -258,6 +278,16 @@ func TestBootstrapTokenOfAWorkerGetsNoOtherIdentity(t *testing.T) {
 	if c.get(left, &csr); len(csr.Status.Conditions) > 0 {
 		t.Errorf("request %s has conditions %v, want none", left, csr.Status.Conditions)
 	}
+}
+
+// assignment is the record of a machine, as the operator writes it.
+func assignment(t *testing.T, state string) string {
+	t.Helper()
+	b, err := json.Marshal(machines.Assignment{State: state, Incarnation: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
 }
 
 // enforced returns when the API server enforces the policies, all of which it reads at once.

@@ -51,6 +51,7 @@ type nodeVersions struct {
 	drains   drains
 	lock     *nodelock.Lock // of the cluster's nodes; nil: no other program locks them
 	scaling  scaling
+	sizes    *sizes // nil: the cloud keeps groups at their size
 	events   events.EventRecorder
 	gauges   *gauges
 	counters *counters

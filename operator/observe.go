@@ -237,6 +237,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		}
 		w.Pending = append(w.Pending, p)
 	}
+	w.Shortages = r.sizes.shortages()
 	w.Revoked = r.revoked.read(ctx, r.live, w, x, r.log)
 	w.Joining = make(map[string]bool, len(joining.Items))
 	for i := range joining.Items {

@@ -115,6 +115,8 @@ type Config struct {
 	// KeepApprovals leaves the certificates of kubelets to the cluster: none is approved or denied, and
 	// kubeadm's own approval of bootstrap tokens stays.
 	KeepApprovals bool
+	// Spares is whether the machines of Cloud are enrolled, and some belong to their group only while they are assigned.
+	Spares bool
 	// Agent is the path of the socket of this machine's agent. If it is empty, no control plane is
 	// replaced and Kubernetes is not upgraded. Host, if not nil, is used instead.
 	Agent string
@@ -268,6 +270,11 @@ func addControllers(ctx context.Context, c Config, mgr manager.Manager, core kub
 			(&servingRequests{client: mgr.GetClient(), cloud: fleet.cloudAPI, events: events, counters: counters, log: c.Log, now: c.now}).setup,
 			(&autoApprovals{client: mgr.GetClient(), log: c.Log}).setup,
 		)
+	}
+	if e, ok := c.Cloud.(enrolledCloud); ok && c.Spares {
+		e.Use(configMaps{mgr.GetClient(), mgr.GetAPIReader(), c.Namespace}, c.now)
+		versions.sizes = &sizes{client: mgr.GetClient(), cloud: e, wake: versions.wake, log: c.Log, now: c.now}
+		optional = append(optional, versions.sizes.setup)
 	}
 	if l, ok := c.Cloud.(settingsLister); ok {
 		optional = append(optional, (&nodeSettings{client: mgr.GetClient(), cloud: l, log: c.Log}).setup)

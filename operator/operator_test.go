@@ -25,6 +25,7 @@ import (
 	"constellation/assets"
 	"constellation/assets/render"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/operator/api/v1alpha1"
@@ -231,7 +232,8 @@ func (c *cluster) startCloud(access *rest.Config, sky cloudAPI) (stop func()) {
 	c.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	cfg := Config{Cluster: access, Namespace: namespace, Cloud: sky, DiscoveryInterval: 200 * time.Millisecond}
+	_, enrolled := sky.(*machines.Control)
+	cfg := Config{Cluster: access, Namespace: namespace, Cloud: sky, Spares: enrolled, DiscoveryInterval: 200 * time.Millisecond}
 	go func() { done <- Run(ctx, cfg) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
@@ -258,7 +260,13 @@ func (c *cluster) create(o client.Object) {
 // node registers a machine as a kubelet does.
 func (c *cluster) node(name string, controlPlane bool) {
 	c.t.Helper()
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{ProviderID: "sandbox://t/" + name}}
+	c.nodeOf(name, "sandbox://t/"+name, controlPlane)
+}
+
+// nodeOf registers the machine with a provider ID.
+func (c *cluster) nodeOf(name, providerID string, controlPlane bool) {
+	c.t.Helper()
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{ProviderID: providerID}}
 	if controlPlane {
 		n.Labels = map[string]string{"node-role.kubernetes.io/control-plane": ""}
 	}

@@ -33,6 +33,7 @@ type adding struct {
 	group, name, address, programs string
 	tpm, tpmRoots, packages, proxy string
 	labels, taints                 []string
+	spare                          bool
 	yes, rehearse                  bool
 	out                            format
 	call                           calling
@@ -90,6 +91,7 @@ cluster; 5 the changes were not accepted; 8 another console works on the machine
 		Example: `  constellation machine add --ssh root@10.0.0.11 --group control-plane
   constellation machine add --ssh admin@10.0.0.12 --ssh admin@10.0.0.13 --sudo
   constellation machine add --ssh root@10.0.0.14 --label disk=ssd --taint team=batch:NoSchedule
+  constellation machine add --ssh root@10.0.0.15 --spare
   constellation machine add --ssh root@10.0.0.12 --dry-run
   constellation machine add --ssh root@node.example.com --name worker-1 --address 10.0.0.12
   constellation machine add worker-1 --address 10.0.0.12 --print-command
@@ -121,6 +123,7 @@ cluster; 5 the changes were not accepted; 8 another console works on the machine
 	fl.StringVar(&a.tpmRoots, "tpm-roots", "", "`folder` with certificates of TPM vendors; only machines with such a TPM are added")
 	fl.StringArrayVar(&a.labels, "label", nil, "`key=value` of a label that the Node gets; may be repeated")
 	fl.StringArrayVar(&a.taints, "taint", nil, "`key=value:Effect` of a taint that the Node gets; may be repeated")
+	fl.BoolVar(&a.spare, "spare", false, "the machines are spares: they join the group when it needs them")
 	fl.StringVar(&a.programs, "programs", "", "`folder` with bootstrapper and agent for the machine's architecture")
 	fl.StringVar(&a.packages, "packages", "", "`folder` with Debian packages to install, for machines without a repository")
 	fl.StringVar(&a.proxy, "proxy", "", "HTTP proxy, as a `URL`, for apt, containerd, bootstrapper and agent of the machines")
@@ -228,6 +231,7 @@ func (a *adding) common() (m workspace.Machine, err error) {
 	if m.Group, err = machinecheck.ParseRole(a.group); err != nil {
 		return m, err
 	}
+	m.Spare = a.spare
 	m.Labels, m.Taints, err = workspace.MachineSettings(a.labels, a.taints)
 	return m, err
 }
@@ -638,7 +642,7 @@ func (x *addition) direct(list []workspace.Machine, i int) ([]string, error) {
 
 func (r *addReport) fill(results []machinecheck.Result, list []workspace.Machine) {
 	for i, m := range list {
-		r.Machines = append(r.Machines, view.AddedMachine{Machine: results[i].Machine, Name: m.Name, Address: m.Address, Group: string(m.Group), Labels: m.Labels, Taints: m.Taints, HostKey: results[i].HostKey, Findings: results[i].Findings})
+		r.Machines = append(r.Machines, view.AddedMachine{Machine: results[i].Machine, Name: m.Name, Address: m.Address, Group: string(m.Group), Spare: m.Spare, Labels: m.Labels, Taints: m.Taints, HostKey: results[i].HostKey, Findings: results[i].Findings})
 	}
 }
 

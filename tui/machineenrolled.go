@@ -106,7 +106,7 @@ func machineList(s *session) *cobra.Command {
 		Short: "List the machines of the workspace",
 		Long: `List the machines of constellation-conf.yaml that ` + "`machine add`" + ` prepared, or those of an adopted
 cluster: name, group, address, where the key is (TPM, or file: not attested), and, if the cluster
-answers, whether each is a node and since when.
+answers, whether each is a node and since when, and why a spare is not usable.
 
 It changes nothing. Exit code: 0, also if the cluster does not answer; 2 the workspace has no such
 machines.`,
@@ -166,9 +166,17 @@ func (v *inventory) list(ctx context.Context) (view.MachineListing, error) {
 					x.Node = &st.Nodes[i]
 				}
 			}
+			for i := range st.Spares {
+				if st.Spares[i].Name == m.Name {
+					x.Spare = &st.Spares[i]
+				}
+			}
 			for _, w := range st.Machines {
 				x.Joins = x.Joins || w.Name == m.Name && w.State == plan.NodeJoining
 			}
+		}
+		if m.Spare && x.Spare == nil {
+			x.Spare = &engine.Spare{Name: m.Name, Group: string(m.Group), State: "idle"}
 		}
 		l.Machines = append(l.Machines, x)
 	}

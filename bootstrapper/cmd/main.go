@@ -117,6 +117,7 @@ func offer(ctx context.Context, m bootstrapper.Machine) error {
 	}
 	m.Metadata = from.Metadata(cmp.Or(os.Getenv("CONSTELLATION_METADATA"), from.MetadataAddress))
 	m.Validator, m.KubeletCloudProvider, m.DividePods = from.Attestation.Validator, from.KubeletCloudProvider, from.DividePods
+	m.Releases = from.Enrolled
 	m.Issuer = from.Attestation.Issuer(m.TPM)
 	if p := os.Getenv("CONSTELLATION_API_SERVER_PORT"); p != "" {
 		n, err := strconv.ParseUint(p, 10, 16)

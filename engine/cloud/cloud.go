@@ -93,6 +93,8 @@ type Instance struct {
 	EvidenceKey string `json:"evidenceKey,omitempty"`
 	// Message says why the state is what it is, for people; often empty.
 	Message string `json:"message,omitempty"`
+	// Spare is whether the machine is enrolled and belongs to its group only while it is assigned.
+	Spare bool `json:"spare,omitempty"`
 }
 
 // keySeparator separates the ID from the incarnation. Provider IDs are URIs without a

@@ -297,12 +297,24 @@ func (c *Config) checkEnrolled(r *reader, doc *yaml.Node) {
 		}
 	}
 	c.checkBalancer(r, doc)
+	rows := map[cloud.Role]int{}
 	for i, m := range machines.List(c.Provider.Section) {
-		g := c.NodeGroups[string(m.Group)]
-		c.NodeGroups[string(m.Group)] = NodeGroup{Role: m.Group, Count: g.Count + 1}
+		rows[m.Group]++
+		if g := c.NodeGroups[string(m.Group)]; !m.Spare {
+			c.NodeGroups[string(m.Group)] = NodeGroup{Role: m.Group, Count: g.Count + 1}
+		}
 		if ip, err := netip.ParseAddr(m.Address); err == nil && (c.PodCIDR.Contains(ip) || c.ServiceCIDR.Contains(ip)) {
 			r.bad(find(doc, "provider"), fmt.Sprintf("provider.%s.%s[%d].address", machines.Enrolled, machines.Name, i), m.Address+" is in the range of pods or services", "choose serviceCIDR and podCIDR outside of the machines' network")
 		}
+	}
+	for role, n := range machines.Sizes(c.Provider.Section) {
+		if n > rows[role] {
+			field := map[cloud.Role]string{cloud.ControlPlane: "controlPlanes", cloud.Worker: "workers"}[role]
+			problem := fmt.Sprintf("is %d, and the list has %s of that group", n, words.Count(rows[role], "machine"))
+			r.bad(find(find(doc, "provider"), machines.Enrolled), "provider."+machines.Enrolled+"."+field, problem, "add machines with `constellation machine add --spare`, or write a smaller number")
+			continue
+		}
+		c.NodeGroups[string(role)] = NodeGroup{Role: role, Count: n}
 	}
 }
 

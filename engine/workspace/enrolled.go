@@ -223,7 +223,12 @@ func inventoryOf(uid, endpoint string, list []machines.Machine) machines.Invento
 
 // EnrolledInventory returns the list of machines of a configuration and its state.
 func EnrolledInventory(c *Config, s *State) machines.Inventory {
-	return inventoryOf(s.Infrastructure.UID, s.Infrastructure.InClusterEndpoint, machines.List(c.Provider.Section))
+	i := inventoryOf(s.Infrastructure.UID, s.Infrastructure.InClusterEndpoint, machines.List(c.Provider.Section))
+	if sizes := machines.Sizes(c.Provider.Section); len(sizes) > 0 {
+		i.Sizes = sizes
+	}
+	i.ReplaceAfter = c.Provider.Section.Text("replaceAfter")
+	return i
 }
 
 // Files returns the files of a machine, which need not be in the configuration yet.
@@ -379,7 +384,7 @@ func (w *Workspace) editMachines(change func([]machines.Machine) ([]machines.Mac
 		return err
 	}
 	first := ""
-	if n := slices.IndexFunc(after, func(m machines.Machine) bool { return m.Group == cloud.ControlPlane }); n >= 0 {
+	if n := slices.IndexFunc(after, func(m machines.Machine) bool { return m.Group == cloud.ControlPlane && !m.Spare }); n >= 0 {
 		first = net.JoinHostPort(after[n].Address, initPort)
 	}
 	if len(s.ClusterValues.ClusterID) > 0 { // init has begun on a machine already
@@ -533,6 +538,9 @@ func rowText(m machines.Machine) string {
 
 // columnsOf returns the columns of a row that not every machine has, with their values.
 func columnsOf(m machines.Machine) (columns [][2]string) {
+	if m.Spare {
+		columns = append(columns, [2]string{"spare", "true"})
+	}
 	if m.Attested {
 		columns = append(columns, [2]string{machines.Attested, "true"})
 	}

@@ -69,7 +69,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	s, err := joinservice.New(joinservice.Config{
 		Cluster: cluster, Namespace: *namespace, Metadata: from.Metadata(cmp.Or(*metadata, from.MetadataAddress)),
-		Issuer: from.Attestation.Issuer(cmp.Or(*tpm, from.TPMAddress)), Attestation: from.Attestation, PKI: *pki, APIServerPort: *port, RegistrySecret: *registry, Log: log,
+		Issuer: from.Attestation.Issuer(cmp.Or(*tpm, from.TPMAddress)), Attestation: from.Attestation, PKI: *pki, APIServerPort: *port, RegistrySecret: *registry, Spares: from.Enrolled, Log: log,
 	})
 	if err != nil {
 		return err

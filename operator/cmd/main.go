@@ -113,7 +113,7 @@ func run(ctx context.Context, args []string) error {
 	return operator.Run(ctx, operator.Config{
 		Cluster: cluster, Namespace: *namespace,
 		Cloud:         from.Control(cmp.Or(*metadata, from.MetadataAddress), cmp.Or(*address, from.ControlAddress)),
-		KeepApprovals: from.NoJoin, Agent: *agent, Relay: true, Node: *node, Pod: *pod,
+		KeepApprovals: from.NoJoin, Spares: from.Enrolled, Agent: *agent, Relay: true, Node: *node, Pod: *pod,
 		MetricsAddress: *metrics, HealthAddress: *health, SnapshotAddress: *snapshots,
 		DiscoveryInterval: *interval, NoElection: !*election, Log: log,
 	})

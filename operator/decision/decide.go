@@ -44,6 +44,9 @@ func plan(spec v1alpha1.NodeVersionSpec, w World, off rule) *Decision {
 		d.advanceIntent(&d.w.Intents[i])
 	}
 	d.trackOrphans()
+	for _, text := range w.Shortages {
+		d.Wait("NoSpare", TruncateMessage(text), v1alpha1.Reference{Kind: "NodeVersion", Name: v1alpha1.NodeVersionName}, time.Time{})
+	}
 	d.startReplacements()
 	d.releaseCordons()
 	d.labelInPlace()

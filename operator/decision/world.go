@@ -46,6 +46,9 @@ type World struct {
 	NodesLockedBy string
 	Versions      map[string]string // Kubernetes of a components ConfigMap, by its name
 
+	// Shortages are sentences about groups of enrolled machines that cannot get their size.
+	Shortages []string
+
 	// Revoked is the record of revoked machines. It is read only while a machine has no Node.
 	Revoked revocation.List
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"constellation/engine"
 	"constellation/engine/cluster"
 	"constellation/engine/enrol"
 	"constellation/engine/machinecheck"
@@ -50,6 +51,8 @@ type ListedMachine struct {
 	// Labels and Taints are those that the list gives to the Node.
 	Labels string `json:"labels,omitempty"`
 	Taints string `json:"taints,omitempty"`
+	// Spare is absent of a machine that belongs to its group by its row.
+	Spare *engine.Spare `json:"spare,omitempty"`
 }
 
 // key is where the key of a machine is.
@@ -67,13 +70,23 @@ func (l *MachineListing) key(m *ListedMachine) string {
 func (l *MachineListing) node(m *ListedMachine) string {
 	switch {
 	case m.Node != nil:
-		return fmt.Sprintf("%s, %s, since %s", m.Node.State, m.Node.Kubernetes, m.Node.Created.Format(time.DateOnly))
+		text := fmt.Sprintf("%s, %s, since %s", m.Node.State, m.Node.Kubernetes, m.Node.Created.Format(time.DateOnly))
+		if m.Spare != nil {
+			text += ", a spare of this group"
+		}
+		return text
 	case l.Problem != "":
 		return "unknown"
 	case !l.Initialised:
 		return "waits for init"
 	case m.Joins:
 		return "joins"
+	case m.Spare != nil && m.Spare.State == "assigned":
+		return "spare, assigned, and joins"
+	case m.Spare != nil && m.Spare.Why != "":
+		return "spare, not usable: " + m.Spare.Why
+	case m.Spare != nil:
+		return "spare, ready to join"
 	}
 	return "not a node"
 }
@@ -93,7 +106,7 @@ func MachineTable(pg Page, w int, l *MachineListing) (lines []string) {
 		m := &l.Machines[i]
 		lines = append(lines, pg.Row(w).Col(term.Strong, term.Clean(m.Name), name+2).Col(term.Plain, m.Group, 15).Col(term.Plain, term.Clean(m.Address), 18).Col(term.Plain, l.key(m), 6).Add(term.Plain, term.Clean(l.node(m))).String())
 	}
-	if l.Initialised && l.Problem == "" && !l.Adopted && slices.ContainsFunc(l.Machines, func(m ListedMachine) bool { return m.Node == nil && !m.Joins }) {
+	if l.Initialised && l.Problem == "" && !l.Adopted && slices.ContainsFunc(l.Machines, func(m ListedMachine) bool { return m.Node == nil && !m.Joins && m.Spare == nil }) {
 		lines = append(lines, "")
 		for _, p := range term.Wrap("not a node: `constellation machine logs NAME --ssh USER@HOST` has the reason; a machine whose Node was deleted joins again after `constellation machine add --ssh USER@HOST`", max(20, w)) {
 			lines = append(lines, pg.Row(w).Add(term.Faint, p).String())
@@ -175,6 +188,10 @@ func MachineReason(l *MachineListing, m *ListedMachine) string {
 		return "it waits for init, which makes it a node"
 	case m.Joins:
 		return "it joins; its log shows how far it is"
+	case m.Spare != nil && m.Spare.Why != "":
+		return "it is a spare, and cannot be assigned: " + m.Spare.Why
+	case m.Spare != nil:
+		return "it is a spare: it joins when its group needs it"
 	case l.Adopted:
 		return "the cluster has no Node of this name: correct the list, or join it with kubeadm"
 	}
@@ -350,6 +367,7 @@ type AddedMachine struct {
 	Name    string `json:"name"`
 	Address string `json:"address"`
 	Group   string `json:"group"`
+	Spare   bool   `json:"spare,omitempty"`
 	Labels  string `json:"labels,omitempty"`
 	Taints  string `json:"taints,omitempty"`
 	// Member is whether it is a node already: only its balancer was compared.
@@ -367,6 +385,15 @@ type AddedMachine struct {
 	Took     time.Duration `json:"took,omitempty"` // nanoseconds in JSON
 }
 
+// as is what the machine becomes.
+func (m *AddedMachine) as() string {
+	group := strings.ReplaceAll(m.Group, "-", " ")
+	if m.Spare {
+		return "spare " + group
+	}
+	return group
+}
+
 // Result takes the changes that were made, or would be made, on the machine.
 func (m *AddedMachine) Result(x enrol.Result) {
 	m.Outcome, m.Took, m.Attested, m.EK, m.Key, m.Vendor = x.Outcome, x.Took, x.Key.Attested, x.Key.EK, x.Key.Hash, x.Key.Vendor
@@ -378,7 +405,7 @@ func (m *AddedMachine) Result(x enrol.Result) {
 // MachineChanges lists the changes of each machine: all of them, or those of files by their folders.
 func MachineChanges(pg Page, w int, list []AddedMachine, all bool) (lines []string) {
 	for _, m := range list {
-		as := strings.ReplaceAll(m.Group, "-", " ")
+		as := m.as()
 		lines = append(lines, pg.Rule(w, term.Clean(m.Machine), ""), pg.Row(w).Pad(2).Add(term.Strong, term.Clean(fmt.Sprintf("%s, %s at %s", m.Name, as, m.Address))).String())
 		for _, x := range [][2]string{{"labels", m.Labels}, {"taints", m.Taints}} {
 			if x[1] != "" {
@@ -444,7 +471,7 @@ func MachinesAdded(pg Page, w int, list []AddedMachine) (lines []string) {
 				trust += " of " + m.Vendor
 			}
 		}
-		severity, verdict := plan.Info, fmt.Sprintf("prepared as %s in %s, %s", strings.ReplaceAll(m.Group, "-", " "), m.Took.Round(100*time.Millisecond), trust)
+		severity, verdict := plan.Info, fmt.Sprintf("prepared as %s in %s, %s", m.as(), m.Took.Round(100*time.Millisecond), trust)
 		switch {
 		case m.Error != "":
 			severity, verdict = plan.Block, m.Error

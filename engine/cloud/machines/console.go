@@ -23,6 +23,7 @@ func IsProgram(name string) bool { return slices.Contains(programs, name) }
 type Console struct {
 	list       []Machine
 	components []section.Values
+	sizes      map[cloud.Role]int
 	uid        string // of enrolled machines; empty for adopted ones
 }
 
@@ -34,7 +35,7 @@ func NewConsole(config section.Values) Console {
 // NewEnrolledConsole is NewConsole of enrolled machines.
 func NewEnrolledConsole(config, state section.Values) Console {
 	c := NewConsole(config)
-	c.uid = state.Text("uid")
+	c.uid, c.sizes = state.Text("uid"), Sizes(config)
 	for n := range c.list {
 		c.list[n].ProviderID = ProviderID(c.uid, c.list[n].Name)
 	}
@@ -55,7 +56,7 @@ func (c Console) Describe(context.Context) (out cloud.Info, err error) {
 
 // inventory returns the machines as the operator has them, without the cluster.
 func (c Console) inventory() Inventory {
-	i := Inventory{Cluster: c.uid, Machines: make([]Entry, len(c.list))}
+	i := Inventory{Cluster: c.uid, Sizes: c.sizes, Machines: make([]Entry, len(c.list))}
 	for n, m := range c.list {
 		i.Machines[n] = m.Entry()
 	}
@@ -74,7 +75,7 @@ func (c Console) Machines(context.Context) ([]cloud.Machine, error) {
 	for n, m := range c.list {
 		out[n].Verifies = true
 		out[n].GroupName = string(m.Group)
-		out[n].Instance = cloud.Instance{Name: m.Name, ProviderID: m.ProviderID, Role: m.Group, State: cloud.Ready}
+		out[n].Instance = cloud.Instance{Name: m.Name, ProviderID: m.ProviderID, Role: m.Group, State: cloud.Ready, Spare: m.Spare}
 		out[n].IP, _ = netip.ParseAddr(m.Address) // empty is no address
 	}
 	return out, nil

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"constellation/engine/cloud"
 )
@@ -32,6 +33,10 @@ type Inventory struct {
 	Machines []Entry `json:"machines"`
 	// Endpoint is the host in front of the API servers. Only inventories of enrolled machines have it.
 	Endpoint string `json:"endpoint,omitempty"`
+	// Sizes are the wanted numbers of machines of groups; absent: that of the machines that are no spares.
+	Sizes map[cloud.Role]int `json:"sizes,omitempty"`
+	// ReplaceAfter is how long a Node is not Ready until a spare takes its place, such as 5m; empty: [ReplaceAfter].
+	ReplaceAfter string `json:"replaceAfter,omitempty"`
 }
 
 // Entry is one machine of an Inventory.
@@ -47,11 +52,13 @@ type Entry struct {
 	// Labels and Taints are those of [Machine].
 	Labels string `json:"labels,omitempty"`
 	Taints string `json:"taints,omitempty"`
+	// Spare is whether the machine belongs to its group only while it is assigned.
+	Spare bool `json:"spare,omitempty"`
 }
 
 // Entry returns the machine as the cluster has it.
 func (m Machine) Entry() Entry {
-	return Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: m.ProviderID, Key: m.Key, Labels: m.Labels, Taints: m.Taints}
+	return Entry{Name: m.Name, Address: m.Address, Group: m.Group, ProviderID: m.ProviderID, Key: m.Key, Labels: m.Labels, Taints: m.Taints, Spare: m.Spare}
 }
 
 // ProviderID is the ID of a machine whose Node had none: machines://<cluster>/<name>.
@@ -106,6 +113,12 @@ type Control struct {
 	// left are the machines that the operator has deleted. They are known for as long as the process
 	// lives; the next adoption takes them out of the inventory.
 	left map[string]bool
+
+	// Of enrolled machines, see Use. heard is by name, leaving by key.
+	store   Store
+	now     func() time.Time
+	heard   map[string]heard
+	leaving map[string]time.Time
 }
 
 // NewControl returns the view of the operator of the inventory in the file at path, which is read again
@@ -116,7 +129,7 @@ func (c *Control) read(ctx context.Context) (Inventory, error) {
 	if err := ctx.Err(); err != nil {
 		return Inventory{}, err
 	}
-	b, err := os.ReadFile(c.path)
+	b, err := c.content(ctx)
 	if err != nil {
 		return Inventory{}, fmt.Errorf("read the inventory of machines: %w: %w", cloud.ErrUnavailable, err)
 	}
@@ -125,6 +138,15 @@ func (c *Control) read(ctx context.Context) (Inventory, error) {
 		return Inventory{}, fmt.Errorf("%w: %w", cloud.ErrUnavailable, err)
 	}
 	return i, nil
+}
+
+// content is the list as the cluster has it. The file of a pod follows the ConfigMap a minute later.
+func (c *Control) content(ctx context.Context) ([]byte, error) {
+	if c.store == nil {
+		return os.ReadFile(c.path)
+	}
+	data, _, err := c.store.Load(ctx, InventoryConfigMap)
+	return []byte(data[InventoryKey]), err
 }
 
 // Groups returns a group for each role that a machine has.
@@ -139,22 +161,29 @@ func (c *Control) Groups(ctx context.Context) ([]cloud.Group, error) {
 // Groups returns a group for each role that a machine has, control planes first.
 func (i *Inventory) Groups() (out []cloud.Group) {
 	for _, r := range []cloud.Role{cloud.ControlPlane, cloud.Worker} {
-		n := 0
-		for _, m := range i.Machines {
-			if m.Group == r {
-				n++
-			}
-		}
-		if n > 0 {
-			out = append(out, cloud.Group{ID: GroupID(i.Cluster, r), Name: string(r), Role: r, Count: n})
+		if slices.ContainsFunc(i.Machines, func(m Entry) bool { return m.Group == r }) {
+			out = append(out, cloud.Group{ID: GroupID(i.Cluster, r), Name: string(r), Role: r, Count: i.size(r)})
 		}
 	}
 	return out
 }
 
+// size is the wanted number of machines of a group: that of the configuration, else that of its rows without spares.
+func (i *Inventory) size(r cloud.Role) (n int) {
+	if n = i.Sizes[r]; n > 0 {
+		return n
+	}
+	for _, m := range i.Machines {
+		if m.Group == r && !m.Spare {
+			n++
+		}
+	}
+	return n
+}
+
 // instance describes a machine.
 func (i *Inventory) instance(m *Entry) cloud.Instance {
-	out := cloud.Instance{Name: m.Name, ProviderID: m.ProviderID, Group: GroupID(i.Cluster, m.Group), Role: m.Group, State: cloud.Ready, EvidenceKey: m.Key}
+	out := cloud.Instance{Name: m.Name, ProviderID: m.ProviderID, Group: GroupID(i.Cluster, m.Group), Role: m.Group, State: cloud.Ready, EvidenceKey: m.Key, Spare: m.Spare}
 	out.IP, _ = netip.ParseAddr(m.Address) // empty is no address
 	return out
 }
@@ -191,6 +220,20 @@ func (c *Control) NodeSettings(ctx context.Context) (map[string]cloud.NodeSettin
 
 // Instances returns the machines of the inventory.
 func (c *Control) Instances(ctx context.Context) ([]cloud.Instance, error) {
+	if c.store != nil {
+		s, err := c.load(ctx)
+		if err != nil {
+			return nil, err
+		}
+		var out []cloud.Instance
+		for k := range s.Machines {
+			if i, listed := c.instanceOf(s, &s.Machines[k]); listed {
+				out = append(out, i)
+			}
+		}
+		slices.SortFunc(out, func(a, b cloud.Instance) int { return cmp.Compare(a.Name, b.Name) })
+		return out, nil
+	}
 	i, err := c.read(ctx)
 	if err != nil {
 		return nil, err
@@ -206,6 +249,13 @@ func (c *Control) Instances(ctx context.Context) ([]cloud.Instance, error) {
 // Instance returns one machine. A machine that the inventory lacks is not known, and not gone: somebody
 // may have joined it with kubeadm since. So the error does not wrap cloud.ErrNotFound.
 func (c *Control) Instance(ctx context.Context, key string) (cloud.Instance, error) {
+	if c.store != nil {
+		s, err := c.load(ctx)
+		if err != nil {
+			return cloud.Instance{}, err
+		}
+		return c.find(s, key)
+	}
 	i, err := c.read(ctx)
 	if err != nil {
 		return cloud.Instance{}, err
@@ -230,14 +280,20 @@ func (c *Control) SetGroupImage(_ context.Context, _, image string) error {
 	return fmt.Errorf("set image %s: %w: machines of an inventory have no image", image, cloud.ErrDenied)
 }
 
-// CreateInstances returns cloud.ErrCapacity: an inventory makes no machines.
-func (c *Control) CreateInstances(_ context.Context, groupID string, _ []string) ([]cloud.Instance, error) {
+// CreateInstances assigns spares. It returns cloud.ErrCapacity if there is none; an inventory makes no machines.
+func (c *Control) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
+	if c.store != nil {
+		return c.create(ctx, groupID, tokens)
+	}
 	return nil, fmt.Errorf("create a machine of %s: %w: an inventory has existing machines only; set the strategy of the group to InPlace", groupID, cloud.ErrCapacity)
 }
 
-// DeleteInstances marks machines: they count as terminated from then on. Nothing happens to the
-// machines themselves.
-func (c *Control) DeleteInstances(_ context.Context, keys []string) error {
+// DeleteInstances releases machines: a spare, or another enrolled machine, resets itself and can be assigned again. Machines
+// of an adopted cluster are marked: they count as terminated from then on, and nothing happens to them.
+func (c *Control) DeleteInstances(ctx context.Context, keys []string) error {
+	if c.store != nil {
+		return c.delete(ctx, keys)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range keys {

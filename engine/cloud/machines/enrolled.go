@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/section"
@@ -90,6 +91,7 @@ func EnrolledConfig() section.Schema {
 			{Name: "name", Required: true, Unique: true, Valid: nameRE.MatchString, Problem: "cannot name a node", Remedy: "use at most 253 of a-z, 0-9, - and ."},
 			{Name: "address", Required: true, Unique: true, Valid: func(s string) bool { _, err := netip.ParseAddr(s); return err == nil }, Problem: "is no IP address", Remedy: "write the address at which the other machines reach it, without a port"},
 			{Name: "group", Required: true, Valid: func(s string) bool { return cloud.Role(s).Valid() }, Problem: "is no group", Remedy: "write control-plane or worker"},
+			{Name: "spare", Kind: section.Bool},
 			{Name: Attested, Kind: section.Bool},
 			{Name: "ek", Unique: true, Valid: ekRE.MatchString, Problem: "is no hash of an endorsement key", Remedy: "take the row out and run `constellation machine add`, which writes it"},
 			{Name: "key", Unique: true, Valid: ekRE.MatchString, Problem: "is no hash of a key", Remedy: "take it out of the row and run `constellation machine add`, which writes it"},
@@ -99,8 +101,25 @@ func EnrolledConfig() section.Schema {
 			{Name: "taints", Valid: func(s string) bool { _, err := ParseTaints(s); return err == nil }, Problem: "are no taints of a Node", Remedy: "write key=value:Effect, several separated by commas, with the effect NoSchedule, PreferNoSchedule or NoExecute; keys of kubernetes.io and edgeless.systems are not allowed"},
 		}},
 		balancerField(),
+		{Name: "controlPlanes", Kind: section.Int, Lowest: 1, Highest: 9},
+		{Name: "workers", Kind: section.Int, Lowest: 1, Highest: 5000},
+		{Name: "replaceAfter", Valid: func(s string) bool {
+			d, err := time.ParseDuration(s)
+			return err == nil && d >= time.Minute && d <= 24*time.Hour
+		}, Problem: "is no time after which a spare takes the place of a machine", Remedy: "write a time such as 5m, of at least 1m and at most 24h"},
 		componentsField(),
 	}
+}
+
+// Sizes returns the sizes of groups that a section sets.
+func Sizes(v section.Values) map[cloud.Role]int {
+	out := map[cloud.Role]int{}
+	for field, r := range map[string]cloud.Role{"controlPlanes": cloud.ControlPlane, "workers": cloud.Worker} {
+		if n := v.Int(field); n > 0 {
+			out[r] = n
+		}
+	}
+	return out
 }
 
 // EnrolledState returns the schema of their section in the state.

@@ -43,6 +43,8 @@ type Machine struct {
 	// Key identifies the certified key of an enrolled machine: sha256: and the hash of the public key in hex. Empty:
 	// any key that was certified for it counts.
 	Key string
+	// Spare is whether the machine belongs to its group only while it is assigned.
+	Spare bool
 	// Labels and Taints are those that the list gives to the machine's Node, see [ParseLabels] and
 	// [ParseTaints].
 	Labels, Taints string
@@ -112,7 +114,7 @@ func List(v section.Values) (out []Machine) {
 	for _, row := range v.Table(Name) {
 		out = append(out, Machine{
 			Name: row.Text("name"), Address: row.Text("address"), Group: cloud.Role(row.Text("group")), ProviderID: row.Text("providerID"),
-			Attested: row.Bool(Attested), EK: row.Text("ek"), TPM: row.Text("tpm"), Key: row.Text("key"), Vendor: row.Text("vendor"), Labels: row.Text("labels"), Taints: row.Text("taints"),
+			Attested: row.Bool(Attested), EK: row.Text("ek"), TPM: row.Text("tpm"), Key: row.Text("key"), Vendor: row.Text("vendor"), Labels: row.Text("labels"), Taints: row.Text("taints"), Spare: row.Bool("spare"),
 		})
 	}
 	return out
@@ -128,6 +130,9 @@ func Section(list []Machine) section.Values {
 		}
 		if m.Attested {
 			rows[i][Attested] = true
+		}
+		if m.Spare {
+			rows[i]["spare"] = true
 		}
 		for column, text := range map[string]string{"ek": m.EK, "tpm": m.TPM, "key": m.Key, "vendor": m.Vendor, "labels": m.Labels, "taints": m.Taints} {
 			if text != "" {

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine/plan"
+	"constellation/engine/sandbox/build"
+	"constellation/internal/testneeds"
+)
+
+// A group of enrolled machines gets spares: it is scaled up, loses a machine and gets another one, and is scaled down. The
+// machine that leaves resets itself, cannot act as its Node any more, and is a spare. So is the lost one when it is back.
+//
+// It takes ten minutes, so it is opt-in:
+//
+//	CONSTELLATION_E2E_ENROL=1 go test -run TestSparesOfEnrolledMachines .
+func TestSparesOfEnrolledMachines(t *testing.T) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ENROL", "ten minutes")
+	c := newReal(t)
+	c.up(1, 3)
+	a, login, connect := c.owner(machineNames(1, 3))
+	a.run(time.Minute, "config", "generate", "machines").want(plan.ExitDone)
+	a.edit("endpoint: api.example.com", "endpoint: 10.42.0.1")
+	const add = 3 * time.Minute
+	a.run(add, "machine", "add", "--ssh", login["control-plane-0"], "--group", "control-plane", "--yes").want(plan.ExitDone)
+	a.run(add, "machine", "add", "--ssh", login["worker-0"], "--label", "disk=ssd", "--taint", "batch=yes:NoSchedule", "--yes").want(plan.ExitDone)
+	a.run(add, "machine", "add", "--ssh", login["worker-1"], "--ssh", login["worker-2"], "--spare", "--label", "kind=spare", "--yes").want(plan.ExitDone)
+	a.edit("    machines:\n", "    replaceAfter: 1m\n"+a.componentRows(build.DefaultVersion)+"    machines:\n")
+	connect()
+	a.run(10*time.Minute, "init", "--yes").want(plan.ExitDone)
+	a.wantNodes("control-plane-0", "worker-0")
+	const settings = "jsonpath={.metadata.labels.disk} {.metadata.labels.kind} {.spec.taints[?(@.key=='batch')].value}"
+	a.eventually(2*time.Minute, "label and taint of worker-0", func(out string) bool { return strings.Fields(out + " -")[0] == "ssd" && strings.HasSuffix(out, "yes") }, "get", "node", "worker-0", "-o", settings)
+	a.usable("worker-1", "worker-2")
+
+	resize := func(from, to string) {
+		t.Helper()
+		a.edit(from, to)
+		a.run(5*time.Minute, "init", "--yes").want(plan.ExitDone)
+	}
+	begin := time.Now()
+	resize("    machines:\n    ", "    workers: 2\n    machines:\n    ")
+	took := func(what string) { t.Helper(); t.Logf("%s: %s", what, time.Since(begin).Round(time.Second)) }
+	took("scaled up to 2 workers")
+	first, second := "worker-1", "worker-2"
+	if strings.Contains(a.kubectl("get", "nodes", "-o", "name"), second) {
+		first, second = second, first
+	}
+	a.wantNodes("control-plane-0", "worker-0", first)
+	a.eventually(time.Minute, "label of the spare", func(out string) bool { return strings.TrimSpace(out) == "spare" }, "get", "node", first, "-o", settings)
+
+	// A machine loses power. A spare takes its place.
+	begin = time.Now()
+	c.run(time.Minute, "sandbox", "machine", "off", "worker-0").want(plan.ExitDone)
+	a.eventually(6*time.Minute, second+" takes the place of worker-0", func(out string) bool {
+		return strings.Contains(out, second+" True") && !strings.Contains(out, "worker-0")
+	}, "get", "nodes", "-o", "jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=='Ready')].status}{'\\n'}{end}")
+	took("a worker that lost power replaced")
+	a.eventually(time.Minute, "the list shows that worker-0 is no spare yet", func(string) bool {
+		return strings.Contains(a.run(time.Minute, "machine", "list").stdout, "spare, not usable: it has not reset itself")
+	}, "get", "nodes")
+	begin = time.Now()
+	c.run(time.Minute, "sandbox", "machine", "on", "worker-0").want(plan.ExitDone)
+	a.usable("worker-0")
+	took("the lost worker a spare again")
+
+	// Scaled down. The machine that leaves keeps a copy of its identity, which is worth nothing.
+	for _, m := range []string{first, second} {
+		c.asRoot(m, "mkdir -p /root/stolen && cp -a /etc/kubernetes /var/lib/kubelet/pki /root/stolen/ && cp $(command -v kubectl || echo /usr/local/bin/kubectl) /root/stolen/kubectl")
+	}
+	begin = time.Now()
+	resize("workers: 2", "workers: 1")
+	gone := ""
+	a.eventually(5*time.Minute, "one of the two spares leaves", func(out string) bool {
+		for _, m := range []string{first, second} {
+			if !strings.Contains(out, m) {
+				gone = m
+			}
+		}
+		return gone != ""
+	}, "get", "nodes", "-o", "name")
+	took("scaled down to 1 worker")
+	out, code := c.asRoot(gone, "cd /root/stolen && sed 's#/var/lib/kubelet/pki#/root/stolen/pki#' kubernetes/kubelet.conf >conf && echo '{\"apiVersion\":\"v1\",\"kind\":\"Node\",\"metadata\":{\"name\":\""+gone+"\"}}' | ./kubectl --kubeconfig conf create -f -")
+	if code == 0 || !strings.Contains(out, "released from its group") {
+		t.Errorf("%s with its old identity: %d, %s", gone, code, out)
+	}
+	a.usable(gone)
+	took("the machine that left a spare again")
+	if out, _ := c.asRoot(gone, "ls /etc/kubernetes /var/lib/kubelet"); strings.Contains(out, "kubelet.conf") {
+		t.Errorf("%s was not reset: %s", gone, out)
+	}
+
+	// No spare is left for a group that needs one: it waits, and everything says so.
+	for _, m := range []string{"worker-0", gone} {
+		c.run(time.Minute, "sandbox", "machine", "off", m).want(plan.ExitDone)
+	}
+	a.eventually(4*time.Minute, "the spares are silent", func(string) bool {
+		return strings.Count(a.run(time.Minute, "machine", "list").stdout, "has not asked to join since") == 2
+	}, "get", "nodes")
+	a.edit("workers: 1", "workers: 2")
+	a.run(30*time.Second, "init", "--yes", "--timeout", "20s")
+	a.eventually(time.Minute, "the operator reports the shortage", func(out string) bool { return strings.Contains(out, "NoSpare") }, "get", "nodeversion", "constellation-version", "-o", "jsonpath={.status.waiting}")
+	if out := a.run(time.Minute, "status").stdout; !strings.Contains(out, "waits for a spare") {
+		t.Errorf("status:\n%s", out)
+	}
+	c.run(time.Minute, "sandbox", "machine", "on", gone).want(plan.ExitDone)
+	a.eventually(3*time.Minute, gone+" joins", func(out string) bool { return strings.Contains(out, gone) }, "get", "nodes", "-o", "name")
+}
+
+// usable waits until spares can be assigned.
+func (c *cloud) usable(names ...string) {
+	c.t.Helper()
+	c.eventually(3*time.Minute, fmt.Sprintf("%s can be assigned", names), func(string) bool {
+		out := c.run(time.Minute, "machine", "list").stdout
+		for _, name := range names {
+			ready := false
+			for _, line := range strings.Split(out, "\n") {
+				ready = ready || strings.HasPrefix(line, name) && strings.Contains(line, "ready to join")
+			}
+			if !ready {
+				return false
+			}
+		}
+		return true
+	}, "get", "nodes")
+}

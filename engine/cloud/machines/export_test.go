@@ -1,0 +1,7 @@
+package machines
+
+// Limits for tests.
+const (
+	SeenFor     = seenFor
+	ResetWithin = resetWithin
+)
