@@ -53,6 +53,8 @@ func (e *Engine) readFiles(h *Home) {
 		switch {
 		case h.Adopted:
 			h.Stage = StageCluster
+		case len(s.ClusterValues.ClusterID) == 0 && s.Enrolled() && c != nil && len(c.NodeGroups) == 0:
+			h.Stage = StageConfigured // the first enrolment was interrupted, or all machines were removed
 		case len(s.ClusterValues.ClusterID) == 0 && !s.Adopted():
 			h.Stage = StageReady
 		case !e.ws.Has(workspace.KubeconfigFile):

@@ -69,3 +69,31 @@ func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
 		t.Errorf("with runs of an earlier cluster: stage %s", h.Stage)
 	}
 }
+
+// A workspace whose first enrolment was interrupted has no machines yet: the next step is to add them, and not init.
+func TestHomeWithoutEnrolledMachines(t *testing.T) {
+	ws, err := workspace.OpenWorkspace(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := workspace.GenerateConfig("machines", workspace.GenerateOptions{})
+	if err == nil {
+		_, err = ws.WriteConfig(b)
+	}
+	if err == nil {
+		_, err = ws.Enrolment()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := engine.New(ws, engine.Deps{}).Home(t.Context())
+	if err != nil || h.Stage != engine.StageConfigured || len(h.Next) == 0 || !strings.Contains(h.Next[0].Command, "machine add") {
+		t.Errorf("stage %s, next %+v, %v", h.Stage, h.Next, err)
+	}
+	if err := ws.AddMachine(workspace.Machine{Name: "a", Address: "10.0.0.11", Group: "control-plane", Key: "sha256:" + strings.Repeat("a", 64)}); err != nil {
+		t.Fatal(err)
+	}
+	if h, err = engine.New(ws, engine.Deps{}).Home(t.Context()); err != nil || h.Stage != engine.StageReady {
+		t.Errorf("with a machine: stage %s, %v", h.Stage, err)
+	}
+}
