@@ -144,7 +144,7 @@ func adoptionIsCut(t *testing.T, home, kubeconfig, server string) {
 	}
 	refused := 0
 	for _, after := range []int64{100, 8 << 10, 60 << 10} {
-		l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // of the test
+		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +158,7 @@ func adoptionIsCut(t *testing.T, home, kubeconfig, server string) {
 				}
 				go func() {
 					defer down.Close()
-					up, err := net.Dial("tcp", u.Host) //nolint:noctx // of the test
+					up, err := net.Dial("tcp", u.Host)
 					if err != nil || left.Load() <= 0 {
 						return
 					}

@@ -118,10 +118,10 @@ func applySettings(n *corev1.Node, want cloud.NodeSettings) (changed bool) {
 		}
 		next = string(b)
 	}
-	switch {
-	case next == text:
+	switch next {
+	case text:
 		return changed
-	case next == "":
+	case "":
 		delete(n.Annotations, v1alpha1.AnnotationSettings)
 	default:
 		metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationSettings, next)

@@ -75,20 +75,14 @@ func (s *Spec) started(reload bool) (out []string) {
 // compare returns what an observed machine lacks of the Spec, whose files should be as in wants.
 func (s *Spec) compare(wants []entry, o *observation, j *Journal) (*difference, error) {
 	d := &difference{o: o, restart: j != nil && j.State == Installing}
-	for i, f := range s.Files {
-		is := o.files[i]
-		ours := j != nil && j.file(f.Path) != nil
-		switch {
-		case is == wants[i]:
-		case f.Keep && is.Kind != kindAbsent && !ours:
-		case f.Own && is.Kind != kindAbsent && !ours && !o.defaults[i]:
-			return nil, &plan.Error{Op: "enrol " + s.Machine, Err: errors.New(f.Path + " is there, and it is not the file of the package"), Remedy: f.Needs, Exit: plan.ExitBlocked}
-		case f.Default != "" && is.Kind != kindAbsent && !ours && !o.defaults[i]:
-			d.notes = append(d.notes, f.Path+" was changed by hand and stays: a node needs "+f.Needs)
-		case is.Kind == kindFolder || is.Kind == kindOther:
-			return nil, &plan.Error{Op: "enrol " + s.Machine, Err: errors.New(f.Path + " exists and is no file"), Remedy: "move it away, then run the same command again", Exit: plan.ExitBlocked}
-		default:
+	for i := range s.Files {
+		switch place, note, err := s.compareFile(i, wants[i], o, j); {
+		case err != nil:
+			return nil, err
+		case place:
 			d.files = append(d.files, i)
+		case note != "":
+			d.notes = append(d.notes, note)
 		}
 	}
 	for i, p := range s.Packages {
@@ -105,6 +99,23 @@ func (s *Spec) compare(wants []entry, o *observation, j *Journal) (*difference, 
 		}
 	}
 	return d, nil
+}
+
+// compareFile returns whether a file must be placed, or a note about one that stays.
+func (s *Spec) compareFile(i int, want entry, o *observation, j *Journal) (place bool, note string, err error) {
+	f, is := s.Files[i], o.files[i]
+	foreign := is.Kind != kindAbsent && (j == nil || j.file(f.Path) == nil)
+	switch {
+	case is == want || f.Keep && foreign:
+		return false, "", nil
+	case f.Own && foreign && !o.defaults[i]:
+		return false, "", &plan.Error{Op: "enrol " + s.Machine, Err: errors.New(f.Path + " is there, and it is not the file of the package"), Remedy: f.Needs, Exit: plan.ExitBlocked}
+	case f.Default != "" && foreign && !o.defaults[i]:
+		return false, f.Path + " was changed by hand and stays: a node needs " + f.Needs, nil
+	case is.Kind == kindFolder || is.Kind == kindOther:
+		return false, "", &plan.Error{Op: "enrol " + s.Machine, Err: errors.New(f.Path + " exists and is no file"), Remedy: "move it away, then run the same command again", Exit: plan.ExitBlocked}
+	}
+	return true, "", nil
 }
 
 // Examine returns what Install would do, and changes nothing.
@@ -217,19 +228,7 @@ func Install(ctx context.Context, m Machine, r Request) (Outcome, error) {
 	if err := c.write(ctx, j); err != nil {
 		return Outcome{}, err
 	}
-	if err := r.reset(ctx, c, j, d, p); err != nil {
-		return Outcome{}, err
-	}
-	if err := c.packages(ctx, s, j, d, p); err != nil {
-		return Outcome{}, err
-	}
-	if err := c.place(ctx, s, j, d, p); err != nil {
-		return Outcome{}, err
-	}
-	if err := r.prepare(ctx, m, p); err != nil {
-		return Outcome{}, err
-	}
-	if err := c.start(ctx, s, d, p); err != nil {
+	if err := r.change(ctx, c, j, d, p); err != nil {
 		return Outcome{}, err
 	}
 	p.next("verify")
@@ -241,6 +240,23 @@ func Install(ctx context.Context, m Machine, r Request) (Outcome, error) {
 	}
 	j.State, j.Changed = Installed, r.Now().UTC()
 	return out, c.write(ctx, j)
+}
+
+// change makes the changes of a difference, which the journal names already.
+func (r *Request) change(ctx context.Context, c *remote, j *Journal, d *difference, p *progress) error {
+	if err := r.reset(ctx, c, j, d, p); err != nil {
+		return err
+	}
+	if err := c.packages(ctx, &r.Spec, j, d, p); err != nil {
+		return err
+	}
+	if err := c.place(ctx, &r.Spec, j, d, p); err != nil {
+		return err
+	}
+	if err := r.prepare(ctx, c.m, p); err != nil {
+		return err
+	}
+	return c.start(ctx, &r.Spec, d, p)
 }
 
 // rejoins adds to a difference that the machine is reset. Only a machine of this name that the journal has can be, and

@@ -280,7 +280,7 @@ func (scr *homeScreen) read() tea.Cmd {
 	}
 }
 
-// took chooses the first screen.
+// took takes what was read of the workspace.
 func (scr *homeScreen) took(msg homeRead) tea.Cmd {
 	scr.c.task.busy = ""
 	scr.c.home, scr.c.homeErr = &msg.home, msg.err
@@ -294,32 +294,35 @@ func (scr *homeScreen) took(msg homeRead) tea.Cmd {
 		scr.c.home.Next[i].Command = scr.c.deps.Commands.Line(scr.c.home.Next[i].Command)
 	}
 	*scr.c.config = *newConfigScreen(scr.c, scr.c.home, scr.c.deps.Versions)
-	first := scr.c.screen == scr.c.start
+	if scr.c.screen == scr.c.start {
+		return scr.first()
+	}
+	if scr.c.screen == scr.c.overview && scr.c.home.Stage == engine.StageCluster {
+		return scr.readStatus()
+	}
+	return nil
+}
+
+// first chooses the first screen of a workspace that was read.
+func (scr *homeScreen) first() tea.Cmd {
+	d, stage := &scr.c.deps, scr.c.home.Stage
 	switch {
-	case first && scr.c.deps.Upgrade != nil:
-		return scr.c.upgradePlan.open(scr.c.deps.Upgrade)
-	case first && scr.c.home.Stage == engine.StagePartial && len(scr.c.home.Problems) == 0:
+	case d.Upgrade != nil:
+		return scr.c.upgradePlan.open(d.Upgrade)
+	case stage == engine.StagePartial && len(scr.c.home.Problems) == 0:
 		// A partial init was confirmed when it started; resuming it needs no second confirmation.
 		scr.c.wizard.resumed = true
 		scr.c.screen = scr.c.run
 		return scr.c.wizard.makePlan()
-	case first && scr.c.home.Stage == engine.StageCluster && !scr.c.deps.Wizard:
+	case stage == engine.StageCluster && !d.Wizard:
 		scr.c.screen = scr.c.overview
 		return scr.readStatus()
-	case first && scr.c.deps.Wizard && scr.c.deps.Yes && scr.c.home.Config != nil:
+	case d.Wizard && d.Yes && scr.c.home.Config != nil:
 		return scr.c.preflight.start()
-	case first && (scr.c.home.Stage == engine.StageEmpty || scr.c.home.Stage == engine.StageConfigured && scr.c.deps.Machines != nil && !scr.c.deps.Wizard):
+	case stage == engine.StageEmpty || stage == engine.StageConfigured && d.Machines != nil && !d.Wizard:
 		scr.c.screen = scr.c.overview // which suggests how to get machines
-		return nil
-	case first && (scr.c.deps.Wizard || scr.c.home.Stage != engine.StageCluster):
+	default:
 		scr.c.screen = scr.c.config
-		return nil
-	}
-	if scr.c.screen == scr.c.start {
-		scr.c.screen = scr.c.overview
-	}
-	if scr.c.screen == scr.c.overview && scr.c.home.Stage == engine.StageCluster {
-		return scr.readStatus()
 	}
 	return nil
 }

@@ -44,7 +44,7 @@ func checkKey(key string) error {
 
 func checkValue(key, value string) error {
 	if value != "" && !labelName.MatchString(value) {
-		return fmt.Errorf("the value %q of %s is not valid: want at most 63 letters, digits, -, _ and .", value, key)
+		return fmt.Errorf("the value %q of %s is not valid: want at most 63 of letters, digits, dots, - and _", value, key)
 	}
 	return nil
 }
