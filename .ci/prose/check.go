@@ -10,9 +10,11 @@ import (
 	"io/fs"
 	"path"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
 )
@@ -32,32 +34,32 @@ func (h hit) String() string {
 
 // check returns the hits in files, ordered by path and line.
 func check(fsys fs.FS, files []string) ([]hit, error) {
+	found := make([]checked, len(files))
+	var work sync.WaitGroup
+	next := make(chan int)
+	for range runtime.GOMAXPROCS(0) {
+		work.Go(func() {
+			for i := range next {
+				found[i] = checkFile(fsys, files[i])
+			}
+		})
+	}
+	for i := range files {
+		next <- i
+	}
+	close(next)
+	work.Wait()
 	var hits []hit
 	packages := map[string][]*source{}
-	for _, f := range files {
-		if slices.Contains(strings.Split(f, "/"), "testdata") {
-			continue // recorded output
+	for i, c := range found {
+		if c.err != nil {
+			return nil, c.err
 		}
-		b, err := fs.ReadFile(fsys, f)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // deleted, and still in git's index
+		hits = append(hits, c.hits...)
+		if c.source != nil {
+			dir := path.Dir(files[i])
+			packages[dir] = append(packages[dir], c.source)
 		}
-		if err != nil {
-			return nil, err
-		}
-		if strings.HasSuffix(f, ".md") {
-			hits = append(hits, checkMarkdown(f, string(b))...)
-			continue
-		}
-		s, err := parse(f, b)
-		if err != nil {
-			return nil, err
-		}
-		if s.generated {
-			continue
-		}
-		hits = append(hits, s.check()...)
-		packages[path.Dir(f)] = append(packages[path.Dir(f)], s)
 	}
 	for _, p := range packages {
 		hits = append(hits, checkShort(p)...)
@@ -67,6 +69,34 @@ func check(fsys fs.FS, files []string) ([]hit, error) {
 		return cmp.Or(cmp.Compare(a.path, b.path), a.line-b.line)
 	})
 	return hits, nil
+}
+
+// checked is what the check of a file found.
+type checked struct {
+	hits   []hit
+	source *source // of a Go file that is no generated one
+	err    error
+}
+
+func checkFile(fsys fs.FS, f string) (c checked) {
+	if slices.Contains(strings.Split(f, "/"), "testdata") {
+		return c // recorded output
+	}
+	b, err := fs.ReadFile(fsys, f)
+	if errors.Is(err, fs.ErrNotExist) {
+		return c // deleted, and still in git's index
+	}
+	if err != nil {
+		return checked{err: err}
+	}
+	if strings.HasSuffix(f, ".md") {
+		return checked{hits: checkMarkdown(f, string(b))}
+	}
+	s, err := parse(f, b)
+	if err != nil || s.generated {
+		return checked{err: err}
+	}
+	return checked{hits: s.check(), source: s}
 }
 
 // text is prose in which a line break stands for the end of a paragraph, and everything that is
