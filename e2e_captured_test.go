@@ -148,7 +148,7 @@ journalctl -u kubelet --since -2min | grep -e impostor -e "$1"; exit 1`, mirror,
 
 	// A reboot as a machine that has never joined, by its TPM and its disk.
 	uid := c.kubectl("get", "node", worker, "-o", "jsonpath={.metadata.uid}")
-	if out, code := c.asRoot(worker, "set -a; . /etc/constellation/environment; /usr/lib/constellation/bootstrapper reset"); code != 0 {
+	if out, code := c.asRoot(worker, "systemctl stop constellation-bootstrapper; set -a; . /etc/constellation/environment; /usr/lib/constellation/bootstrapper reset"); code != 0 {
 		t.Errorf("reset of %s: exit %d: %s", worker, code, out)
 	}
 	c.run(2*time.Minute, "sandbox", "machine", "reboot", worker).want(plan.ExitDone)
