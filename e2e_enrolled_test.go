@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -70,8 +71,12 @@ func TestEnrolledMachinesBecomeACluster(t *testing.T) {
 	}
 	settings("worker-0", "ssd", "yes")
 	a.kubectl("label", "node", "worker-0", "team=a")
-	row := fmt.Sprintf("{name: worker-0, address: %q, group: worker, labels: ", strings.TrimPrefix(login["worker-0"], "root@"))
-	a.edit(row+`"disk=ssd", taints: "batch=yes:NoSchedule"}`, row+`"disk=hdd"}`)
+	b, err := os.ReadFile(filepath.Join(a.dir, "constellation-conf.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := regexp.MustCompile(`\{name: worker-0,.*`).FindString(string(b))
+	a.edit(row, strings.Replace(row, `"disk=ssd", taints: "batch=yes:NoSchedule"`, `"disk=hdd"`, 1))
 	a.run(time.Minute, "init", "--yes").want(plan.ExitDone)
 	begin = time.Now()
 	settings("worker-0", "hdd", "")
