@@ -244,6 +244,18 @@ func (r *Row) Right(st Style, s string) *Row {
 	return r.Pad(r.max-r.Used-w-1).Add(st, s)
 }
 
+// Hang appends a text, wrapped. Its further lines begin below its first column. The row is not used afterwards.
+func (r *Row) Hang(st Style, s string) (lines []string) {
+	indent := r.Used
+	for i, p := range Wrap(s, max(20, r.max-indent)) {
+		if i > 0 {
+			r = r.t.Row(r.max).Pad(indent)
+		}
+		lines = append(lines, r.Add(st, p).String())
+	}
+	return lines
+}
+
 func (r *Row) String() string { return r.b.String() }
 
 // Rule draws a horizontal line with a title and, at its right end, a remark.

@@ -23,13 +23,7 @@ func AdoptReport(pg Page, w int, r *adopt.Report) []string {
 	sign, st := SeveritySignOf(pg, severity)
 	lines = append(lines, pg.Row(w).Add(st, sign+" ").Add(term.Strong, verdict).String(), "")
 	row := func(head, text string) {
-		for i, p := range term.Wrap(term.Clean(text), max(20, w-18)) {
-			x := pg.Row(w).Pad(18)
-			if i == 0 {
-				x = pg.Row(w).Pad(2).Col(term.Faint, head, 16)
-			}
-			lines = append(lines, x.Add(term.Plain, p).String())
-		}
+		lines = append(lines, pg.Row(w).Pad(2).Col(term.Faint, head, 16).Hang(term.Plain, term.Clean(text))...)
 	}
 	row("Kubernetes", r.Kubernetes)
 	row("distribution", r.Distribution.Title)
@@ -41,13 +35,7 @@ func AdoptReport(pg Page, w int, r *adopt.Report) []string {
 		for i := range r.Findings {
 			f := &r.Findings[i]
 			sign, st := SeveritySignOf(pg, f.Severity)
-			for k, p := range term.Wrap(term.Clean(f.Title+" ["+f.ID+"]"), max(20, w-4)) {
-				x := pg.Row(w).Pad(4)
-				if k == 0 {
-					x = pg.Row(w).Pad(2).Add(st, sign+" ")
-				}
-				lines = append(lines, x.Add(term.Plain, p).String())
-			}
+			lines = append(lines, pg.Row(w).Pad(2).Add(st, sign+" ").Hang(term.Plain, term.Clean(f.Title+" ["+f.ID+"]"))...)
 			lines = append(lines, FindingDetail(pg, w, 4, *f)...)
 		}
 	}

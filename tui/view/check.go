@@ -120,13 +120,7 @@ func ItemDetail(pg Page, w int, x CheckItem) []string {
 		f := x.Finding
 		sign, st := SeveritySignOf(pg, f.Severity)
 		lines := []string{pg.Rule(w, term.Clean(f.ID), severityText(f.Severity))}
-		for i, p := range term.Wrap(term.Clean(f.Title), max(20, w-4)) {
-			r := pg.Row(w).Pad(3)
-			if i == 0 {
-				r = pg.Row(w).Pad(1).Add(st, sign+" ")
-			}
-			lines = append(lines, r.Add(term.Strong, p).String())
-		}
+		lines = append(lines, pg.Row(w).Pad(1).Add(st, sign+" ").Hang(term.Strong, term.Clean(f.Title))...)
 		lines = append(lines, "")
 		return append(lines, FindingDetail(pg, w, 1, *f)...)
 	case x.Reason != nil:

@@ -479,23 +479,11 @@ func ReasonBlock(pg Page, w int, x reason, here bool) []string {
 	if here {
 		name = term.Strong
 	}
-	for i, p := range term.Wrap(term.Clean(x.What)+": "+term.Clean(x.Text), w-4) {
-		r := pg.Row(w).Pad(4)
-		if i == 0 {
-			r = pg.Row(w).Add(term.Accent, Marker(pg, here)).Add(st, sign+" ")
-		}
-		lines = append(lines, r.Add(name, p).String())
-	}
+	lines = append(lines, pg.Row(w).Add(term.Accent, Marker(pg, here)).Add(st, sign+" ").Hang(name, term.Clean(x.What)+": "+term.Clean(x.Text))...)
 	if !x.Beyond || x.remedy == "" {
 		return lines
 	}
-	for i, p := range term.Wrap("fix: "+term.Clean(pg.Commands.Text(x.remedy)), w-6) {
-		r := pg.Row(w).Pad(6)
-		if i == 0 {
-			r = pg.Row(w).Pad(4).Add(term.Faint, pg.Branch+" ")
-		}
-		lines = append(lines, r.Add(term.Accent, p).String())
-	}
+	lines = append(lines, pg.Row(w).Pad(4).Add(term.Faint, pg.Branch+" ").Hang(term.Accent, "fix: "+term.Clean(pg.Commands.Text(x.remedy)))...)
 	return lines
 }
 
@@ -866,13 +854,7 @@ func FindingGroups(pg Page, w int, k *check.Check) []string {
 	for _, g := range groupRelated(list) {
 		f := g[0]
 		sign, st := SeveritySignOf(pg, f.Severity)
-		for i, p := range term.Wrap(term.Clean(f.Title), max(20, w-AreaWidth-5)) {
-			r := pg.Row(w).Pad(AreaWidth + 5)
-			if i == 0 {
-				r = pg.Row(w).Pad(2).Add(st, sign+" ").Col(term.Faint, term.Clean(f.Source), AreaWidth)
-			}
-			lines = append(lines, r.Add(term.Plain, p).String())
-		}
+		lines = append(lines, pg.Row(w).Pad(2).Add(st, sign+" ").Col(term.Faint, term.Clean(f.Source), AreaWidth).Hang(term.Plain, term.Clean(f.Title))...)
 		lines = append(lines, FindingDetail(pg, w, AreaWidth+5, f)...)
 		for _, also := range g[1:] {
 			lines = append(lines, pg.Row(w).Pad(AreaWidth+5).Col(term.Faint, "also", 7).Add(term.Plain, term.Clean(also.Title)).String())

@@ -20,13 +20,7 @@ func ClusterCheck(pg Page, w int, k *check.ClusterCheck) []string {
 		sign = " "
 	}
 	row := func(head, text string) {
-		for i, p := range term.Wrap(term.Clean(text), max(20, w-16)) {
-			r := pg.Row(w).Pad(16)
-			if i == 0 {
-				r = pg.Row(w).Pad(2).Col(term.Faint, head, 14)
-			}
-			lines = append(lines, r.Add(term.Plain, p).String())
-		}
+		lines = append(lines, pg.Row(w).Pad(2).Col(term.Faint, head, 14).Hang(term.Plain, term.Clean(text))...)
 	}
 	lines = append(lines, "")
 	row("Kubernetes", cmp.Or(k.Kubernetes, "unknown"))
@@ -56,13 +50,7 @@ func ClusterCheck(pg Page, w int, k *check.ClusterCheck) []string {
 	if len(k.NotApplicable) > 0 {
 		lines = append(lines, "", pg.Rule(w, "Not applicable", ""))
 		for _, x := range k.NotApplicable {
-			for i, p := range term.Wrap(term.Clean(x.Why), max(20, w-28)) {
-				r := pg.Row(w).Pad(28)
-				if i == 0 {
-					r = pg.Row(w).Pad(2).Col(term.Faint, term.Clean(x.ID), 25)
-				}
-				lines = append(lines, r.Add(term.Plain, p).String())
-			}
+			lines = append(lines, pg.Row(w).Pad(2).Col(term.Faint, term.Clean(x.ID), 25).Hang(term.Plain, term.Clean(x.Why))...)
 		}
 	}
 	if k.MissingRules != "" {

@@ -202,13 +202,7 @@ func MachineReason(l *MachineListing, m *ListedMachine) string {
 func MachineFacts(pg Page, w int, l *MachineListing, m *ListedMachine, login string) []string {
 	lines := []string{pg.Rule(w, "Machine "+term.Clean(m.Name), strings.ReplaceAll(m.Group, "-", " "))}
 	row := func(head, text string) {
-		for i, p := range term.Wrap(term.Clean(text), max(20, w-15)) {
-			r := pg.Row(w).Pad(15)
-			if i == 0 {
-				r = pg.Row(w).Pad(2).Col(term.Faint, head, 13)
-			}
-			lines = append(lines, r.Add(term.Plain, p).String())
-		}
+		lines = append(lines, pg.Row(w).Pad(2).Col(term.Faint, head, 13).Hang(term.Plain, term.Clean(text))...)
 	}
 	row("address", Dash(m.Address))
 	switch {
@@ -333,13 +327,7 @@ func machineVerdict(r *machinecheck.Result, role string) (plan.Severity, string)
 func machineRows(pg Page, w int, r *machinecheck.Result) (lines []string) {
 	signed := func(s plan.Severity, text string) {
 		sign, st := SeveritySignOf(pg, s)
-		for k, p := range term.Wrap(term.Clean(text), max(20, w-4)) {
-			x := pg.Row(w).Pad(4)
-			if k == 0 {
-				x = pg.Row(w).Pad(2).Add(st, sign+" ")
-			}
-			lines = append(lines, x.Add(term.Plain, p).String())
-		}
+		lines = append(lines, pg.Row(w).Pad(2).Add(st, sign+" ").Hang(term.Plain, term.Clean(text))...)
 	}
 	if r.Error != "" {
 		signed(plan.Block, r.Error)
@@ -420,13 +408,7 @@ func MachineChanges(pg Page, w int, list []AddedMachine, all bool) (lines []stri
 			changes = []string{"nothing to change"}
 		}
 		for _, c := range append(changes, m.Notes...) {
-			for k, p := range term.Wrap(term.Clean(c), max(20, w-4)) {
-				x := pg.Row(w).Pad(4)
-				if k == 0 {
-					x = pg.Row(w).Pad(2).Add(term.Plain, "- ")
-				}
-				lines = append(lines, x.Add(term.Plain, p).String())
-			}
+			lines = append(lines, pg.Row(w).Pad(2).Add(term.Plain, "- ").Hang(term.Plain, term.Clean(c))...)
 		}
 	}
 	return append(lines, "")
@@ -483,13 +465,7 @@ func MachinesAdded(pg Page, w int, list []AddedMachine) (lines []string) {
 			verdict = "prepared already, " + trust
 		}
 		sign, st := SeveritySignOf(pg, severity)
-		for k, p := range term.Wrap(term.Clean(verdict), max(20, w-name-4)) {
-			x := pg.Row(w).Pad(name + 4)
-			if k == 0 {
-				x = pg.Row(w).Add(st, sign+" ").Col(term.Strong, term.Clean(m.Name), name+2)
-			}
-			lines = append(lines, x.Add(term.Plain, p).String())
-		}
+		lines = append(lines, pg.Row(w).Add(st, sign+" ").Col(term.Strong, term.Clean(m.Name), name+2).Hang(term.Plain, term.Clean(verdict))...)
 		for _, n := range m.Notes {
 			lines = append(lines, pg.Row(w).Pad(2).Add(term.Faint, term.Clean(n)).String())
 		}
