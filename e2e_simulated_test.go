@@ -30,8 +30,7 @@ import (
 // ordinaryUser is the user of these tests if root starts them.
 const ordinaryUser = 54321
 
-// simulatedTurns limits how many tests run simulated machines at the same time. One would make these tests the longest part of
-// a run: they wait half of their time, also beside the test with real machines.
+// simulatedTurns limits how many tests run simulated machines at the same time, beside the test with real machines.
 var simulatedTurns = make(chan struct{}, 2)
 
 // newSimulated returns a workspace of an unprivileged user with a separate home directory and

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -90,7 +91,7 @@ func (scr *machineAddScreen) open() tea.Cmd {
 	if l := scr.c.machines.listing; l != nil && len(l.Machines) == 0 {
 		group = "control-plane"
 	}
-	login := loginFields(scr.c.machines.last, "")
+	login := loginFields(cmp.Or(before, scr.c.machines.last), "")
 	login[0].title, login[0].hint = "logins", "root@10.0.0.11 root@10.0.0.12"
 	fields := append(login[:1:1], formField{key: "--group", title: "group", value: group, choices: []string{"control-plane", "worker"}})
 	fields = append(fields, login[1:]...)
@@ -104,7 +105,7 @@ func (scr *machineAddScreen) open() tea.Cmd {
 	scr.form = &form{c: scr.c, fields: fields}
 	if before != nil {
 		for i := range fields {
-			if k := fields[i].key; k == "--sudo" || k == "--key" || k == "--jump" || k == "--tpm" || k == "--tpm-roots" || k == "--programs" {
+			if k := fields[i].key; k == "--tpm" || k == "--tpm-roots" || k == "--programs" {
 				fields[i].value = before.value(k)
 			}
 		}
