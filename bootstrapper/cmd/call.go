@@ -7,9 +7,9 @@ import (
 	"io"
 	"os"
 	"strings"
-	"unicode"
 
 	"constellation/engine/callhome/caller"
+	"constellation/engine/plain"
 )
 
 // call serves a console that cannot log in to this machine.
@@ -40,12 +40,13 @@ func call(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io
 	return exitFailed
 }
 
-// printable replaces control characters.
+// printable replaces characters that a terminal does not show as themselves.
 func printable(s string) string {
+	var f plain.Filter
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
+		if f.Shows(r) {
+			return r
 		}
-		return r
+		return ' '
 	}, s)
 }

@@ -30,7 +30,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -41,6 +40,7 @@ import (
 
 	"constellation/engine/callhome/caller"
 	"constellation/engine/plan"
+	"constellation/engine/provenance"
 	"constellation/engine/sshhost"
 )
 
@@ -128,7 +128,7 @@ func usage(err error, remedy string) error {
 func Listen(ctx context.Context, o Options) (*Listener, error) {
 	l := &Listener{o: o, programs: map[string]program{}, idle: make(chan struct{}), left: len(o.Machines), expires: o.Now().Add(o.ValidFor)}
 	for arch, file := range o.Programs {
-		digest, err := digestOf(file)
+		digest, err := provenance.DigestFile(file)
 		if err != nil {
 			return nil, &plan.Error{Op: "read the bootstrapper", Err: err, Remedy: "check the file on this computer, then run the command again"}
 		}
@@ -191,19 +191,6 @@ func routeTo(ctx context.Context, ip netip.Addr) (string, error) {
 	return host, err
 }
 
-func digestOf(file string) (string, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
-}
-
 // certify makes the certificate of this run. The machine compares its digest and nothing else.
 func (l *Listener) certify() error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -238,8 +225,6 @@ func (l *Listener) Console(i int) string {
 
 // Serve works on machines that call until none is left to wait for, or ctx ends.
 func (l *Listener) Serve(ctx context.Context, e Events) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	s := &http.Server{
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10,
 		ErrorLog: log.New(io.Discard, "", 0), // scanners
@@ -306,7 +291,6 @@ func (l *Listener) call(ctx context.Context, c *tls.Conn, e Events) {
 		return
 	}
 	i, err := l.admit(hello.Token, address)
-	hello.Token = ""
 	w := caller.Welcome{}
 	if err != nil {
 		w.Error, w.Remedy = err.Error(), plan.Remedy(err)

@@ -15,7 +15,6 @@ package caller
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -32,6 +31,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"constellation/internal/delay"
 )
 
 // What both halves agree on.
@@ -152,10 +153,8 @@ func (c *Call) Run(ctx context.Context) error {
 			return &Error{fmt.Errorf("the console at %s cannot be reached: %w", c.Console, err), "check that the console still waits, and that no packet filter is in between; if it was started again, run the command that it prints now; if it ended well, nothing is left to do"}
 		}
 		c.Print(fmt.Sprintf("connection to %s failed, will retry: %v", c.Console, err))
-		select {
-		case <-ctx.Done():
+		if !delay.For(ctx, wait) {
 			return context.Cause(ctx)
-		case <-time.After(wait):
 		}
 		wait = min(2*wait, 15*time.Second)
 	}
@@ -233,8 +232,7 @@ func ReadLine(r *bufio.Reader, v any) error {
 	if err != nil {
 		return err
 	}
-	d := json.NewDecoder(bytes.NewReader(line))
-	return d.Decode(v)
+	return json.Unmarshal(line, v)
 }
 
 // link is a connection whose first bytes may be in a buffer. It remembers whether it was lost.
