@@ -23,12 +23,20 @@ type Balancer struct {
 	Expected bool
 }
 
-// address is that of the balancer that a machine is to have; the zero value if it gets none.
-func (n *Needs) address() netip.Addr {
-	if n.Balancer == nil || n.Role != cloud.ControlPlane {
-		return netip.Addr{}
+// balancer returns the one that the machine is to have; nil if it gets none.
+func (n *Needs) balancer() *Balancer {
+	if n.Role != cloud.ControlPlane {
+		return nil
 	}
-	return n.Balancer.Address
+	return n.Balancer
+}
+
+// address is that of the balancer; the zero value without one.
+func (n *Needs) address() netip.Addr {
+	if b := n.balancer(); b != nil {
+		return b.Address
+	}
+	return netip.Addr{}
 }
 
 // findingHeld is the finding about an address that another computer has.
@@ -55,17 +63,9 @@ func (f *Facts) InterfaceFor(address, own netip.Addr) string {
 	return ""
 }
 
-// balancerOf returns the balancer that the machine is to have; nil if it gets none.
-func (j *judge) balancerOf() *Balancer {
-	if j.n.Role != cloud.ControlPlane {
-		return nil
-	}
-	return j.n.Balancer
-}
-
 // balancerPorts are those of a balancer, unless its own haproxy has them.
 func (j *judge) balancerPorts() []port {
-	b := j.balancerOf()
+	b := j.n.balancer()
 	if b == nil || b.Cluster != "" && j.f.BalancerCluster == b.Cluster {
 		return nil
 	}
@@ -73,7 +73,7 @@ func (j *judge) balancerPorts() []port {
 }
 
 func (j *judge) balancer() {
-	b := j.balancerOf()
+	b := j.n.balancer()
 	if b == nil {
 		return
 	}

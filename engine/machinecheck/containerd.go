@@ -7,6 +7,7 @@ import (
 	"github.com/BurntSushi/toml"
 
 	"constellation/engine/plan"
+	"constellation/engine/sshhost"
 	"constellation/engine/words"
 )
 
@@ -112,7 +113,7 @@ func (j *judge) containerd() {
 		wrong = append(wrong, "disabled_plugins turns off the CRI plugin, which serves the kubelet")
 	}
 	if !c.SystemdCgroup {
-		wrong = append(wrong, "SystemdCgroup of the runtime "+plainText(c.Runtime)+" is not true")
+		wrong = append(wrong, "SystemdCgroup of the runtime "+sshhost.Text([]byte(c.Runtime))+" is not true")
 	}
 	x.Command = "mv " + file + " " + file + ".before"
 	if len(wrong) > 0 {
@@ -121,18 +122,8 @@ func (j *judge) containerd() {
 		j.add(plan.Block, "machine-containerd", x)
 	}
 	if !slices.Contains(c.PluginFolders, pluginFolder) {
-		x.Title, x.Detail = "containerd does not find network plugins in "+pluginFolder+", where most install themselves", "bin_dir in "+file+" is "+plainText(words.And(c.PluginFolders))
+		x.Title, x.Detail = "containerd does not find network plugins in "+pluginFolder+", where most install themselves", "bin_dir in "+file+" is "+sshhost.Text([]byte(words.And(c.PluginFolders)))
 		x.Remedy = "set bin_dir to " + pluginFolder + " and restart containerd, or move the file away: `machine add` then writes its own; leave it if the plugin of the cluster is in that folder"
 		j.add(plan.Warn, "machine-containerd", x)
 	}
-}
-
-// plainText replaces characters that the script does not print: TOML has escape sequences.
-func plainText(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r > '~' {
-			return '?'
-		}
-		return r
-	}, s)
 }

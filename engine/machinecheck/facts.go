@@ -17,6 +17,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"constellation/engine/cloud/machines"
 )
 
 // Facts are what a machine reports about itself.
@@ -420,7 +422,7 @@ var keys = map[string]key{
 			return errValue
 		}
 		p.Addresses = append(p.Addresses, a)
-		if interfaceRE.MatchString(f[1]) { // it becomes part of a configuration file
+		if machines.ValidInterface(f[1]) { // it becomes part of a configuration file
 			p.Networks = append(p.Networks, Network{f[1], a})
 		}
 		return nil
@@ -451,10 +453,7 @@ var keys = map[string]key{
 // nameRE matches what becomes part of a command that users copy.
 var nameRE = regexp.MustCompile(`^[A-Za-z0-9_./+-]{1,128}$`)
 
-var (
-	interfaceRE = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$`)
-	hardwareRE  = regexp.MustCompile(`^[0-9a-f]{2}(:[0-9a-f]{2}){5,19}$`)
-)
+var hardwareRE = regexp.MustCompile(`^[0-9a-f]{2}(:[0-9a-f]{2}){5,19}$`)
 
 var (
 	errValue = errors.New("unknown value")

@@ -493,11 +493,11 @@ func (j *judge) firewalls() {
 			list = append(list, fmt.Sprint(p))
 		}
 	}
-	if b := j.balancerOf(); b != nil {
+	if b := j.n.balancer(); b != nil {
 		list = append(list, fmt.Sprint(b.Port))
 	}
 	other := "other nodes must reach TCP " + words.And(list)
-	if j.balancerOf() != nil {
+	if j.n.balancer() != nil {
 		other += ", and other control planes VRRP (IP protocol 112)"
 	}
 	for _, w := range j.f.Firewalls {
@@ -508,7 +508,7 @@ func (j *judge) firewalls() {
 			switch w.Tool {
 			case "ufw":
 				x.Command = "ufw allow proto tcp from NETWORK to any port " + strings.Join(list, ",") + " && ufw default allow routed"
-				if j.balancerOf() != nil {
+				if j.n.balancer() != nil {
 					x.Command += " && ufw allow proto vrrp from NETWORK"
 				}
 			case "firewalld":
