@@ -202,6 +202,20 @@ func containerdLines(source, systemd, plugins, disabled string) []string {
 	}
 }
 
+// Passwords in addresses of proxies stay on the machine, whatever characters they have.
+func TestProxyPasswords(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "environment")
+	if err := os.WriteFile(file, []byte("http_proxy=http://proxy:3128\nexport HTTPS_PROXY=\"http://user:p/w@d@proxy:3128\" ftp_proxy=http://a:b@c\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	functions := strings.TrimSuffix(script, "main \"$1\" </dev/null\n")
+	out, err := exec.CommandContext(t.Context(), "sh", "-c", strings.ReplaceAll(functions, " /etc/environment\n", " "+file+"\n")+"proxies\n").Output()
+	if want := "/etc/environment http_proxy http://proxy:3128\n/etc/environment HTTPS_PROXY http://***@proxy:3128 ftp_proxy=http://***@c\n"; err != nil || !strings.HasPrefix(string(out), want) {
+		t.Errorf("%v\ngot\n%swant\n%s", err, out, want)
+	}
+}
+
 // TestContainerd passes configurations through the script, as containerd's releases print them with `config dump`. Only
 // those settings that a node needs leave the machine.
 func TestContainerd(t *testing.T) {
