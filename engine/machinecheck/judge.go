@@ -566,7 +566,7 @@ func (j *judge) network() {
 
 func (j *judge) tpm() {
 	if j.f.TPM == "" || j.f.TPM == "1" {
-		j.add(plan.Info, "machine-tpm", plan.Finding{Title: "the machine has no TPM 2.0: its identity cannot be attested"})
+		j.add(plan.Info, "machine-tpm", plan.Finding{Title: "the kernel of the machine has no TPM 2.0: the machine is attested only if --tpm of `machine add` names another one"})
 	}
 }
 

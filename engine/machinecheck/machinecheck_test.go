@@ -171,7 +171,7 @@ func TestFindings(t *testing.T) {
 		{name: "containerd's file that imports others", edits: slices.Insert(containerdLines("file", "true", "/opt/cni/bin", "[]"), 1, `+containerd.line imports = ["/etc/containerd/conf.d/*.toml"]`), severity: plan.NotChecked, id: "machine-containerd"},
 		{name: "containerd's file that is no TOML", edits: []string{"+containerd.config containerd", "+containerd.line [plugins"}, severity: plan.NotChecked, id: "machine-containerd"},
 		{name: "containerd's unread file", edits: []string{"+containerd.config ?"}, severity: plan.NotChecked, id: "machine-containerd", text: "not checked"},
-		{name: "no TPM", edits: []string{"tpm -"}, severity: plan.Info, id: "machine-tpm"},
+		{name: "no TPM", edits: []string{"tpm -"}, severity: plan.Info, id: "machine-tpm", text: "only if --tpm of `machine add` names another one"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			role := tt.role
