@@ -171,32 +171,10 @@ func (a *adding) request() ([]sshhost.Target, error) {
 	if a.name != "" && !workspace.ValidMachineName(a.name) {
 		return usage(fmt.Errorf("--name %q cannot name a node", a.name), "use at most 253 of a-z, 0-9, - and .")
 	}
-	if err := a.validTPM(); err != nil {
-		return nil, err
-	}
-	if err := a.validProxy(); err != nil {
-		return nil, err
-	}
 	if _, err := netip.ParseAddr(a.address); a.address != "" && err != nil {
 		return usage(fmt.Errorf("--address %q is no IP address", a.address), "write the address without a port")
 	}
 	return targets, nil
-}
-
-// validProxy returns an error for a flag that names no proxy.
-func (a *adding) validProxy() error {
-	if a.proxy == "" || enrol.ValidProxy(a.proxy) {
-		return nil
-	}
-	return &plan.Error{Op: "read flags", Err: errors.New("--proxy is no address of an HTTP proxy"), Remedy: "write it as http://HOST:PORT, without a password: files of the machine would show it", Exit: plan.ExitUsage}
-}
-
-// validTPM returns an error for a flag that names no TPM.
-func (a *adding) validTPM() error {
-	if a.tpm == "auto" || a.tpm == "none" || workspace.ValidTPM(a.tpm) {
-		return nil
-	}
-	return &plan.Error{Op: "read flags", Err: fmt.Errorf("--tpm %q is no TPM", a.tpm), Remedy: "write auto, none, /dev/tpmrm0, or unix: and a socket in a folder of /run or /var/lib whose name contains tpm", Exit: plan.ExitUsage}
 }
 
 // addition is one run of `machine add`, by the verb or by the console.
@@ -226,8 +204,17 @@ func (a *adding) vendors() (*x509.CertPool, error) {
 	return enrol.VendorRoots(a.tpmRoots)
 }
 
-// common is what all machines have in common, as a row of the configuration.
+// common validates the flags of all machines, and returns what they have in common as a row of the configuration.
 func (a *adding) common() (m workspace.Machine, err error) {
+	usage := func(err error, remedy string) (workspace.Machine, error) {
+		return m, &plan.Error{Op: "read flags", Err: err, Remedy: remedy, Exit: plan.ExitUsage}
+	}
+	if a.tpm != "auto" && a.tpm != "none" && !workspace.ValidTPM(a.tpm) {
+		return usage(fmt.Errorf("--tpm %q is no TPM", a.tpm), "write auto, none, /dev/tpmrm0, or unix: and a socket in a folder of /run or /var/lib whose name contains tpm")
+	}
+	if a.proxy != "" && !enrol.ValidProxy(a.proxy) {
+		return usage(errors.New("--proxy is no address of an HTTP proxy"), "write it as http://HOST:PORT, without a password: files of the machine would show it")
+	}
 	if m.Group, err = machinecheck.ParseRole(a.group); err != nil {
 		return m, err
 	}
@@ -238,20 +225,18 @@ func (a *adding) common() (m workspace.Machine, err error) {
 
 // begin validates flags and workspace. It writes nothing.
 func (a *adding) begin(v *inventory, reach sshhost.Options) (*addition, error) {
-	role, err := machinecheck.ParseRole(a.group)
-	if err != nil {
-		return nil, err
-	}
-	x := &addition{adding: a, inventory: v, reach: reach, needs: machinecheck.Needs{Role: role, CA: ownCA(v.ws), Balancer: ownBalancer(v.ws)}}
+	x := &addition{adding: a, inventory: v, reach: reach}
+	var err error
 	if x.targets, err = a.request(); err != nil {
-		return nil, err
-	}
-	if x.vendors, err = a.vendors(); err != nil {
 		return nil, err
 	}
 	if x.as, err = a.common(); err != nil {
 		return nil, err
 	}
+	if x.vendors, err = a.vendors(); err != nil {
+		return nil, err
+	}
+	x.needs = needsOf(v.ws, x.as.Group)
 	if _, err = x.ws.RehearseEnrolment(); err != nil {
 		return nil, err
 	}
@@ -622,7 +607,7 @@ func (x *addition) direct(list []workspace.Machine, i int) ([]string, error) {
 		return nil, err
 	}
 	out := []string{c.Provider.Section.Text("endpoint")}
-	if b := ownBalancer(x.ws); b != nil && b.Address.String() != out[0] {
+	if b := x.needs.Balancer; b != nil && b.Address.String() != out[0] {
 		out = append(out, b.Address.String())
 	}
 	for _, p := range []netip.Prefix{c.PodCIDR, c.ServiceCIDR} {

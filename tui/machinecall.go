@@ -259,16 +259,6 @@ func unlisted(m workspace.Machine, have []workspace.Machine) error {
 
 // runMachineCall runs `machine add` for machines that call.
 func runMachineCall(ctx context.Context, s *session, a *adding, args []string) error {
-	role, err := machinecheck.ParseRole(a.group)
-	if err != nil {
-		return err
-	}
-	if err := a.validProxy(); err != nil {
-		return err
-	}
-	if err := a.validTPM(); err != nil {
-		return err
-	}
 	as, err := a.common()
 	if err != nil {
 		return err
@@ -295,7 +285,7 @@ func runMachineCall(ctx context.Context, s *session, a *adding, args []string) e
 	if err != nil {
 		return err
 	}
-	all := &addition{adding: a, inventory: v, needs: machinecheck.Needs{Role: role, CA: ownCA(v.ws), Balancer: ownBalancer(v.ws)}, machines: list, vendors: vendors}
+	all := &addition{adding: a, inventory: v, needs: needsOf(v.ws, as.Group), machines: list, vendors: vendors}
 	if err := all.alone(e); err != nil {
 		return err
 	}
@@ -305,11 +295,11 @@ func runMachineCall(ctx context.Context, s *session, a *adding, args []string) e
 	}
 	all.report = addReport{Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release, Cluster: e.Cluster}
 	for _, m := range list {
-		err := w.expect(m, fmt.Sprintf("prepare this machine as %s, a %s of the cluster %s", m.Name, strings.ReplaceAll(string(role), "-", " "), e.Cluster))
+		err := w.expect(m, fmt.Sprintf("prepare this machine as %s, a %s of the cluster %s", m.Name, strings.ReplaceAll(string(as.Group), "-", " "), e.Cluster))
 		if err != nil {
 			return err
 		}
-		all.report.Machines = append(all.report.Machines, view.AddedMachine{Machine: m.Address, Name: m.Name, Address: m.Address, Group: string(role)})
+		all.report.Machines = append(all.report.Machines, view.AddedMachine{Machine: m.Address, Name: m.Name, Address: m.Address, Group: string(as.Group)})
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()

@@ -105,7 +105,7 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 	})
 	of := machinecheck.Request{Targets: targets, SSH: ssh, Needs: machinecheck.Needs{Role: r.Role}}
 	if ws, _, err := s.workspace(); err == nil {
-		of.Needs.CA, of.Needs.Balancer = ownCA(ws), ownBalancer(ws)
+		of.Needs = needsOf(ws, r.Role)
 	}
 	check := func() {
 		done, doing = 0, "checking"
@@ -139,6 +139,11 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 		}
 	}
 	return machineVerdict(r.Machines)
+}
+
+// needsOf are what the check of a machine is for: a role in the cluster of a workspace.
+func needsOf(ws *workspace.Workspace, role workspace.Role) machinecheck.Needs {
+	return machinecheck.Needs{Role: role, CA: ownCA(ws), Balancer: ownBalancer(ws)}
 }
 
 // ownCA is the digest of the certificate authority of the workspace's cluster, whose nodes are recognised by it.

@@ -33,7 +33,7 @@ func consoleMachines(s *session, eng Engine, ws *workspace.Workspace) *console.M
 			if err != nil {
 				return r, err
 			}
-			r.Machines = s.CheckMachines(ctx, machinecheck.Request{Targets: targets, SSH: o.asking(s, prompts(ask)), Needs: machinecheck.Needs{Role: r.Role, CA: ownCA(ws), Balancer: ownBalancer(ws)}}, func(machinecheck.Result) {})
+			r.Machines = s.CheckMachines(ctx, machinecheck.Request{Targets: targets, SSH: o.asking(s, prompts(ask)), Needs: needsOf(ws, r.Role)}, func(machinecheck.Result) {})
 			if ctx.Err() != nil {
 				return r, context.Cause(ctx)
 			}
