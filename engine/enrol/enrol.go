@@ -193,7 +193,7 @@ func (s *Spec) validate() error {
 		}
 	}
 	if s.Proxy != "" && !ValidProxy(s.Proxy) {
-		return fmt.Errorf("enrol %s: %q is no proxy", s.Machine, s.Proxy)
+		return fmt.Errorf("enrol %s: the proxy is no http://HOST:PORT without a password", s.Machine)
 	}
 	for _, u := range s.Units {
 		if !nameRE.MatchString(u.Name) {

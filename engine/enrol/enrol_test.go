@@ -871,6 +871,10 @@ func TestProxy(t *testing.T) {
 		if enrol.ValidProxy(bad) {
 			t.Errorf("%q is a proxy", bad)
 		}
+		s.Proxy = bad
+		if _, err := enrol.Install(t.Context(), nil, b.request(s)); err == nil || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%q: %v", bad, err)
+		}
 	}
 }
 
