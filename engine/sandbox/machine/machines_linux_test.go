@@ -165,6 +165,23 @@ func (b *bench) run(t *testing.T, machine string, command ...string) string {
 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
+// testJournal checks that the journal of a machine has so many boots, and its first messages and those of containerd in the last one.
+func testJournal(t *testing.T, b *bench, machine string, boots int) {
+	t.Helper()
+	// journalctl ends when its reader does.
+	if got := b.run(t, machine, "timeout", "20", "sh", "-c", "journalctl --follow --unit=containerd --output=cat | head -n1"); !strings.Contains(got, "containerd") {
+		t.Errorf("journalctl --follow prints %q for containerd", got)
+	}
+	id := strings.ReplaceAll(b.run(t, machine, "cat", bootIDFile), "-", "")
+	listed := strings.Fields(b.run(t, machine, "sh", "-c", "journalctl --list-boots --quiet | awk '{print $2}'"))
+	if len(listed) != boots || listed[len(listed)-1] != id {
+		t.Errorf("the journal has the boots %q, want %d and the last one %s", listed, boots, id)
+	}
+	if got := b.run(t, machine, "journalctl", "--boot", "--unit=systemd-tmpfiles-setup", "--unit=machine-setup", "--output=cat"); !strings.Contains(got, "Finished ") {
+		t.Errorf("the journal of this boot lacks its first units: %q", got)
+	}
+}
+
 // The whole lifecycle of two machines, with a comparison of this computer before and after.
 func TestMachinesLeaveThisComputerAsItWas(t *testing.T) {
 	b := realMachines(t)
@@ -318,6 +335,7 @@ func TestMachinesLeaveThisComputerAsItWas(t *testing.T) {
 			t.Errorf("they are %q and %q, this computer has %q (%v)", b1, b2, here, err)
 		}
 	})
+	t.Run("the journal of a boot can be followed", func(t *testing.T) { testJournal(t, b, "worker-0", 1) })
 	t.Run("machines reach each other and the cloud, and nothing else", func(t *testing.T) {
 		b.run(t, "control-plane-0", "ping", "-c1", "-W2", "10.42.0.11")
 		b.run(t, "worker-0", "ping", "-c1", "-W2", "10.42.0.10")
@@ -411,6 +429,7 @@ END`
 		if later := b.run(t, "worker-0", "cat", bootIDFile); later == earlier || len(later) != len(earlier) {
 			t.Errorf("the boot ID was %q and is %q", earlier, later)
 		}
+		testJournal(t, b, "worker-0", 2)
 		if got := b.run(t, "worker-0", "ls", "/var/lib/cni/networks/constellation"); got != "last_reserved_ip.0\nlock" {
 			t.Errorf("of the pods' addresses the machine remembers %q", got)
 		}
