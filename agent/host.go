@@ -26,10 +26,14 @@ import (
 	"constellation/agent/upgradeproto"
 	"constellation/engine/kubeadm"
 	"constellation/engine/version"
+	"constellation/internal/delay"
 )
 
 // programTimeout is how long a program may take to print its version.
 const programTimeout = 10 * time.Second
+
+// busyPause separates attempts to run a program whose file is still open for writing.
+const busyPause = 10 * time.Millisecond
 
 // Host is the agent's host. The zero value is this one.
 type Host struct {
@@ -158,6 +162,11 @@ func programVersion(ctx context.Context, program string, args ...string) (string
 	ctx, cancel := context.WithTimeout(ctx, programTimeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, program, args...).Output()
+	// A process that was forked while the program was still being written keeps that file open until
+	// its own exec, and so long the kernel runs the program for nobody (golang.org/issue/22315).
+	for errors.Is(err, syscall.ETXTBSY) && delay.For(ctx, busyPause) {
+		out, err = exec.CommandContext(ctx, program, args...).Output()
+	}
 	if err != nil {
 		return "", fmt.Errorf("read version of %s: %w", program, err)
 	}

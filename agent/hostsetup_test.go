@@ -9,7 +9,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"constellation/engine/release"
 )
@@ -247,5 +249,26 @@ func TestSetupIsInterrupted(t *testing.T) {
 				t.Errorf("the host is\n%s\nwant\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
 			}
 		})
+	}
+}
+
+// A program that is still open for writing, as by a process forked meanwhile, is run once it is closed.
+func TestVersionOfBusyProgram(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "kubelet")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\necho Kubernetes v1.37.2\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	writer, err := os.OpenFile(program, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*busyPause)
+	defer cancel()
+	if v, err := programVersion(ctx, program); !errors.Is(err, syscall.ETXTBSY) {
+		t.Errorf("open for writing: version %q, %v, want ETXTBSY", v, err)
+	}
+	time.AfterFunc(5*busyPause, func() { writer.Close() })
+	if v, err := programVersion(t.Context(), program); v != "v1.37.2" || err != nil {
+		t.Errorf("closed meanwhile: version %q, %v", v, err)
 	}
 }

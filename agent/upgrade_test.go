@@ -636,7 +636,7 @@ func TestAddonsAreUpgraded(t *testing.T) {
 			c := r.inside()
 			all, err := collect(c.Upgrade(t.Context(), req))
 			if err != nil || outline(all) != tt.outline || r.deeds() != tt.deeds {
-				t.Fatalf("%v\n%s\n%s", err, outline(all), r.deeds())
+				t.Fatalf("%v\n%s\n%s\n%v", err, outline(all), r.deeds(), all)
 			}
 			if said := strings.Join(lines(all), "\n"); !strings.Contains(said, tt.line) {
 				t.Errorf("lines:\n%s\nwant %q", said, tt.line)
