@@ -16,11 +16,12 @@ import (
 	"constellation/engine/plan"
 )
 
-// TestRootOnAWorkerGetsNoOtherIdentity acts as root on one worker of real machines. Its kubelet's
+// rootOnAWorkerGetsNoOtherIdentity acts as root on one of two workers of real machines. Its kubelet's
 // credentials, static pods, network position and a reboot yield no other identity. `machine revoke
 // --replace` then removes it while users send requests to a service of four replicas.
-func TestRootOnAWorkerGetsNoOtherIdentity(t *testing.T) {
-	c, _ := newCluster(t, realMachines, 1, 2)
+func (c *cloud) rootOnAWorkerGetsNoOtherIdentity() {
+	t := c.t
+	t.Helper()
 	const captured, controlPlane, other = "worker-1", "control-plane-0", "worker-0"
 	l := c.startLoad()
 	c.staysItself(captured, controlPlane)

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -19,16 +20,16 @@ import (
 //	make drills MACHINES=real N=5
 func TestDrillOfSimulatedMachines(t *testing.T) {
 	t.Parallel()
-	newSimulated(t).drill(simulatedMachines)
+	newSimulated(t).drill(simulatedMachines, 3)
 }
 
 // All faults except those of etcd's disk, which need /dev/fuse.
 func TestDrillOfRealMachines(t *testing.T) {
-	newReal(t).drill(realMachines, "--faults=api-429,api-500,api-latency,create-timeout,describe-lag,lost-delete,never-join,operator-killed,partial-list,console-killed,"+
+	newReal(t).drill(realMachines, 2, "--faults=api-429,api-500,api-latency,create-timeout,describe-lag,lost-delete,never-join,operator-killed,partial-list,console-killed,"+
 		"power-cut,frozen,isolated,tpm-hangs,disk-full,disk-read-only,cut-to-cloud,console-cut,component-corrupt,component-truncate,registry-empty")
 }
 
-func (c *cloud) drill(kind machineKind, more ...string) {
+func (c *cloud) drill(kind machineKind, count int, more ...string) {
 	t := c.t
 	t.Helper()
 	// The user of the drill writes the journal, and has no access to the artifact directory.
@@ -42,7 +43,7 @@ func (c *cloud) drill(kind machineKind, more ...string) {
 		}
 	}
 	t.Cleanup(func() { c.run(5*time.Minute, "sandbox", "down") }) // ends a drill that hangs
-	args := []string{"sandbox", "drill", "--machines", string(kind), "--kubernetes=" + current, "--seed=1", "--count=3", "-o", "json", "--journal", journal}
+	args := []string{"sandbox", "drill", "--machines", string(kind), "--kubernetes=" + current, "--seed=1", fmt.Sprint("--count=", count), "-o", "json", "--journal", journal}
 	out := c.run(12*time.Minute, append(args, more...)...)
 	t.Log(out.stderr)
 	if err := os.WriteFile(filepath.Join(t.ArtifactDir(), "drill.jsonl"), []byte(read(t, journal)), 0o600); err != nil {
