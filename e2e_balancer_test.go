@@ -86,11 +86,11 @@ func TestBalancerOfEnrolledMachines(t *testing.T) {
 	seen := a.pollAPI()
 	c.run(time.Minute, "sandbox", "machine", "off", holder).want(plan.ExitDone)
 	next := c.awaitHolder(slices.DeleteFunc(slices.Clone(all), func(m string) bool { return m == holder }))
-	time.Sleep(5 * time.Second) // requests that see it
 	t.Logf("power off: %s moved from %s to %s; %s", balancerAddress, holder, next, seen().limit(t, 20*time.Second))
+	begin = time.Now()
 	c.run(time.Minute, "sandbox", "machine", "on", holder).want(plan.ExitDone)
 	c.asRoot(holder, "mkdir -p /run/sshd && systemd-run --quiet --unit=sshd /usr/sbin/sshd -D -f /root/ssh/config") // lost with the power
-	a.wantNodes(all...)
+	a.wantReady(begin, all)
 	if is := c.holder(all); is != next {
 		t.Errorf("the address moved back to %s", is)
 	}
@@ -99,7 +99,6 @@ func TestBalancerOfEnrolledMachines(t *testing.T) {
 	seen = a.pollAPI()
 	c.asRoot(next, "systemctl stop haproxy")
 	third := c.awaitHolder(slices.DeleteFunc(slices.Clone(all), func(m string) bool { return m == next }))
-	time.Sleep(5 * time.Second)
 	t.Logf("haproxy stopped: moved from %s to %s; %s", next, third, seen().limit(t, 15*time.Second))
 	c.asRoot(next, "systemctl start haproxy")
 
@@ -175,34 +174,44 @@ func (p polled) limit(t *testing.T, gap time.Duration) polled {
 	return p
 }
 
-// pollAPI makes requests through the balancer, each on a new connection, until the returned function is called.
+// pollAPI makes requests through the balancer, each on a new connection, until the returned function is called and ten in a
+// row were answered after that, or none for half a minute.
 func (c *cloud) pollAPI() func() polled {
 	ctx, cancel := context.WithCancel(c.t.Context())
 	var p polled
 	var wg sync.WaitGroup
-	answered := time.Now()
+	ended := make(chan struct{})
 	wg.Go(func() {
-		for ctx.Err() == nil {
+		answered := time.Now()
+		defer func() { p.gap = max(p.gap, time.Since(answered)) }()
+		for row := 0; ctx.Err() == nil; pause(ctx, 100*time.Millisecond) {
+			select {
+			case <-ended:
+				if row++; row > 10 || time.Since(answered) > 30*time.Second {
+					return
+				}
+			default:
+			}
 			cmd := c.inNetwork(ctx, filepath.Join(c.bin, "kubectl"), "--kubeconfig", filepath.Join(c.dir, "constellation-admin.conf"), "--request-timeout=2s", "get", "--raw", "/api/v1/namespaces/default")
 			out, err := cmd.CombinedOutput()
 			if ctx.Err() != nil {
-				break
+				return
 			}
 			p.requests++
 			if err != nil {
 				p.failed++
 				p.last = "(" + strings.TrimSpace(string(out)) + ")"
+				row = 0
 				continue
 			}
 			p.gap = max(p.gap, time.Since(answered))
 			answered = time.Now()
-			time.Sleep(100 * time.Millisecond)
 		}
 	})
+	c.t.Cleanup(cancel)
 	return func() polled {
-		cancel()
+		close(ended)
 		wg.Wait()
-		p.gap = max(p.gap, time.Since(answered))
 		return p
 	}
 }
