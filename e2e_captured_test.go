@@ -10,7 +10,6 @@ import (
 	"encoding/pem"
 	"fmt"
 	"strings"
-	"testing"
 	"time"
 
 	"constellation/engine/plan"
