@@ -37,15 +37,20 @@ func newDirectory(m metadata) *directory {
 }
 
 // verify returns the machine's cloud.Key if the cloud's data of the instance matches the
-// evidence. The cloud's list may lag, so a missing instance gets errUnknownInstance, which
+// evidence, which came from the address peer. The cloud's list may lag, so a missing instance gets errUnknownInstance, which
 // asks it to retry; a different one is refused with errOtherInstance.
-func (d *directory) verify(ctx context.Context, st attestation.Statement) (key string, err error) {
+func (d *directory) verify(ctx context.Context, st attestation.Statement, peer netip.Addr) (key string, err error) {
 	i, err := d.check(ctx, st, directoryAge)
 	if err != nil && ctx.Err() == nil {
 		i, err = d.check(ctx, st, 0)
 	}
 	if err != nil {
 		return "", err
+	}
+	if d.listed { // the address of the caller is all that a copied key does not prove
+		if err := d.from(peer, st.Identity); err != nil {
+			return "", err
+		}
 	}
 	return d.key(ctx, i)
 }

@@ -41,11 +41,27 @@ func TestNamesThatAreReusedLeadToTheNewMachine(t *testing.T) {
 		{name: "only the old one is listed", list: listed{odd("1", cloud.Terminating, 0)}, err: errUnknownInstance},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			key, err := newDirectory(tt.list).verify(t.Context(), attestation.Statement{Identity: oddIdentity})
+			key, err := newDirectory(tt.list).verify(t.Context(), attestation.Statement{Identity: oddIdentity}, oddIdentity.IP)
 			if key != tt.key || !errors.Is(err, tt.err) {
 				t.Errorf("got %q, %v, want %q, %v", key, err, tt.key, tt.err)
 			}
 		})
+	}
+}
+
+// A copied key that is used from another machine's address changes no record of the machine it belongs to.
+func TestEvidenceFromAnotherMachineIsNoSignOfASpare(t *testing.T) {
+	other := odd("9", cloud.Ready, 5)
+	other.Name, other.IP = "worker-1", netip.MustParseAddr("10.0.0.8")
+	d := newDirectory(listed{odd("2", cloud.Ready, 5), other})
+	d.listed = true
+	asked := 0
+	d.key = func(context.Context, cloud.Instance) (string, error) { asked++; return "", errUnassigned }
+	if _, err := d.verify(t.Context(), attestation.Statement{Identity: oddIdentity}, other.IP); !errors.Is(err, errOtherAddress) || asked != 0 {
+		t.Errorf("from the address of worker-1: %v, the spare was recorded %d times", err, asked)
+	}
+	if _, err := d.verify(t.Context(), attestation.Statement{Identity: oddIdentity}, oddIdentity.IP); !errors.Is(err, errUnassigned) || asked != 1 {
+		t.Errorf("from its own: %v, recorded %d times", err, asked)
 	}
 }
 

@@ -275,14 +275,9 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.St
 	if demands == nil {
 		return nil, errNotReady
 	}
-	key, err := s.directory.verify(ctx, st)
+	key, err := s.directory.verify(ctx, st, source(ctx))
 	if err != nil {
 		return nil, err
-	}
-	if s.directory.listed { // the address of the caller is all that a copied key does not prove
-		if err := s.directory.from(source(ctx), id); err != nil {
-			return nil, err
-		}
 	}
 	machine := id // as records name it
 	machine.ProviderID = key
