@@ -370,8 +370,8 @@ type Enroller interface {
 	GroupsInPlace(ctx context.Context, i machines.Inventory) (bool, error)
 	// SetGroupsInPlace makes it so. The kinds of the operator are there.
 	SetGroupsInPlace(ctx context.Context, i machines.Inventory) error
-	// Spares returns the content of the ConfigMaps of spares, see package machines; nil: there are none.
-	Spares(ctx context.Context) (assignments, seen map[string]string, err error)
+	// MachineRecords returns what the services recorded about enrolled machines.
+	MachineRecords(ctx context.Context) (machines.Records, error)
 }
 
 // inventorySteps publish the list of enrolled machines; a cloud has its own.

@@ -202,6 +202,7 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	st.merge(list, inside, catalogue)
 	st.judge(c, cloudErr, inside)
 	st.spares(c, s, inside)
+	st.registers(c, s, inside)
 	switch {
 	case st.Reachable && inside.unenrolled != nil:
 		st.Health = append(st.Health, check.AgentsUnchecked(inside.unenrolled))
@@ -220,17 +221,35 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	return st, nil
 }
 
+// registers adds the enrolled machines whose firmware or boot loader changed.
+func (st *Status) registers(c *workspace.Config, s *workspace.State, in inside) {
+	if !s.Enrolled() || !st.Reachable {
+		return
+	}
+	changed, err := machines.ChangedRegisters(workspace.EnrolledInventory(c, s), in.records.Registers)
+	switch {
+	case err != nil:
+		st.Health = append(st.Health, plan.Finding{ID: "registers", Severity: plan.Warn, Title: "the registers of TPMs cannot be read", Detail: err.Error(), Remedy: "delete this entry of the ConfigMap: the join service records it again", Source: "health"})
+	case len(changed) > 0:
+		st.Health = append(st.Health, plan.Finding{
+			ID: "registers", Severity: plan.Warn, Title: "the TPMs of " + words.Count(len(changed), "machine") + " measured another boot than before", Detail: strings.Join(changed, "; "),
+			Remedy: "if you updated firmware or boot loader then, end this finding with `kubectl -n constellation-system patch configmap " + machines.RegistersConfigMap + ` --type merge -p '{"data":{"NAME":null}}'` + "`; else take the machine out of the cluster with `constellation machine revoke NAME`", Source: "health",
+		})
+	}
+}
+
 // spares adds the spares of enrolled machines, and groups that lack one.
 func (st *Status) spares(c *workspace.Config, s *workspace.State, in inside) {
 	if !s.Enrolled() || !st.Reachable {
 		return
 	}
-	list, short, err := machines.Report(workspace.EnrolledInventory(c, s), in.assignments, in.seen, st.Time)
+	list := workspace.EnrolledInventory(c, s)
+	spares, short, err := machines.Report(list, in.records.Assignments, in.records.Seen, st.Time)
 	if err != nil {
 		st.Health = append(st.Health, plan.Finding{ID: "spares", Severity: plan.Warn, Title: "the assignments of spares cannot be read", Detail: err.Error(), Remedy: "restore the ConfigMap from a backup", Source: "health"})
 		return
 	}
-	st.Spares = list
+	st.Spares = spares
 	for _, group := range slices.Sorted(maps.Keys(short)) {
 		st.Health = append(st.Health, plan.Finding{
 			ID: "spares", Severity: plan.Warn, Title: "group " + group + " waits for a spare", Detail: short[group],
@@ -247,10 +266,9 @@ type inside struct {
 	nodes     []*cluster.Node
 	expected  []cluster.ExpectedNode
 	services  []cluster.Service
-	// assignments and seen are the content of the ConfigMaps of spares; nil: there are none.
-	assignments, seen map[string]string
-	err               error
-	unread            *plan.Error // err, if it is about the kubeconfig
+	records   machines.Records
+	err       error
+	unread    *plan.Error // err, if it is about the kubeconfig
 	// enrolled are the components of nodes that are upgraded in place, by name; nil if unknown.
 	enrolled   map[string]cluster.Components
 	unenrolled error // why they are unknown
@@ -284,7 +302,7 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 	wg.Go(func() { i.expected, errs[3] = k.Expected(ctx) })
 	wg.Go(func() { i.services, errs[4] = k.Services(ctx) })
 	if e, ok := k.(Enroller); ok {
-		wg.Go(func() { i.assignments, i.seen, errs[5] = e.Spares(ctx) })
+		wg.Go(func() { i.records, errs[5] = e.MachineRecords(ctx) })
 	}
 	wg.Wait()
 	for _, err := range errs {

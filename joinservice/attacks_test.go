@@ -1,6 +1,7 @@
 package joinservice
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -255,6 +256,7 @@ func TestJoinAttacksOnEnrolledMachines(t *testing.T) {
 		{"expired and future certificates", otherTimes},
 		{"replayed evidence", replayedEvidence},
 		{"evidence that another machine relays", relayedEvidence},
+		{"firmware that was changed", changedFirmware},
 	} {
 		t.Run(attack.name, func(t *testing.T) {
 			inner, s := *y, *y.site
@@ -263,6 +265,53 @@ func TestJoinAttacksOnEnrolledMachines(t *testing.T) {
 			attack.run(t, &inner)
 			y.list = inner.list
 		})
+	}
+}
+
+// changedFirmware has a machine that measures other firmware at its second request. That is recorded and logged, not refused.
+func changedFirmware(t *testing.T, y *yard) {
+	maps := y.admin.CoreV1().ConfigMaps(namespace)
+	if _, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: machines.RegistersConfigMap}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	tpm := swtpmOf(t)
+	m, thief := y.machine("firmware-0", cloud.Worker, "127.0.0.30", tpm), y.machine("firmware-1", cloud.Worker, "127.0.0.31", attestation.NoTPM)
+	y.enlist(m, thief)
+	recorded := func() (r machines.Registers) {
+		t.Helper()
+		cm, err := maps.Get(t.Context(), machines.RegistersConfigMap, metav1.GetOptions{})
+		if err == nil && cm.Data[thief.id.Name] != "" {
+			t.Errorf("a machine without a TPM has registers: %s", cm.Data[thief.id.Name])
+		}
+		if err == nil && cm.Data[m.id.Name] != "" {
+			err = json.Unmarshal([]byte(cm.Data[m.id.Name]), &r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	if got, err := y.joins(t, m.id, m.issuer(), thief.id.IP.String()); got != nil || err == nil || recorded().Key != "" {
+		t.Errorf("from the address of another machine: %v, recorded %+v", err, recorded())
+	}
+	y.wantTicket(t, thief)
+	y.wantTicket(t, m)
+	if r := recorded(); r.Key != m.key || len(r.Values) != 8 || r.Changed != nil {
+		t.Errorf("first recorded: %+v", r)
+	}
+	if strings.Contains(y.r.log.String(), "registers") {
+		t.Error("the first boot is logged")
+	}
+	other := []attestation.MeasuredEvent{{PCR: 0, Digest: bytes.Repeat([]byte{2}, 32), Description: "other firmware"}}
+	if err := attestationtest.Measure(t.Context(), tpm, filepath.Join(t.TempDir(), "log"), other); err != nil {
+		t.Fatal(err)
+	}
+	y.wantTicket(t, m)
+	if r := recorded(); r.String() != "0 (firmware)" {
+		t.Errorf("recorded after the change: %+v", r)
+	}
+	if log := y.r.log.String(); !strings.Contains(log, "registers changed") || !strings.Contains(log, "0 (firmware)") {
+		t.Error("the change is not logged")
 	}
 }
 

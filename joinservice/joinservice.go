@@ -93,6 +93,7 @@ type Server struct {
 	metadata  metadata
 	apiPort   int
 	spares    *spares // nil: all machines belong to their groups
+	registers *registers
 
 	// snapshot has the present attestation requirements; nil until they were read.
 	snapshot atomic.Pointer[snapshot]
@@ -146,6 +147,9 @@ func New(c Config) (*Server, error) {
 		log: c.Log, kube: k, turn: newTurn(k), directory: d, authority: a,
 		issuer: c.Issuer, method: c.Attestation, metadata: c.Metadata, apiPort: c.APIServerPort,
 		slots: make(chan struct{}, concurrent),
+	}
+	if d.listed {
+		s.registers = &registers{kube: k, told: map[string]machines.Registers{}}
 	}
 	if c.Spares {
 		s.spares = &spares{kube: k, told: map[string]machines.Seen{}}
@@ -232,6 +236,9 @@ func (s *Server) IssueJoinTicket(ctx context.Context, req *joinproto.IssueJoinTi
 	}
 	id := st.Identity
 	log := s.log.With("node", id.Name, "role", string(id.Role))
+	if s.registers != nil {
+		s.registers.note(ctx, log, s.directory, st, source(ctx))
+	}
 	var t *joinproto.IssueJoinTicketResponse
 	err := errUsedMachine
 	switch {
