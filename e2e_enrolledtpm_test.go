@@ -10,7 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
+	"constellation/engine/cloud/machines"
 	"constellation/engine/plan"
+	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/build"
 	"constellation/internal/testneeds"
 )
@@ -83,6 +87,7 @@ func TestEnrolledMachinesWithTPMs(t *testing.T) {
 	}
 
 	c.attacksJoins(a, login, stranger)
+	c.changesFirmware(a, "worker-0")
 
 	a.run(time.Minute, "upgrade", "check", "--kubernetes", to).wantAttested()
 	if controlPlanes > 2 {
@@ -105,6 +110,40 @@ func TestEnrolledMachinesWithTPMs(t *testing.T) {
 	a.run(5*time.Minute, "machine", "revoke", captured, "--reason", "captured", "--yes", "-o", "json").wantAttested()
 	a.eventually(2*time.Minute, "the Node of the revoked worker is deleted", func(out string) bool { return !strings.Contains(out, captured) }, "get", "nodes", "-o", "name")
 	a.wantRefused(captured, "was revoked")
+}
+
+// changesFirmware has a member's TPM measure something else, which the status of its cluster reports until its
+// administrator ends that.
+func (c *cloud) changesFirmware(a *cloud, machine string) {
+	t := c.t
+	t.Helper()
+	a.eventually(2*time.Minute, "the registers of all machines are recorded", func(out string) bool {
+		return strings.Count(out, "values") == len(strings.Fields(a.kubectl("get", "nodes", "-o", "name")))
+	}, "-n", "constellation-system", "get", "configmap", machines.RegistersConfigMap, "-o", "jsonpath={.data}")
+	if s := a.run(time.Minute, "status").want(plan.ExitDone).stdout; strings.Contains(s, "another boot") {
+		t.Errorf("before the change:\n%s", s)
+	}
+	dirs, err := sandbox.DefaultDirs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dirs.State, "sandbox", c.name(), "m", machine, "tpm", "port", "tpm.sock")
+	change := []attestation.MeasuredEvent{{PCR: 7, Digest: bytes.Repeat([]byte{7}, 32), Description: "other keys of Secure Boot"}}
+	// The TPM serves one client at a time.
+	if err := attestationtest.Measure(t.Context(), "unix:"+socket, filepath.Join(t.TempDir(), "log"), change); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	a.eventually(2*time.Minute, "the change is recorded", func(out string) bool { return strings.Contains(out, `"changed":[7]`) },
+		"-n", "constellation-system", "get", "configmap", machines.RegistersConfigMap, "-o", "jsonpath={.data."+machine+"}")
+	t.Logf("a change of register 7 was recorded after %s", time.Since(began).Round(time.Second))
+	if s := a.run(time.Minute, "status").want(plan.ExitDone).stdout; !strings.Contains(s, "another boot") || !strings.Contains(s, machine) {
+		t.Errorf("after the change:\n%s", s)
+	}
+	a.kubectl("-n", "constellation-system", "patch", "configmap", machines.RegistersConfigMap, "--type", "merge", "-p", `{"data":{"`+machine+`":null}}`)
+	if s := a.run(time.Minute, "status").want(plan.ExitDone).stdout; strings.Contains(s, "another boot") {
+		t.Errorf("after its end:\n%s", s)
+	}
 }
 
 // administers gives c, outside of the machines' network, the kubeconfig of a's cluster.
