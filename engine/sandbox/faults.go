@@ -196,6 +196,9 @@ var killPoints = []string{pointMetadata, pointComponent, pointImage}
 // Points in a machine's life that are detected by a newly written file. The file exists from
 // that point on.
 var filePoints = map[string]string{
+	"download-kubeadm":           "/usr/local/bin/.kubeadm.*.partial",                                  // a machine downloads kubeadm
+	"download-kubelet":           "/usr/local/bin/.kubelet.*.partial",                                  // likewise the kubelet
+	"run-kubeadm":                "/var/lib/constellation/agent/renewed/var/lib/kubelet/config.yaml",   // the agent has copied what kubeadm will write
 	"certificates":               "/etc/kubernetes/pki/ca.key",                                         // init or join has the keys of the cluster
 	"manifests":                  "/etc/kubernetes/manifests/etcd.yaml",                                // a control plane's pods are about to start
 	"etcd":                       "/var/lib/etcd/member/snap/db",                                       // its etcd has started
@@ -332,7 +335,7 @@ var faultDoes = map[string]string{
 	"never-boot":         "the machine is created and never boots",
 	"never-join":         "the machine receives no metadata, so it cannot join; it joins after the fault ends",
 	"kill":               "the machine loses power once, when it reaches the point, and stays off",
-	"power-cut":          "the machine loses power once, when it reaches the point, and boots again; points after image are those of a control plane or of its kubeadm upgrade",
+	"power-cut":          "the machine loses power once, when it reaches the point, and boots again; download-kubeadm and download-kubelet are points of a join or an upgrade, run-kubeadm of an upgrade, and the others after image of a control plane or of its kubeadm upgrade",
 	"frozen":             "all processes of the machine stop; its connections stay open",
 	"isolated":           "the machine loses all network connectivity",
 	"cut":                "packets between the two machines are dropped in both directions, including those of their pods; with cloud, packets from the machine to the cloud, to the load balancer and to pods on other machines are dropped",

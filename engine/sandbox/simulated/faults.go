@@ -58,6 +58,15 @@ func (h *Host) KillContainer(ctx context.Context, name, container string) error 
 	return nil
 }
 
+// KillUnit kills the process of a unit on a machine, "agent" or "bootstrapper", which restarts as
+// by systemd. If it does not run, it returns an error.
+func (h *Host) KillUnit(ctx context.Context, name, unit string) error {
+	if err := h.ask(ctx, name, "kill-unit/"+unit); err != nil {
+		return fmt.Errorf("kill %s on simulated machine %s: %w", unit, name, err)
+	}
+	return nil
+}
+
 func (h *Host) ask(ctx context.Context, name, what string) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()

@@ -3,11 +3,13 @@ package simulated
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -135,6 +137,26 @@ func TestSimulatedMachinesSuffer(t *testing.T) {
 	}
 	if err := h.KillContainer(ctx, name, "operator"); err == nil {
 		t.Error("an operator was killed that there is not")
+	}
+	if err := h.KillUnit(ctx, name, "kubelet"); err == nil {
+		t.Error("a unit was killed that there is not")
+	}
+	agent := func() (pid int) {
+		if err := eachProcess(h.path(name), func(id int, its, _ bool) {
+			if args, err := os.ReadFile(fmt.Sprint("/proc/", id, "/cmdline")); its && err == nil && strings.Contains(string(args), "agent.sock") {
+				pid = id
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return pid
+	}
+	before := agent()
+	if err := h.KillUnit(ctx, name, "agent"); err != nil {
+		t.Error(err)
+	}
+	if err := poll(ctx, func() (bool, error) { now := agent(); return now != 0 && now != before, nil }); err != nil {
+		t.Errorf("an agent that was killed does not start again: %v", err)
 	}
 
 	setFaults(machine.Faults{Frozen: true})

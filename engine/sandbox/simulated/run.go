@@ -36,7 +36,8 @@ type computer struct {
 
 	mu      sync.Mutex
 	kubelet *kubeletRun
-	life    context.Context //nolint:containedctx // of the machine: from power on to shutdown
+	units   map[string]*process // the latest of each, by name
+	life    context.Context     //nolint:containedctx // of the machine: from power on to shutdown
 }
 
 func (c *computer) path(elem ...string) string {
@@ -132,6 +133,9 @@ func (c *computer) unit(ctx context.Context, name string, stuck int, command fun
 		cmd := command()
 		cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 		p, err := spawn(cmd)
+		if err == nil {
+			c.ranUnit(name, p)
+		}
 		code := -1
 		if err == nil {
 			select {
@@ -149,6 +153,31 @@ func (c *computer) unit(ctx context.Context, name string, stuck int, command fun
 		if !delay.For(ctx, time.Second) {
 			return
 		}
+	}
+}
+
+func (c *computer) ranUnit(name string, p *process) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.units == nil {
+		c.units = map[string]*process{}
+	}
+	c.units[name] = p
+}
+
+// killUnit kills the process of a unit, which starts again, and reports whether it ran.
+func (c *computer) killUnit(name string) bool {
+	c.mu.Lock()
+	p := c.units[name]
+	c.mu.Unlock()
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.done:
+		return false
+	default:
+		return p.cmd.Process.Kill() == nil
 	}
 }
 
@@ -220,6 +249,11 @@ func (c *computer) control() http.Handler {
 	mux.HandleFunc("POST /kill/{container}", func(w http.ResponseWriter, r *http.Request) {
 		if !c.pods.kill(r.PathValue("container")) {
 			http.Error(w, "none runs", http.StatusNotFound)
+		}
+	})
+	mux.HandleFunc("POST /kill-unit/{unit}", func(w http.ResponseWriter, r *http.Request) {
+		if !c.killUnit(r.PathValue("unit")) {
+			http.Error(w, "it does not run", http.StatusNotFound)
 		}
 	})
 	return mux
