@@ -77,10 +77,12 @@ const (
 	// MachineTracked: every machine is a Node or in a PendingNode; no Node is deleted
 	// whose machine runs.
 	MachineTracked Rule = "machine-tracked"
-	// MachineKept: a node that is upgraded in place keeps its Node and its machine,
-	// and its kubelet is replaced while it is cordoned. A lone control plane is excepted, because it
+	// MachineKept: a node that is upgraded in place keeps its Node and its machine, its group gets no
+	// other machine, and its kubelet is replaced while it is cordoned. A lone control plane is excepted, because it
 	// cannot be drained.
 	MachineKept Rule = "machine-kept"
+	// BudgetKept: a workload never has fewer healthy pods than its PodDisruptionBudget demands.
+	BudgetKept Rule = "budget-kept"
 	// VersionSkew: no version decreases or skips a minor, no kubelet is newer than the API
 	// servers that it may connect to.
 	VersionSkew Rule = "version-skew"
@@ -94,7 +96,7 @@ const (
 	// Converged: in the end all nodes are at the target, except workers that must be kept.
 	Converged Rule = "converged"
 	// NothingLeft: in the end there is no surplus cordon, intent, taint, mark, lease, member or
-	// machine.
+	// machine, no unfinished run of an agent, and no copy of files that an upgrade made.
 	NothingLeft Rule = "nothing-left"
 	// Whole: the journal is complete enough for the check.
 	Whole Rule = "whole-journal"
@@ -102,7 +104,7 @@ const (
 
 // Rules lists all rules.
 var Rules = []Rule{
-	ReadyFloor, SurgeBudget, EtcdVoters, WorkersLast, Pairs, AutoscalerPaused, MachineTracked, MachineKept, VersionSkew, ForeignCordon, LeaseMoved, ServiceAnswers,
+	ReadyFloor, SurgeBudget, EtcdVoters, WorkersLast, Pairs, AutoscalerPaused, MachineTracked, MachineKept, BudgetKept, VersionSkew, ForeignCordon, LeaseMoved, ServiceAnswers,
 	Converged, NothingLeft, Whole,
 }
 
@@ -122,7 +124,7 @@ func (b Breach) String() string {
 // operator deleted machines. It returns the violations, each once, in order of
 // detection.
 func Check(journal []Entry, limits Limits) []Breach {
-	c := &checker{limits: limits.filled(), v: newView(), since: map[string]time.Duration{}, told: map[string]bool{}}
+	c := &checker{limits: limits.filled(), v: newView(), since: map[string]time.Duration{}, told: map[string]bool{}, healthy: map[string]bool{}}
 	for i := range journal {
 		c.next(&journal[i])
 	}
@@ -151,6 +153,7 @@ type view struct {
 	strategy *Strategy
 	scaler   Scaler
 	lease    string
+	runs     map[string]Run
 	versions map[string]string // Kubernetes versions of components that were ever a target
 
 	lastReady map[string]time.Duration // in seen, by node
@@ -161,7 +164,7 @@ type view struct {
 func newView() *view {
 	return &view{
 		cut: map[string]bool{}, nodes: map[string]Node{}, pending: map[string]Pending{}, joining: map[string]bool{}, servers: map[string]string{},
-		machines: map[string]Machine{}, versions: map[string]string{}, lastReady: map[string]time.Duration{},
+		machines: map[string]Machine{}, runs: map[string]Run{}, versions: map[string]string{}, lastReady: map[string]time.Duration{},
 	}
 }
 
@@ -208,6 +211,8 @@ func (v *view) apply(e *Entry) {
 		v.listed = true
 	case *Members:
 		v.members, v.asked = f.List, true
+	case *Run:
+		v.runs[f.Node] = *f
 	}
 	for name, n := range v.nodes {
 		if n.Ready {
@@ -315,6 +320,16 @@ func (v *view) controlPlanesSettled() bool {
 	return true
 }
 
+// keptGroups are the groups whose nodes are upgraded in place, all of them.
+func (v *view) keptGroups() map[string]bool {
+	kept := map[string]bool{}
+	for _, n := range v.nodes {
+		before, known := kept[n.Group]
+		kept[n.Group] = n.InPlace && (before || !known)
+	}
+	return kept
+}
+
 func (v *view) upgrading() bool {
 	if v.target == nil {
 		return false
@@ -338,6 +353,7 @@ type checker struct {
 	readyAt  map[string]time.Time     // when a node became Ready
 	removed  time.Time                // when the last Node was deleted
 	begun    map[string]bool          // replacements of workers that began in order, by key
+	healthy  map[string]bool          // budgets that were ever fulfilled, by name
 }
 
 // tell records a breach. key separates breaches that are reported individually.
@@ -373,6 +389,9 @@ func (c *checker) next(e *Entry) {
 	}
 	was := c.v.target
 	c.v.apply(e)
+	if b := As[*Budget](e.Fact); b != nil && !b.Gone && b.Healthy >= b.Wanted {
+		c.healthy[b.Name] = true
+	}
 	if e.Fact == Begin {
 		c.start = c.v.clone()
 		c.answered, c.readyAt, c.begun = map[string]time.Time{}, map[string]time.Time{}, map[string]bool{}
@@ -402,6 +421,8 @@ func (c *checker) next(e *Entry) {
 		c.probe(f)
 	case *Machines:
 		c.machines()
+	case *Budget:
+		c.lasting(!f.Gone && c.healthy[f.Name] && f.Healthy < f.Wanted, 0, BudgetKept, f.Name, "PodDisruptionBudget %s demands %d healthy pods, there are %d", f.Name, f.Wanted, f.Healthy)
 	}
 	c.always()
 }
@@ -473,6 +494,12 @@ func (c *checker) machines() {
 	}
 	if n, most := c.v.controlPlanes(), c.start.controlPlanes()+1; n > most {
 		c.tell(SurgeBudget, fmt.Sprint("control planes ", n), "there are %d control planes, %d are allowed", n, most)
+	}
+	kept := c.start.keptGroups()
+	for id, m := range c.v.machines {
+		if _, before := c.start.machines[id]; kept[m.Group] && !before {
+			c.tell(MachineKept, id, "machine %s was created in a group that is upgraded in place", m.Name)
+		}
 	}
 }
 
@@ -622,6 +649,18 @@ func (c *checker) end() {
 			c.tell(MachineKept, name, "%s is not the Node and the machine that it was: %s on %q", name, was.UID, is.ProviderID)
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(v.runs)) {
+		r := v.runs[name]
+		if r.Stage != "" {
+			c.left("run of the agent of %s without a success, in stage %s", name, r.Stage)
+		}
+		for _, path := range r.Left {
+			c.left("%s on %s", path, name)
+		}
+		if r.Err != "" {
+			c.tell(Whole, "run "+name, "the journal of the agent of %s is unknown: %s", name, r.Err)
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(v.pending)) {
 		c.left("PendingNode %s", name)
 	}
@@ -651,6 +690,9 @@ func (c *checker) nodeAtEnd(name string, n Node) {
 	v := c.v
 	if !v.atTarget(n) && (n.ControlPlane || v.target == nil || !v.target.KeepWorkers) {
 		c.tell(Converged, name, "%s is not at the target: image %q, components %q", name, n.Image, n.Components)
+	}
+	if v.target != nil && n.InPlace && v.atTarget(n) && n.Kubelet != v.target.Kubernetes {
+		c.tell(Converged, "kubelet "+name, "the kubelet of %s has %s, the target is %s", name, n.Kubelet, v.target.Kubernetes)
 	}
 	if !n.Ready {
 		c.tell(Converged, "ready "+name, "%s is not Ready", name)

@@ -495,6 +495,36 @@ func TestCheckInPlace(t *testing.T) {
 			s.tell(201.5, node("control-plane-0", func(n *Node) { n.InPlace, n.Kubelet, n.Components = true, "v1.36.3", newParts }))
 		}, want: []Rule{WorkersLast}},
 		{name: "the autoscaler runs meanwhile", bad: func(s *story) { s.tell(185, Entry{Fact: &Scaler{Replicas: 1}}) }, want: []Rule{AutoscalerPaused}},
+		{name: "a machine is created in its group", bad: func(s *story) {
+			s.tell(185, cloudHas([3]string{"control-plane-0", "Ready"}, [3]string{"worker-0", "Ready"}, [3]string{"worker-1", "Creating", "t"}))
+			s.tell(186, cloudHas([3]string{"control-plane-0", "Ready"}, [3]string{"worker-0", "Ready"}))
+		}, want: []Rule{MachineKept}},
+		{name: "its components are recorded too early", bad: func(s *story) {
+			s.edit(func(e *Entry) {
+				if of(*e, "worker-0", 200) {
+					As[*Node](e.Fact).Kubelet = "v1.35.4"
+				}
+			})
+		}, want: []Rule{Converged}},
+		{name: "its drain evicts more pods than their budget permits", bad: func(s *story) {
+			s.tell(1, Entry{Fact: &Budget{Name: "web", Wanted: 2}})
+			s.tell(2, Entry{Fact: &Budget{Name: "web", Healthy: 3, Wanted: 2}})
+			s.tell(185, Entry{Fact: &Budget{Name: "web", Healthy: 1, Wanted: 2}})
+		}, want: []Rule{BudgetKept}},
+		{name: "its drain keeps the budget", bad: func(s *story) {
+			s.tell(2, Entry{Fact: &Budget{Name: "web", Healthy: 3, Wanted: 2}})
+			s.tell(185, Entry{Fact: &Budget{Name: "web", Healthy: 2, Wanted: 2}})
+			s.tell(204.5, Entry{Fact: &Run{Node: "worker-0"}})
+		}, want: nil},
+		{name: "its agent has not finished", bad: func(s *story) {
+			s.tell(204.5, Entry{Fact: &Run{Node: "worker-0", Stage: "install-kubelet"}})
+		}, want: []Rule{NothingLeft}},
+		{name: "its agent left copies", bad: func(s *story) {
+			s.tell(204.5, Entry{Fact: &Run{Node: "worker-0", Left: []string{"var/lib/constellation/agent/renewed"}}})
+		}, want: []Rule{NothingLeft}},
+		{name: "its disk could not be read", bad: func(s *story) {
+			s.tell(204.5, Entry{Fact: &Run{Node: "worker-0", Err: "it is off"}})
+		}, want: []Rule{Whole}},
 		{name: "its cordon is left", bad: func(s *story) { s.drop(func(e Entry) bool { return of(e, "worker-0", 202) }) }, want: []Rule{NothingLeft}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -42,6 +42,8 @@ type line struct {
 	Machines *Machines `json:"machines,omitempty"`
 	Members  *Members  `json:"members,omitempty"`
 	Probe    *Probe    `json:"probe,omitempty"`
+	Budget   *Budget   `json:"budget,omitempty"`
+	Run      *Run      `json:"run,omitempty"`
 }
 
 func (f Mark) setIn(l *line)      { l.Mark = f }
@@ -58,6 +60,8 @@ func (f *Server) setIn(l *line)   { l.Server = f }
 func (f *Machines) setIn(l *line) { l.Machines = f }
 func (f *Members) setIn(l *line)  { l.Members = f }
 func (f *Probe) setIn(l *line)    { l.Probe = f }
+func (f *Budget) setIn(l *line)   { l.Budget = f }
+func (f *Run) setIn(l *line)      { l.Run = f }
 
 // MarshalJSON implements json.Marshaler.
 func (e Entry) MarshalJSON() ([]byte, error) {
@@ -104,6 +108,10 @@ func (e *Entry) UnmarshalJSON(b []byte) error {
 		e.Fact = l.Members
 	case l.Probe != nil:
 		e.Fact = l.Probe
+	case l.Budget != nil:
+		e.Fact = l.Budget
+	case l.Run != nil:
+		e.Fact = l.Run
 	}
 	return nil
 }
@@ -243,6 +251,24 @@ type (
 		From   string `json:"from,omitempty"` // name of the machine; empty: to the API server
 		Err    string `json:"err,omitempty"`  // empty: answered
 		TookMS int64  `json:"tookMS,omitempty"`
+	}
+
+	// Budget is a PodDisruptionBudget of a workload after a change of its pods.
+	Budget struct {
+		Name    string `json:"name"`
+		Gone    bool   `json:"gone,omitempty"`
+		Healthy int32  `json:"healthy"`
+		Wanted  int32  `json:"wanted"`
+	}
+
+	// Run is the latest run in the journal of a node's agent, and what an upgrade in place left on
+	// the disk.
+	Run struct {
+		Node string `json:"node"`
+		// Stage is that of a run without a success; empty otherwise, or if there was none.
+		Stage string   `json:"stage,omitempty"`
+		Left  []string `json:"left,omitempty"` // paths
+		Err   string   `json:"err,omitempty"`  // why the disk could not be read
 	}
 )
 

@@ -1,7 +1,7 @@
 // Package recorder records a rollout from outside and checks it afterwards.
 //
 // A [Recorder] watches a cluster in a sandbox with its owner's access: Nodes, the operator's
-// objects, the autoscaler and the leader's lease through the API server, machines
+// objects, the autoscaler, budgets of workloads and the leader's lease through the API server, machines
 // through the cloud, members through etcd itself, and services from the network of every
 // machine. It records each change in an [Entry], and does not depend on the
 // operator. [Check] is a pure function of such a journal: it returns the violated invariants of a
@@ -27,6 +27,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -160,6 +161,9 @@ func (r *Recorder) Begin() { r.add(Entry{Fact: Begin}) }
 // End marks the end of the rollout.
 func (r *Recorder) End() { r.add(Entry{Fact: End}) }
 
+// Record records an observation of the caller.
+func (r *Recorder) Record(f Fact) { r.add(Entry{Fact: f}) }
+
 // Note records an action of the caller.
 func (r *Recorder) Note(format string, args ...any) {
 	r.add(Entry{Fact: Note(fmt.Sprintf(format, args...))})
@@ -252,6 +256,7 @@ func (r *Recorder) kinds() []kind {
 		{"pods", func() client.ObjectList { return &corev1.PodList{} }, []client.ListOption{
 			client.InNamespace("kube-system"), client.MatchingLabelsSelector{Selector: labels.SelectorFromSet(labels.Set{"component": "kube-apiserver"})},
 		}, serverEntry},
+		{"poddisruptionbudgets", func() client.ObjectList { return &policyv1.PodDisruptionBudgetList{} }, []client.ListOption{client.InNamespace("default")}, budgetEntry},
 	}
 }
 
@@ -334,6 +339,14 @@ func (r *Recorder) leaseEntry(o client.Object, gone bool) Entry {
 		holder, _, _ = strings.Cut(*h, "_") // host name, which is the node's, and an ID of the process
 	}
 	return Entry{Fact: &Lease{Holder: holder}}
+}
+
+func budgetEntry(o client.Object, gone bool) Entry {
+	b := o.(*policyv1.PodDisruptionBudget)
+	if b.Status.ObservedGeneration != b.Generation {
+		return Entry{}
+	}
+	return Entry{Fact: &Budget{Name: b.Name, Gone: gone, Healthy: b.Status.CurrentHealthy, Wanted: b.Status.DesiredHealthy}}
 }
 
 func serverEntry(o client.Object, gone bool) Entry {
