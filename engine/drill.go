@@ -30,6 +30,9 @@ type DrillSpec struct {
 	// ControlPlanes is how many there are, 1, 3 or 5. Zero means one. Hollow machines have
 	// control planes that nothing happens to.
 	ControlPlanes int
+	// InPlace upgrades the nodes of all groups in place, by their agents. Else machines are replaced.
+	// Hollow machines have no agents and refuse it.
+	InPlace bool
 	// Faults are those that the seed may choose from; none means all that these machines
 	// can have.
 	Faults []string
@@ -51,6 +54,8 @@ type DrillFault struct {
 	Does     string   `json:"does"` // a sentence
 	Machines []string `json:"machines"`
 	Points   []string `json:"points"` // at which it can begin
+	// InPlacePoints are those of an upgrade in place.
+	InPlacePoints []string `json:"in_place_points,omitempty"`
 }
 
 // Outcomes of a drill.
@@ -65,8 +70,10 @@ type DrillReport struct {
 	Seed     uint64 `json:"seed"`
 	Machines string `json:"machines"`
 	// ControlPlanes is how many there were of machines in which programs run.
-	ControlPlanes int    `json:"control_planes,omitempty"`
-	Cluster       string `json:"cluster"` // a description of the upgraded cluster
+	ControlPlanes int `json:"control_planes,omitempty"`
+	// InPlace means that nodes were upgraded in place.
+	InPlace bool   `json:"in_place,omitempty"`
+	Cluster string `json:"cluster"` // a description of the upgraded cluster
 	// KubernetesFrom and KubernetesTo are the versions before and after the upgrade. Reports of
 	// older programs lack them.
 	KubernetesFrom string    `json:"kubernetes_from,omitempty"`

@@ -45,6 +45,9 @@ the clock.
 Afterwards the drill verifies the rollout's invariants. Violations that a fault explains,
 such as a machine without power that is not Ready, are reported separately.
 
+With --in-place, all nodes keep their machines, and their agents upgrade them. Agents are killed
+and machines lose power in the stages of an upgrade; see docs/drills.md.
+
 Simulated machines need no root and support all faults except network and disk faults. With
 hollow machines only workers are replaced, and no machine runs anything; see docs/drills.md.
 
@@ -57,6 +60,7 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
   constellation sandbox drill --machines=real --seed 7 -o markdown
   constellation sandbox drill --machines=real --kubernetes ` + build.DefaultVersion + ` --faults power-cut,frozen
   constellation sandbox drill --machines=simulated --control-planes 3
+  constellation sandbox drill --machines=simulated --in-place
   constellation sandbox drill --machines=hollow --kubernetes-from v1.36.4 --kubernetes v1.37.2
   constellation sandbox drill --machines=hollow --faults operator-killed,lost-delete
   constellation sandbox drill --machines=hollow --results drills.jsonl --until 40`,
@@ -89,6 +93,7 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 	f := cmd.Flags()
 	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: real (Linux and root), simulated, hollow, or auto")
 	f.IntVar(&spec.ControlPlanes, "control-planes", 0, "number of control planes: 1, 3 or 5; not for hollow machines (default 1)")
+	f.BoolVar(&spec.InPlace, "in-place", false, "upgrade all nodes in place; not for hollow machines (default: replace machines)")
 	f.Uint64Var(&spec.Seed, "seed", 0, "seed that determines faults and injection points (default: random)")
 	f.StringSliceVar(&spec.Faults, "faults", nil, "faults that the seed may choose from (default: all that the machines support)")
 	f.IntVar(&spec.Count, "count", 0, "number of faults (default 4)")
@@ -97,7 +102,7 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 	f.StringVar(&spec.Journal, "journal", "", "`file` for all observations, as JSON Lines")
 	f.BoolVar(&list, "list", false, "list faults and injection points and exit")
 	f.StringVar(&results, "results", "", "`file` to append a line per drill to; seeds continue from the file")
-	f.IntVar(&until, "until", 0, "with --results: run until the file has this `number` of drills with the same machines, control planes and versions")
+	f.IntVar(&until, "until", 0, "with --results: run until the file has this `number` of drills with the same machines, control planes, versions and --in-place")
 	v.MarkdownFlag(cmd, &out, "output format: text, json for one document, or markdown")
 	_ = cmd.RegisterFlagCompletionFunc("machines", tui.Fixed("auto", "real", "simulated", "hollow"))
 	_ = cmd.RegisterFlagCompletionFunc("faults", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -189,7 +194,7 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 			return &plan.Error{Op: "read drill results", Err: err, Exit: plan.ExitUsage}
 		}
 		have := slices.DeleteFunc(done, func(r engine.DrillReport) bool {
-			return r.Machines != spec.Machines || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1) ||
+			return r.Machines != spec.Machines || r.InPlace != spec.InPlace || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1) ||
 				r.KubernetesFrom != spec.KubernetesFrom || r.KubernetesTo != spec.Kubernetes
 		})
 		if len(have) >= want {
@@ -374,7 +379,14 @@ func (v *verbs) listDrillFaults(faults []engine.DrillFault, out tui.Format) erro
 		}{plan.Schema, faults})
 	}
 	for _, f := range faults {
-		fmt.Fprintf(v.Out(), "%-18s %s\n%-18s   on %s machines, at: %s\n", f.Name, f.Does, "", strings.Join(f.Machines, " and "), strings.Join(f.Points, ", "))
+		fmt.Fprintf(v.Out(), "%-18s %s\n%-18s   on %s machines", f.Name, f.Does, "", strings.Join(f.Machines, " and "))
+		if len(f.Points) > 0 {
+			fmt.Fprintf(v.Out(), ", at: %s", strings.Join(f.Points, ", "))
+		}
+		if len(f.InPlacePoints) > 0 {
+			fmt.Fprintf(v.Out(), "; in place, at: %s", strings.Join(f.InPlacePoints, ", "))
+		}
+		fmt.Fprintln(v.Out())
 	}
 	return nil
 }

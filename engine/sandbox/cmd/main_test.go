@@ -151,7 +151,7 @@ func (f *fakeSandbox) FaultKinds() []engine.FaultKind {
 type fakeDrills struct{}
 
 func (fakeDrills) Faults() []engine.DrillFault {
-	return []engine.DrillFault{{Name: "power-cut", Does: "a machine loses its power", Machines: []string{"real"}, Points: []string{"cordoned"}}}
+	return []engine.DrillFault{{Name: "power-cut", Does: "a machine loses its power", Machines: []string{"real"}, Points: []string{"cordoned"}, InPlacePoints: []string{"upgrading", "upgraded"}}}
 }
 
 func (fakeDrills) Versions(spec engine.DrillSpec) (engine.DrillSpec, error) {
@@ -162,7 +162,7 @@ func (fakeDrills) Versions(spec engine.DrillSpec) (engine.DrillSpec, error) {
 func (fakeDrills) Drill(_ context.Context, spec engine.DrillSpec, tell func(string)) (engine.DrillReport, error) {
 	tell("the upgrade \x1b[31mbegins")
 	r := engine.DrillReport{
-		Seed: spec.Seed, Machines: spec.Machines, Cluster: "2 workers", Started: start, TookMS: 61250, RolledMS: 50000, Outcome: engine.DrillPassed,
+		Seed: spec.Seed, Machines: spec.Machines, InPlace: spec.InPlace, Cluster: "2 workers", Started: start, TookMS: 61250, RolledMS: 50000, Outcome: engine.DrillPassed,
 		Injected: []engine.DrillInjection{
 			{Fault: "power-cut", Point: "cordoned", Nth: 2, On: "worker-0", AtMS: 10000, EndMS: 12500},
 			{Fault: "quota", Point: "going", Nth: 1, AtMS: -1, EndMS: -1},

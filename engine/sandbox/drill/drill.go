@@ -106,6 +106,10 @@ type site struct {
 	stopAPIServer func()
 	startAPI      func(context.Context) error
 	power         func(ctx context.Context, machine string) error // power-cycles a machine
+	// kill kills the agent or the relay of a machine. runs returns the latest runs of all agents.
+	// Both are nil unless nodes are upgraded in place.
+	kill func(ctx context.Context, machine, program string) error
+	runs func(ctx context.Context) []recorder.Run
 }
 
 // teller prints progress.
@@ -119,6 +123,7 @@ type run struct {
 
 	mu      sync.Mutex
 	begun   time.Time
+	ahead   context.Context //nolint:containedctx // ends when the upgrade is past all points
 	active  []string        // faults of the cloud
 	cuts    map[string]*cut // by fault; see [run.cutAhead]
 	report  []engine.DrillInjection
@@ -150,7 +155,7 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	if err != nil {
 		return r, err
 	}
-	r.Machines = kind
+	r.Machines, r.InPlace = kind, spec.InPlace
 	if spec, err = d.Versions(spec); err != nil {
 		return r, err
 	}
@@ -227,6 +232,9 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 // repeat returns the arguments that repeat the drill.
 func repeat(kind string, spec engine.DrillSpec) []string {
 	args := []string{"sandbox", "drill", "--machines=" + kind, fmt.Sprint("--seed=", spec.Seed)}
+	if spec.InPlace {
+		args = append(args, "--in-place")
+	}
 	if spec.ControlPlanes > 1 {
 		args = append(args, fmt.Sprint("--control-planes=", spec.ControlPlanes))
 	}
@@ -336,6 +344,7 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 	x.tell("the upgrade begins: %s", x.site.what)
 	inKubeadm, past := context.WithCancelCause(ctx)
 	defer past(nil)
+	x.ahead = inKubeadm
 	x.cutAhead(inKubeadm, plan)
 	if err := x.site.begin(ctx, giveUp); err != nil {
 		return false, fmt.Sprintf("the upgrade could not be begun: %v", err)
@@ -376,6 +385,11 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 	err = errors.Join(err, x.rec.Wait(settle, unled))
 	if err != nil {
 		x.tell("something is left %s after the end of the upgrade", settling)
+	}
+	if x.site.runs != nil {
+		for _, r := range x.site.runs(settle) {
+			x.rec.Record(&r)
+		}
 	}
 	x.rec.End()
 	return true, ""
@@ -502,6 +516,9 @@ func (x *run) inject(ctx context.Context, i int, subject string) {
 		w.to = time.Now()
 		x.windows = append(x.windows, w)
 		x.report[i].EndMS = w.to.Sub(x.begun).Milliseconds()
+		if f.cutAt == "" && errors.Is(err, errPast) { // the node was past that stage
+			x.report[i].AtMS, x.report[i].EndMS, err = -1, -1, nil
+		}
 		if err != nil {
 			x.report[i].Err = err.Error()
 			x.tell("%s went wrong itself: %v", what, err)
@@ -560,10 +577,22 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 	}
 	spec.KubernetesFrom = cmp.Or(spec.KubernetesFrom, kubernetesFrom)
 	stays := spec.Kubernetes == spec.KubernetesFrom
+	if spec.InPlace && kind == hollow {
+		return nil, &plan.Error{
+			Op: op, Err: errors.New("hollow machines have no agents, so they cannot be upgraded in place"), Exit: plan.ExitUsage,
+			Remedy: "pass --machines=simulated or --machines=real, or leave out --in-place",
+		}
+	}
+	pointsOf := func(f *fault) []string {
+		if spec.InPlace {
+			return f.inPlace(spec.KubernetesFrom, spec.Kubernetes)
+		}
+		return f.points(kind, stays)
+	}
 	var allowed []*fault
 	for i := range faults {
 		f := &faults[i]
-		if len(f.points(kind, stays)) == 0 { // its points do not occur here
+		if len(pointsOf(f)) == 0 { // its points do not occur here
 			continue
 		}
 		if slices.Contains(f.machines, kind) && (len(spec.Faults) == 0 || slices.Contains(spec.Faults, f.name)) {
@@ -580,6 +609,16 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 				Op: op, Err: fmt.Errorf("%s machines cannot have the fault %s", kind, name), Exit: plan.ExitUsage,
 				Remedy: "leave it out, or say --machines=" + faults[i].machines[0] + ", which can",
 			}
+		case spec.InPlace && len(pointsOf(&faults[i])) == 0:
+			return nil, &plan.Error{
+				Op: op, Err: fmt.Errorf("%s does not affect an upgrade in place from %s to %s", name, spec.KubernetesFrom, spec.Kubernetes), Exit: plan.ExitUsage,
+				Remedy: "leave it out, or leave --in-place out",
+			}
+		case !spec.InPlace && len(faults[i].points(kind, false)) == 0:
+			return nil, &plan.Error{
+				Op: op, Err: fmt.Errorf("%s affects upgrades in place only", name), Exit: plan.ExitUsage,
+				Remedy: "leave it out, or add --in-place",
+			}
 		case !slices.Contains(allowed, &faults[i]):
 			return nil, &plan.Error{
 				Op: op, Err: fmt.Errorf("nothing comes to a point at which %s could happen: Kubernetes stays at %s", name, spec.Kubernetes), Exit: plan.ExitUsage,
@@ -592,10 +631,10 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 	out := []engine.DrillInjection{}
 	for n := range cmp.Or(spec.Count, defaultCount) {
 		f := allowed[order[n%len(order)]]
-		points := f.points(kind, stays)
+		points := pointsOf(f)
 		in := engine.DrillInjection{Fault: f.name, AtMS: -1, EndMS: -1}
 		in.Point = points[rng.IntN(len(points))]
-		in.Nth = 1 + rng.IntN(f.most(kind, in.Point, spec.ControlPlanes))
+		in.Nth = 1 + rng.IntN(f.most(kind, in.Point, spec))
 		if f.lasts {
 			shortest, longest := time.Second, longestFault[kind]
 			in.LastsMS = (shortest + time.Duration(rng.Int64N(int64(longest-shortest)))).Round(100 * time.Millisecond).Milliseconds()

@@ -1,6 +1,7 @@
 package drill
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -81,7 +82,7 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 			different = different || !reflect.DeepEqual(a, next)
 			for _, in := range a {
 				f := faultNamed(in.Fault)
-				if in.Nth < 1 || in.Nth > f.most(kind, in.Point, spec.ControlPlanes) || (in.LastsMS > 0) != f.lasts || time.Duration(in.LastsMS)*time.Millisecond > longestFault[kind] {
+				if in.Nth < 1 || in.Nth > f.most(kind, in.Point, spec) || (in.LastsMS > 0) != f.lasts || time.Duration(in.LastsMS)*time.Millisecond > longestFault[kind] {
 					t.Errorf("seed %d: %+v", seed, in)
 				}
 			}
@@ -112,11 +113,96 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 		{what: "hollow machines have their own control planes", kind: hollow, spec: engine.DrillSpec{ControlPlanes: 3}, want: "--control-planes"},
 		{what: "etcd wants an odd number", kind: simulated, spec: engine.DrillSpec{ControlPlanes: 2}, want: "--control-planes"},
 		{what: "an unknown fault", kind: real, spec: engine.DrillSpec{Faults: []string{"flood"}}, want: "--list"},
+		{what: "hollow machines have no agents", kind: hollow, spec: engine.DrillSpec{InPlace: true}, want: "--machines=simulated"},
+		{what: "no machine is deleted in place", kind: simulated, spec: engine.DrillSpec{InPlace: true, Faults: []string{"lost-delete"}}, want: "leave --in-place out"},
+		{what: "patches share etcd", kind: simulated, spec: engine.DrillSpec{InPlace: true, KubernetesFrom: "v1.36.3", Kubernetes: "v1.36.4", Faults: []string{"power-cut-etcd"}}, want: "leave it out"},
+		{what: "no agent works for a replacement", kind: simulated, spec: engine.DrillSpec{Faults: []string{"agent-killed"}}, want: "add --in-place"},
+		{what: "simulated ones have no disk in place either", kind: simulated, spec: engine.DrillSpec{InPlace: true, Faults: []string{"disk-full"}}, want: "say --machines=real"},
 		{what: "Kubernetes stays, and with it etcd", kind: real, spec: engine.DrillSpec{Faults: []string{"power-cut-etcd"}, Kubernetes: kubernetesFrom}, want: "leave --kubernetes out"},
 	} {
 		if _, err := scenario(tt.kind, tt.spec); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), tt.want) {
 			t.Errorf("%s: %v, remedy %q, want one with %q", tt.what, err, plan.Remedy(err), tt.want)
 		}
+	}
+}
+
+// Faults of an upgrade in place start at its points, and as often as it certainly comes to them.
+func TestScenarioInPlace(t *testing.T) {
+	used := map[string]bool{}
+	for seed := range uint64(200) {
+		for _, planes := range []int{1, 3} {
+			spec := engine.DrillSpec{Seed: seed, InPlace: true, ControlPlanes: planes}
+			got, err := scenario(simulated, spec)
+			if err != nil || len(got) != defaultCount {
+				t.Fatal(got, err)
+			}
+			for _, in := range got {
+				f := faultNamed(in.Fault)
+				used[in.Fault] = true
+				// A lone control plane is not drained, and the last node ends the drill.
+				drained := map[int]int{1: workers, 3: workers + 3}[planes]
+				most := cmp.Or(map[string]int{pointScheduled: workers + planes, pointUpgraded: workers + planes - 1, pointBegun: 1, pointKubeadm: 1}[in.Point], drained)
+				if !slices.Contains(f.placed, in.Point) || in.Nth < 1 || in.Nth > most {
+					t.Errorf("seed %d with %d control planes: %+v", seed, planes, in)
+				}
+			}
+		}
+	}
+	for i := range faults {
+		if f := &faults[i]; used[f.name] != (f.placed != nil && slices.Contains(f.machines, simulated)) {
+			t.Errorf("%s was used: %t", f.name, used[f.name])
+		}
+	}
+}
+
+// A node can be past the stage in which its power was to be cut. Then that was not tried, and is no failure.
+func TestCutInAStageThatIsOver(t *testing.T) {
+	c := &aCloud{booted: time.Unix(1000, 0), asked: make(chan struct{}), asks: make(chan struct{}), cut: func([]string) bool { return false }}
+	srv := httptest.NewServer(c)
+	defer srv.Close()
+	x := &run{
+		site: &site{cloud: sandboxapi.NewClient(srv.URL, "token"), limit: time.Minute}, switched: map[string]int{}, rec: &recorder.Recorder{}, tell: t.Logf,
+		report: []engine.DrillInjection{{Fault: "power-cut-kubelet", Point: pointCordoned, Nth: 1, AtMS: -1, EndMS: -1}},
+	}
+	ahead, past := context.WithCancelCause(t.Context())
+	x.ahead = ahead
+	stage := faultNamed("power-cut-kubelet")
+	done := make(chan error)
+	go func() { done <- stage.happen(t.Context(), x, "control-plane-0", nil) }()
+	<-c.asked
+	past(errPast)
+	if err := <-done; !errors.Is(err, errPast) {
+		t.Errorf("it ended with %v", err)
+	}
+	if want := [][]string{{"power-cut=control-plane-0:download-kubelet"}, {}}; !reflect.DeepEqual(c.heard, want) {
+		t.Errorf("the cloud heard of %v, want %v", c.heard, want)
+	}
+}
+
+// The journal of an agent shows whether its latest run ended with a success.
+func TestUnfinished(t *testing.T) {
+	const (
+		head    = `{"head":{"request":{},"started":"2026-01-01T00:00:00Z"}}` + "\n"
+		verify  = `{"said":{"seq":"1","progress":{"stage":"verify","state":"running"}}}` + "\n"
+		kubelet = `{"said":{"seq":"2","progress":{"stage":"install-kubelet","state":"interrupted"}}}` + "\n"
+		line    = `{"said":{"seq":"3","log":{"line":"success"}},"next":12}` + "\n"
+		success = `{"said":{"seq":"4","success":{}}}` + "\n"
+		failure = `{"said":{"seq":"4","failure":{"stage":"verify"}}}` + "\n"
+	)
+	for name, tt := range map[string]struct{ journal, want string }{
+		"a success":                       {head + verify + kubelet + line + success, ""},
+		"an interrupted stage":            {head + verify + kubelet + line, "install-kubelet"},
+		"a failure":                       {head + verify + failure, "verify"},
+		"a second run after the first":    {head + verify + success + head + verify, "verify"},
+		"a run that was resumed":          {head + verify + failure + kubelet + success, ""},
+		"a run that has not begun":        {head, "none"},
+		"a success before a partial line": {head + verify + success + `{"said":{"se`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := unfinished([]byte(tt.journal)); got != tt.want {
+				t.Errorf("it is in stage %q, want %q", got, tt.want)
+			}
+		})
 	}
 }
 
@@ -140,6 +226,7 @@ func TestRecordedSeedsMeanTheSame(t *testing.T) {
 		flags.Uint64Var(&spec.Seed, "seed", 0, "")
 		flags.IntVar(&spec.ControlPlanes, "control-planes", 0, "")
 		flags.IntVar(&spec.Count, "count", 0, "")
+		flags.BoolVar(&spec.InPlace, "in-place", false, "")
 		flags.StringVar(&spec.Kubernetes, "kubernetes", "v1.36.3", "")
 		flags.StringSliceVar(&spec.Faults, "faults", nil, "")
 		if err := flags.Parse(r.Repeat[2:]); err != nil {
@@ -200,6 +287,14 @@ func TestVersionsOfADrill(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, want := strings.Join(repeat(hollow, spec), " "), "sandbox drill --machines=hollow --seed=3 --kubernetes-from=v1.36.3 --kubernetes=v1.37.2"; got != want {
+		t.Errorf("repeat is %q, want %q", got, want)
+	}
+	inPlace := engine.DrillSpec{Seed: 3, InPlace: true, KubernetesFrom: "v1.36.3", Kubernetes: "v1.36.3"}
+	if v, err := versionsOf(simulated, inPlace); plan.ExitCode(err) != plan.ExitUsage {
+		t.Errorf("in place to the same version: %v, %v", v, err)
+	}
+	inPlace.Kubernetes = "v1.36.4"
+	if got, want := strings.Join(repeat(simulated, inPlace), " "), "sandbox drill --machines=simulated --seed=3 --in-place --kubernetes-from=v1.36.3 --kubernetes=v1.36.4"; got != want {
 		t.Errorf("repeat is %q, want %q", got, want)
 	}
 	spec, err = d.Versions(engine.DrillSpec{Seed: 3})
@@ -390,7 +485,7 @@ func TestCutALaterControlPlane(t *testing.T) {
 // Each fault is well-formed: somebody looks it up by name and machines.
 func TestFaults(t *testing.T) {
 	for _, f := range newDrills(t).Faults() {
-		if f.Does == "" || len(f.Machines) == 0 || len(f.Points) == 0 {
+		if f.Does == "" || len(f.Machines) == 0 || len(f.Points)+len(f.InPlacePoints) == 0 {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -465,6 +560,45 @@ func TestPoints(t *testing.T) {
 		{pointCordoned, 1, "older"},
 		{pointBound, 1, "old"},
 		{pointGoing, 1, "old"},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("points are %v, want %v", got, want)
+	}
+}
+
+// Points of upgrades in place are counted by node. A run that was not seen in a phase has passed it at the end.
+func TestPointsInPlace(t *testing.T) {
+	s := newSeen()
+	var got []at
+	upgrade := func(node, phase string) recorder.Entry {
+		return recorder.Entry{Fact: &recorder.Pending{Name: "replace-0", Goal: "Upgrade", Node: node, Phase: phase}}
+	}
+	for _, e := range []recorder.Entry{
+		{Fact: &recorder.Node{Name: "cp", UID: "0", InPlace: true, Components: "old"}},
+		{Fact: &recorder.Node{Name: "a", UID: "1", InPlace: true, Components: "old"}},
+		{Fact: &recorder.Node{Name: "other", UID: "2", Components: "old"}},
+		{Fact: recorder.Begin},
+		upgrade("cp", ""),
+		{Fact: &recorder.Node{Name: "cp", UID: "0", InPlace: true, Components: "new"}},
+		upgrade("a", ""),
+		{Fact: &recorder.Node{Name: "a", UID: "1", InPlace: true, Components: "old", CordonedByUs: true}},
+		upgrade("a", "download"),
+		upgrade("a", "done"),
+		upgrade("a", "done"),
+		{Fact: &recorder.Node{Name: "a", UID: "1", InPlace: true, Components: "new"}},
+		{Fact: &recorder.Node{Name: "other", UID: "2", Components: "new"}},
+		{Fact: &recorder.Pending{Name: "replace-0", Goal: "Upgrade", Node: "b", Phase: "apply", Gone: true}},
+	} {
+		got = append(got, s.points(&e)...)
+	}
+	want := []at{
+		{pointScheduled, 1, "cp"},
+		{pointUpgraded, 1, "cp"},
+		{pointScheduled, 2, "a"},
+		{pointCordoned, 1, "a"},
+		{pointUpgrading, 1, "a"},
+		{pointApplying, 1, "a"},
+		{pointUpgraded, 2, "a"},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("points are %v, want %v", got, want)

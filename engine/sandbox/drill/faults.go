@@ -9,14 +9,16 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/sandbox/recorder"
+	"constellation/engine/version"
 )
 
 // fault is a fault that a drill can inject.
 type fault struct {
 	name, does string
 	machines   []string // kinds that support it
-	// at are the points at which it can start; nil means those of a replacement.
-	at []string
+	// at are the points at which it can start; nil means those of a replacement. placed are those
+	// of an upgrade in place; nil means that it is not injected there.
+	at, placed []string
 	// anywhere means that it affects the cluster or its cloud, not the machine of
 	// the point.
 	anywhere bool
@@ -35,14 +37,25 @@ type fault struct {
 var longestFault = map[string]time.Duration{hollow: 6 * time.Second, simulated: 12 * time.Second, real: 25 * time.Second}
 
 // most is the minimum number of occurrences of a point at which the fault can start.
-func (f *fault) most(kind, point string, controlPlanes int) int {
+func (f *fault) most(kind, point string, spec engine.DrillSpec) int {
+	controlPlanes := max(spec.ControlPlanes, 1)
+	nodes, drained := workers+controlPlanes, workers+controlPlanes
+	if controlPlanes == 1 { // it is not drained, and its agent upgrades the cluster's Kubernetes
+		drained = workers
+	}
 	switch {
+	case spec.InPlace && point == pointScheduled:
+		return nodes
+	case spec.InPlace && point == pointUpgraded: // the drill ends with the last one
+		return nodes - 1
+	case spec.InPlace && slices.Contains(perUpgrade, point):
+		return drained
 	case !slices.Contains(perNode, point), f.ofDisk: // control planes are replaced first
 		return 1
 	case kind == hollow:
 		return hollowWorkers
 	default:
-		return workers + max(controlPlanes, 1)
+		return nodes
 	}
 }
 
@@ -58,6 +71,19 @@ func (f *fault) points(kind string, stays bool) []string {
 	}
 	return at
 }
+
+// inPlace are the points at which a fault can start in an upgrade in place between two versions.
+func (f *fault) inPlace(from, to string) []string {
+	a, err := version.Parse(from)
+	b, other := version.Parse(to)
+	if err == nil && other == nil && a.MinorDistance(b) == 0 && f.cutAt == pointEtcd { // patches of a minor have the same etcd
+		return nil
+	}
+	return f.placed
+}
+
+// pointEtcd is where kubeadm replaces etcd.
+const pointEtcd = "upgrade-etcd"
 
 // Kinds of machines with a fault: all, or those that run programs.
 var (
@@ -82,15 +108,15 @@ func always(spec string) func(string) string { return func(string) string { retu
 // faults are all faults, by name. Users see the descriptions.
 var faults = []fault{
 	{
-		name: "api-429", does: "half of all cloud API calls fail with 429", machines: everywhere, anywhere: true, lasts: true,
+		name: "api-429", does: "half of all cloud API calls fail with 429", machines: everywhere, anywhere: true, lasts: true, placed: perUpgrade,
 		happen: ofCloud(always("api-429=0.5")),
 	},
 	{
-		name: "api-500", does: "half of all cloud API calls fail with 500", machines: everywhere, anywhere: true, lasts: true,
+		name: "api-500", does: "half of all cloud API calls fail with 500", machines: everywhere, anywhere: true, lasts: true, placed: perUpgrade,
 		happen: ofCloud(always("api-500=0.5")),
 	},
 	{
-		name: "api-latency", does: "each cloud API call takes a second longer", machines: everywhere, anywhere: true, lasts: true,
+		name: "api-latency", does: "each cloud API call takes a second longer", machines: everywhere, anywhere: true, lasts: true, placed: perUpgrade,
 		happen: ofCloud(always("api-latency=1s")),
 	},
 	{
@@ -98,7 +124,7 @@ var faults = []fault{
 		at: []string{pointBegun, pointIntent}, happen: ofCloud(always("create-timeout=1")),
 	},
 	{
-		name: "describe-lag", does: "the cloud API returns data that is up to 3 s old", machines: everywhere, anywhere: true, lasts: true,
+		name: "describe-lag", does: "the cloud API returns data that is up to 3 s old", machines: everywhere, anywhere: true, lasts: true, placed: perUpgrade,
 		happen: ofCloud(always("describe-lag=3s")),
 	},
 	{
@@ -110,11 +136,11 @@ var faults = []fault{
 		at: []string{pointRequested}, happen: ofCloud(func(on string) string { return "never-join=" + on }),
 	},
 	{
-		name: "operator-killed", does: "the process of the operator is killed", machines: everywhere, anywhere: true,
+		name: "operator-killed", does: "the process of the operator is killed", machines: everywhere, anywhere: true, placed: perUpgrade,
 		happen: func(ctx context.Context, x *run, _ string, _ func()) error { return x.site.killOperator(ctx) },
 	},
 	{
-		name: "partial-list", does: "every third machine list silently lacks one machine", machines: everywhere, anywhere: true, lasts: true,
+		name: "partial-list", does: "every third machine list silently lacks one machine", machines: everywhere, anywhere: true, lasts: true, placed: perUpgrade,
 		happen: ofCloud(always("partial-list=0.3")),
 	},
 	{
@@ -127,59 +153,89 @@ var faults = []fault{
 	},
 	{
 		name: "console-killed", does: "the console that upgrades is killed, and its command is repeated", machines: running, anywhere: true,
-		at:     []string{pointBegun, pointKubeadm, pointIntent, pointCordoned},
+		at: []string{pointBegun, pointKubeadm, pointIntent, pointCordoned}, placed: []string{pointBegun, pointKubeadm, pointScheduled, pointUpgrading},
 		happen: func(ctx context.Context, x *run, _ string, _ func()) error { return x.site.killConsole(ctx) },
 	},
 	{
 		name: "power-cut", does: "a machine loses power for a moment, and boots again", machines: running,
-		at: ofMachines, excuses: hurt,
+		at: ofMachines, placed: ofNodes, excuses: hurt,
 		happen: func(ctx context.Context, x *run, on string, _ func()) error { return x.power(ctx, on) },
 	},
 	{
 		name: "power-cut-etcd", does: "a control plane loses its power when kubeadm replaces its etcd", machines: running,
-		at: []string{pointKubeadm}, excuses: hurt, cutAt: "upgrade-etcd", happen: inUpgrade("power-cut-etcd"),
+		at: []string{pointKubeadm}, placed: []string{pointKubeadm}, excuses: hurt, cutAt: pointEtcd, happen: inUpgrade("power-cut-etcd"),
 	},
 	{
 		name: "power-cut-api-server", does: "a control plane loses its power when kubeadm replaces its API server", machines: running,
-		at: []string{pointKubeadm}, excuses: hurt, cutAt: "upgrade-api-server", happen: inUpgrade("power-cut-api-server"),
+		at: []string{pointKubeadm}, placed: []string{pointKubeadm}, excuses: hurt, cutAt: "upgrade-api-server", happen: inUpgrade("power-cut-api-server"),
 	},
 	ofMachine("frozen", "all processes of a machine stop", running),
 	ofMachine("isolated", "a machine loses all network connectivity", []string{real}),
-	ofMachine("tpm-hangs", "a machine's TPM does not respond", running),
+	noNode(ofMachine("tpm-hangs", "a machine's TPM does not respond", running)),
 	ofMachine("disk-full", "the directories of a machine's programs are full", []string{real}),
 	ofMachine("disk-read-only", "the directories of a machine's programs are read-only", []string{real}),
 	{
 		name: "cut-to-cloud", does: "packets from a machine to its cloud and the load balancer are dropped; packets from them arrive", machines: []string{real}, lasts: true,
-		at: ofMachines, excuses: hurt, happen: ofCloud(func(on string) string { return "cut-to=" + on + ":cloud" }),
+		at: ofMachines, placed: ofNodes, excuses: hurt, happen: ofCloud(func(on string) string { return "cut-to=" + on + ":cloud" }),
 	},
 	{
 		name: "console-cut", does: "all connections between the console and the cluster stall", machines: running, anywhere: true, lasts: true,
-		at: []string{pointBegun, pointKubeadm, pointIntent, pointCordoned}, excuses: unseen, happen: ofCloud(always("console-cut")),
+		at: []string{pointBegun, pointKubeadm, pointIntent, pointCordoned}, placed: []string{pointBegun, pointKubeadm, pointScheduled, pointUpgrading},
+		excuses: unseen, happen: ofCloud(always("console-cut")),
 	},
 	{
 		name: "component-corrupt", does: "the downloaded kubelet has one changed byte", machines: running, anywhere: true, lasts: true,
-		at: []string{pointKubeadm, pointIntent, pointRequested}, happen: ofCloud(always("component-corrupt=kubelet")),
+		at: []string{pointKubeadm, pointIntent, pointRequested}, placed: []string{pointBegun, pointKubeadm, pointScheduled, pointCordoned}, happen: ofCloud(always("component-corrupt=kubelet")),
 	},
 	{
 		name: "component-truncate", does: "downloads of the kubelet end after half of it", machines: running, anywhere: true, lasts: true,
-		at: []string{pointKubeadm, pointIntent, pointRequested}, happen: ofCloud(always("component-truncate=kubelet")),
+		at: []string{pointKubeadm, pointIntent, pointRequested}, placed: []string{pointBegun, pointKubeadm, pointScheduled, pointCordoned}, happen: ofCloud(always("component-truncate=kubelet")),
 	},
 	{
 		name: "registry-empty", does: "the image registry has no images", machines: []string{real}, anywhere: true, lasts: true,
-		at: []string{pointKubeadm, pointRequested, pointAdopted}, happen: ofCloud(always("registry-empty")),
+		at: []string{pointKubeadm, pointRequested, pointAdopted}, placed: []string{pointBegun, pointKubeadm}, happen: ofCloud(always("registry-empty")),
 	},
 	{
 		name: "slow-disk", does: "each fsync of a control plane's etcd takes 300 ms longer", machines: []string{real}, lasts: true, ofDisk: true,
-		at: ofMachines, excuses: hurt, happen: ofCloud(func(on string) string { return "slow-disk=" + on + ":300ms" }),
+		at: ofMachines, placed: []string{pointKubeadm}, excuses: hurt, happen: ofCloud(func(on string) string { return "slow-disk=" + on + ":300ms" }),
 	},
 	{
 		name: "lost-writes", does: "a control plane loses power for a moment, and all data that its etcd wrote without fsync", machines: []string{real}, ofDisk: true,
-		at: ofMachines, excuses: hurt, happen: losing("lost-writes"),
+		at: ofMachines, placed: []string{pointKubeadm}, excuses: hurt, happen: losing("lost-writes"),
 	},
 	{
 		name: "torn-writes", does: "a control plane loses power for a moment, and half of the pages that its etcd wrote without fsync", machines: []string{real}, ofDisk: true,
-		at: ofMachines, excuses: hurt, happen: losing("torn-writes"),
+		at: ofMachines, placed: []string{pointKubeadm}, excuses: hurt, happen: losing("torn-writes"),
 	},
+	// Of upgrades in place alone. Their order decides what seeds of these drills mean.
+	{
+		name: "agent-killed", does: "the process of a node's agent is killed", machines: running, at: []string{},
+		placed: []string{pointKubeadm, pointUpgrading, pointApplying, pointUpgraded}, happen: killing("agent"),
+	},
+	{
+		name: "relay-killed", does: "the process between the operator and a node's agent is killed", machines: running, at: []string{},
+		placed: []string{pointCordoned, pointUpgrading, pointApplying}, happen: killing("relay"),
+	},
+	inStage("power-cut-download", "a node loses its power while its agent downloads kubeadm", "download-kubeadm"),
+	inStage("power-cut-node", "a node loses its power when its agent runs kubeadm", "run-kubeadm"),
+	inStage("power-cut-kubelet", "a node loses its power while its agent downloads the kubelet", "download-kubelet"),
+}
+
+// killing kills a process on a machine.
+func killing(program string) func(context.Context, *run, string, func()) error {
+	return func(ctx context.Context, x *run, on string, _ func()) error { return x.site.kill(ctx, on, program) }
+}
+
+// inStage cuts the power of a node in a stage of its agent's upgrade. The cut is requested when the
+// node is cordoned, since stages are shorter than their observation.
+func inStage(name, does, point string) fault {
+	return fault{
+		name: name, does: does, machines: running, at: []string{}, placed: []string{pointCordoned}, excuses: hurt,
+		happen: func(_ context.Context, x *run, on string, _ func()) error {
+			_, err := x.cutAt(x.ahead, on, point)
+			return err
+		},
+	}
 }
 
 // diskThatCanFail is the fault by which all machines of a sandbox get a faulty disk.
@@ -189,21 +245,29 @@ const diskThatCanFail = "slow-disk=1:1ns"
 var (
 	// ofMachines are the points at which a machine can get a fault. Machines in deletion are excluded.
 	ofMachines = []string{pointKubeadm, pointAdopted, pointReady, pointCordoned}
+	// ofNodes are those of a node that is upgraded in place.
+	ofNodes = []string{pointKubeadm, pointScheduled, pointCordoned, pointUpgrading, pointApplying, pointUpgraded}
 	// unseen are rules that need two views, of which a fault makes one stale.
 	unseen = []recorder.Rule{
 		recorder.ReadyFloor, recorder.Pairs, recorder.LeaseMoved, recorder.EtcdVoters, recorder.WorkersLast, recorder.AutoscalerPaused, recorder.MachineTracked, recorder.VersionSkew,
 	}
 	// hurt are rules that a faulty machine breaks regardless of the operator, and
 	// those that cannot be evaluated if it is the control plane.
-	hurt = append([]recorder.Rule{recorder.ServiceAnswers}, unseen...)
+	hurt = append([]recorder.Rule{recorder.ServiceAnswers, recorder.BudgetKept}, unseen...)
 )
 
 // ofMachine is a temporary fault of a machine.
 func ofMachine(name, does string, machines []string) fault {
 	return fault{
-		name: name, does: does, machines: machines, at: ofMachines, lasts: true, excuses: hurt,
+		name: name, does: does, machines: machines, at: ofMachines, placed: ofNodes, lasts: true, excuses: hurt,
 		happen: ofCloud(func(on string) string { return name + "=" + on }),
 	}
+}
+
+// noNode keeps a fault out of upgrades in place, which do not notice it.
+func noNode(f fault) fault {
+	f.placed = nil
+	return f
 }
 
 // losing cuts the power of a machine whose disk then loses data.
@@ -375,7 +439,7 @@ func (d *Drills) Faults() []engine.DrillFault {
 	out := make([]engine.DrillFault, len(faults))
 	for i := range faults {
 		f := &faults[i]
-		out[i] = engine.DrillFault{Name: f.name, Does: f.does, Machines: f.machines, Points: f.points(f.machines[0], false)}
+		out[i] = engine.DrillFault{Name: f.name, Does: f.does, Machines: f.machines, Points: f.points(f.machines[0], false), InPlacePoints: f.placed}
 	}
 	return out
 }

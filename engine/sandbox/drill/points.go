@@ -17,10 +17,19 @@ const (
 	pointCordoned  = "cordoned"  // a node will be drained; on that node
 	pointBound     = "bound"     // the machine to delete is decided; on its node
 	pointGoing     = "going"     // the cloud deletes a machine; on that machine
+
+	// Of upgrades in place.
+	pointScheduled = "scheduled" // a node will be upgraded in place; on that node
+	pointUpgrading = "upgrading" // its agent has begun; on that node
+	pointApplying  = "applying"  // its agent runs kubeadm, or has; on that node
+	pointUpgraded  = "upgraded"  // its new components are recorded; on that node
 )
 
 // perNode are the points that each replacement has.
 var perNode = []string{pointIntent, pointRequested, pointAdopted, pointReady, pointCordoned, pointBound, pointGoing}
+
+// perUpgrade are the points that each upgrade in place has.
+var perUpgrade = []string{pointScheduled, pointCordoned, pointUpgrading, pointApplying, pointUpgraded}
 
 // at is a reached point, and its subject.
 type at struct {
@@ -34,9 +43,12 @@ type seen struct {
 	begun bool
 	known map[string]bool // point and whom it was about
 	count map[string]int
+	had   map[string]string // components that a Node had first, by UID
 }
 
-func newSeen() *seen { return &seen{known: map[string]bool{}, count: map[string]int{}} }
+func newSeen() *seen {
+	return &seen{known: map[string]bool{}, count: map[string]int{}, had: map[string]string{}}
+}
 
 // points returns those that an entry is the first to show.
 func (s *seen) points(e *recorder.Entry) (reached []at) {
@@ -69,6 +81,15 @@ func (s *seen) points(e *recorder.Entry) (reached []at) {
 				reach(pointBound, f.Token, f.Node)
 			}
 		}
+		if !f.Gone && f.Goal == "Upgrade" {
+			reach(pointScheduled, f.Node, f.Node)
+			if f.Phase != "" {
+				reach(pointUpgrading, f.Node, f.Node)
+			}
+			if f.Phase == "apply" || f.Phase == "done" {
+				reach(pointApplying, f.Node, f.Node)
+			}
+		}
 	case *recorder.Machines:
 		for _, m := range f.List {
 			if m.Token != "" {
@@ -88,6 +109,12 @@ func (s *seen) points(e *recorder.Entry) (reached []at) {
 			}
 			if f.CordonedByUs {
 				reach(pointCordoned, f.UID, f.Name)
+			}
+			if _, known := s.had[f.UID]; !known {
+				s.had[f.UID] = f.Components
+			}
+			if f.InPlace && f.Components != s.had[f.UID] {
+				reach(pointUpgraded, f.UID, f.Name)
 			}
 		}
 	}

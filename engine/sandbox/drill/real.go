@@ -113,6 +113,17 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 	if err != nil {
 		return nil, err
 	}
+	var killUnit func(ctx context.Context, machine, program string) error
+	var runs func(ctx context.Context) []recorder.Run
+	how := ""
+	if spec.InPlace {
+		how = "in place, "
+		if err := keepMachines(ctx, access); err != nil {
+			return nil, err
+		}
+		killUnit = func(ctx context.Context, name, program string) error { return killProgram(ctx, host, name, program) }
+		runs = func(ctx context.Context) []recorder.Run { return lastRuns(ctx, box, host) }
+	}
 	kill := func(ctx context.Context) error { return killLeader(ctx, api, host) }
 	var cannot []recorder.Rule
 	if kind == simulated { // simulated Services have no reachable address, and the host name is this computer's
@@ -129,7 +140,7 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 	}
 	return &site{
 		kubernetes:    vs.kubernetesTo,
-		what:          fmt.Sprintf("%s and %d workers, %s machines, %s", planes, workers, kind, vs),
+		what:          fmt.Sprintf("%s and %d workers, %s machines, %s%s", planes, workers, kind, how, vs),
 		controlPlanes: names, limit: 15*time.Minute + time.Duration(spec.ControlPlanes)*5*time.Minute, // one is replaced after the other
 		cluster: access, cloud: box, host: host, service: service, unseen: cannot, nameless: kind == simulated,
 		limits: recorder.Limits{Join: 3 * time.Minute},
@@ -149,6 +160,8 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 		},
 		killOperator: kill,
 		killConsole:  con.kill,
+		kill:         killUnit,
+		runs:         runs,
 		power: func(ctx context.Context, name string) error {
 			id := sandboxapi.ProviderID(info.Name, name)
 			return errors.Join(box.StopInstance(ctx, id), box.RebootInstance(ctx, id))

@@ -81,6 +81,9 @@ func versionsOf(kind string, spec engine.DrillSpec) (v versions, err error) {
 	if kind == hollow && from.Equal(to) {
 		return v, usage(errors.New("hollow machines are only replaced for another version of Kubernetes"))
 	}
+	if spec.InPlace && from.Equal(to) {
+		return v, usage(errors.New("nodes are only upgraded in place to another version of Kubernetes"))
+	}
 	catalogue, err := release.Load(assets.Releases())
 	if err != nil {
 		return v, &plan.Error{Op: op, Err: err}
