@@ -16,6 +16,7 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/build"
+	"constellation/engine/sandbox/machine"
 	"constellation/internal/testneeds"
 )
 
@@ -114,7 +115,7 @@ func TestEnrolledMachinesWithTPMs(t *testing.T) {
 
 // changesFirmware has a member's TPM measure something else, which the status of its cluster reports until its
 // administrator ends that.
-func (c *cloud) changesFirmware(a *cloud, machine string) {
+func (c *cloud) changesFirmware(a *cloud, name string) {
 	t := c.t
 	t.Helper()
 	a.eventually(2*time.Minute, "the registers of all machines are recorded", func(out string) bool {
@@ -127,20 +128,19 @@ func (c *cloud) changesFirmware(a *cloud, machine string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	socket := filepath.Join(dirs.State, "sandbox", c.name(), "m", machine, "tpm", "port", "tpm.sock")
+	tpm := filepath.Join(dirs.State, "sandbox", c.name(), "m", name, "tpm", "port")
 	change := []attestation.MeasuredEvent{{PCR: 7, Digest: bytes.Repeat([]byte{7}, 32), Description: "other keys of Secure Boot"}}
-	// The TPM serves one client at a time.
-	if err := attestationtest.Measure(t.Context(), "unix:"+socket, filepath.Join(t.TempDir(), "log"), change); err != nil {
+	if err := attestationtest.Measure(t.Context(), "unix:"+filepath.Join(tpm, "tpm.sock"), filepath.Join(tpm, machine.EventLogName), change); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
 	a.eventually(2*time.Minute, "the change is recorded", func(out string) bool { return strings.Contains(out, `"changed":[7]`) },
-		"-n", "constellation-system", "get", "configmap", machines.RegistersConfigMap, "-o", "jsonpath={.data."+machine+"}")
+		"-n", "constellation-system", "get", "configmap", machines.RegistersConfigMap, "-o", "jsonpath={.data."+name+"}")
 	t.Logf("a change of register 7 was recorded after %s", time.Since(began).Round(time.Second))
-	if s := a.run(time.Minute, "status").want(plan.ExitDone).stdout; !strings.Contains(s, "another boot") || !strings.Contains(s, machine) {
+	if s := a.run(time.Minute, "status").want(plan.ExitDone).stdout; !strings.Contains(s, "another boot") || !strings.Contains(s, name) {
 		t.Errorf("after the change:\n%s", s)
 	}
-	a.kubectl("-n", "constellation-system", "patch", "configmap", machines.RegistersConfigMap, "--type", "merge", "-p", `{"data":{"`+machine+`":null}}`)
+	a.kubectl("-n", "constellation-system", "patch", "configmap", machines.RegistersConfigMap, "--type", "merge", "-p", `{"data":{"`+name+`":null}}`)
 	if s := a.run(time.Minute, "status").want(plan.ExitDone).stdout; strings.Contains(s, "another boot") {
 		t.Errorf("after its end:\n%s", s)
 	}
