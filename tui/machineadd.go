@@ -236,11 +236,18 @@ func (a *adding) begin(v *inventory, reach sshhost.Options) (*addition, error) {
 	if x.vendors, err = a.vendors(); err != nil {
 		return nil, err
 	}
-	x.needs = needsOf(v.ws, x.as.Group)
+	x.needs = a.needsOf(v.ws, x.as.Group)
 	if _, err = x.ws.RehearseEnrolment(); err != nil {
 		return nil, err
 	}
 	return x, nil
+}
+
+// needsOf are what the check of machines to add is for.
+func (a *adding) needsOf(ws *workspace.Workspace, role workspace.Role) machinecheck.Needs {
+	n := needsOf(ws, role)
+	n.TPM = a.tpm
+	return n
 }
 
 // check checks the machines. It returns an error if one cannot be added.

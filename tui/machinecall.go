@@ -285,7 +285,7 @@ func runMachineCall(ctx context.Context, s *session, a *adding, args []string) e
 	if err != nil {
 		return err
 	}
-	all := &addition{adding: a, inventory: v, needs: needsOf(v.ws, as.Group), machines: list, vendors: vendors}
+	all := &addition{adding: a, inventory: v, needs: a.needsOf(v.ws, as.Group), machines: list, vendors: vendors}
 	if err := all.alone(e); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -143,7 +144,22 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 
 // needsOf are what the check of a machine is for: a role in the cluster of a workspace.
 func needsOf(ws *workspace.Workspace, role workspace.Role) machinecheck.Needs {
-	return machinecheck.Needs{Role: role, CA: ownCA(ws), Balancer: ownBalancer(ws)}
+	return machinecheck.Needs{Role: role, CA: ownCA(ws), Balancer: ownBalancer(ws), TPMs: ownTPMs(ws)}
+}
+
+// ownTPMs are the TPMs of the workspace's machines, by address.
+func ownTPMs(ws *workspace.Workspace) map[netip.Addr]string {
+	l, err := ws.MachineList()
+	if err != nil {
+		return nil
+	}
+	out := map[netip.Addr]string{}
+	for _, m := range l.Machines {
+		if ip, err := netip.ParseAddr(m.Address); err == nil && m.TPM != "" {
+			out[ip] = m.TPM
+		}
+	}
+	return out
 }
 
 // ownCA is the digest of the certificate authority of the workspace's cluster, whose nodes are recognised by it.

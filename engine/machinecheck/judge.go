@@ -22,6 +22,10 @@ type Needs struct {
 	CA string
 	// Balancer is what a control plane is to have besides; nil: nothing.
 	Balancer *Balancer
+	// TPM is the address of the TPM that the machine is to use, such as unix:/run/tpm.sock; empty, auto and none name no
+	// other one than the kernel's. TPMs are those of enrolled machines, by address.
+	TPM  string
+	TPMs map[netip.Addr]string
 }
 
 // Limits of a judgement. Memory and cores of a control plane are those of kubeadm's own preflight.
@@ -565,9 +569,18 @@ func (j *judge) network() {
 }
 
 func (j *judge) tpm() {
-	if j.f.TPM == "" || j.f.TPM == "1" {
-		j.add(plan.Info, "machine-tpm", plan.Finding{Title: "the kernel of the machine has no TPM 2.0: the machine is attested only if --tpm of `machine add` names another one"})
+	if j.f.TPM != "" && j.f.TPM != "1" {
+		return
 	}
+	other := j.n.TPM
+	for _, p := range j.f.Addresses {
+		other = cmp.Or(other, j.n.TPMs[p.Addr()])
+	}
+	title := "the kernel of the machine has no TPM 2.0: the machine is attested only if --tpm of `machine add` names another one"
+	if strings.HasPrefix(other, "unix:") {
+		title = "the kernel of the machine has no TPM 2.0; the one at " + other + " is used"
+	}
+	j.add(plan.Info, "machine-tpm", plan.Finding{Title: title})
 }
 
 // Together returns findings about machines that must differ, keyed by their index in list. names are

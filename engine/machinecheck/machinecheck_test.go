@@ -6,6 +6,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -259,6 +260,28 @@ func TestContainerd(t *testing.T) {
 		if got := parse(t, recorded(t, "debian12.txt", edits...)).Containerd; got == nil || !slices.Equal(got.PluginFolders, tt.want.PluginFolders) || got.Source != tt.want.Source || got.CRI != tt.want.CRI || got.Runtime != tt.want.Runtime || got.SystemdCgroup != tt.want.SystemdCgroup {
 			t.Errorf("%s: %+v, want %+v of\n%s", tt.name, got, tt.want, out)
 		}
+	}
+}
+
+func TestTPMOutsideOfTheKernelIsNamed(t *testing.T) {
+	f := parse(t, recorded(t, "debian12.txt", "tpm -"))
+	const other = "unix:/run/tpm/sock"
+	for _, tt := range []struct {
+		name, want string
+		needs      Needs
+	}{
+		{name: "it is chosen", want: other, needs: Needs{TPM: other}},
+		{name: "the machine is enrolled with it", want: other, needs: Needs{TPMs: map[netip.Addr]string{f.Addresses[0].Addr(): other}}},
+		{name: "another machine is enrolled with it", want: "only if --tpm", needs: Needs{TPMs: map[netip.Addr]string{netip.MustParseAddr("192.0.2.1"): other}}},
+		{name: "that of the kernel is chosen", want: "only if --tpm", needs: Needs{TPM: "/dev/tpmrm0"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.needs.Role = cloud.Worker
+			found := Judge(f, tt.needs)
+			if len(found) != 1 || found[0].ID != "machine-tpm" || !strings.Contains(found[0].Title, tt.want) {
+				t.Errorf("findings %+v", found)
+			}
+		})
 	}
 }
 
