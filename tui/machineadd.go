@@ -156,25 +156,16 @@ type addReport struct {
 	Refused []callhome.Refusal `json:"refused,omitempty"`
 }
 
-// request validates the flags.
+// request validates the flags of machines with a login.
 func (a *adding) request() ([]sshhost.Target, error) {
-	usage := func(err error, remedy string) ([]sshhost.Target, error) {
-		return nil, &plan.Error{Op: "read flags", Err: err, Remedy: remedy, Exit: plan.ExitUsage}
-	}
 	targets, err := a.ssh.targets()
 	if err != nil {
 		return nil, err
 	}
 	if len(targets) > 1 && (a.name != "" || a.address != "") {
-		return usage(errors.New("--name and --address are of one machine, and --ssh names several"), "add this machine alone")
+		return nil, badFlag(errors.New("--name and --address are of one machine, and --ssh names several"), "add this machine alone")
 	}
-	if a.name != "" && !workspace.ValidMachineName(a.name) {
-		return usage(fmt.Errorf("--name %q cannot name a node", a.name), "use at most 253 of a-z, 0-9, - and .")
-	}
-	if _, err := netip.ParseAddr(a.address); a.address != "" && err != nil {
-		return usage(fmt.Errorf("--address %q is no IP address", a.address), "write the address without a port")
-	}
-	return targets, nil
+	return targets, cmp.Or(a.invalid("--name"), a.invalid("--address"))
 }
 
 // addition is one run of `machine add`, by the verb or by the console.
@@ -206,14 +197,10 @@ func (a *adding) vendors() (*x509.CertPool, error) {
 
 // common validates the flags of all machines, and returns what they have in common as a row of the configuration.
 func (a *adding) common() (m workspace.Machine, err error) {
-	usage := func(err error, remedy string) (workspace.Machine, error) {
-		return m, &plan.Error{Op: "read flags", Err: err, Remedy: remedy, Exit: plan.ExitUsage}
-	}
-	if a.tpm != "auto" && a.tpm != "none" && !workspace.ValidTPM(a.tpm) {
-		return usage(fmt.Errorf("--tpm %q is no TPM", a.tpm), "write auto, none, /dev/tpmrm0, or unix: and a socket in a folder of /run or /var/lib whose name contains tpm")
-	}
-	if a.proxy != "" && !enrol.ValidProxy(a.proxy) {
-		return usage(errors.New("--proxy is no address of an HTTP proxy"), "write it as http://HOST:PORT, without a password: files of the machine would show it")
+	for _, flag := range []string{"--tpm", "--proxy", "--packages"} {
+		if err := a.invalid(flag); err != nil {
+			return m, err
+		}
 	}
 	if m.Group, err = machinecheck.ParseRole(a.group); err != nil {
 		return m, err

@@ -45,9 +45,7 @@ func callFlags(cmd *cobra.Command, c *calling, verb string) {
 
 // wanted returns whether machines call, and an error for flags that do not go together.
 func (c *calling) wanted(cmd *cobra.Command) (bool, error) {
-	usage := func(format, remedy string, args ...any) error {
-		return &plan.Error{Op: "read flags", Err: fmt.Errorf(format, args...), Remedy: remedy, Exit: plan.ExitUsage}
-	}
+	usage := func(format, remedy string, args ...any) error { return badFlag(fmt.Errorf(format, args...), remedy) }
 	set := func(names ...string) string {
 		for _, n := range names {
 			if f := cmd.Flags().Lookup(n); f != nil && f.Changed {
@@ -72,24 +70,16 @@ func (c *calling) wanted(cmd *cobra.Command) (bool, error) {
 	if c.printCommand && c.cloudInit {
 		return false, usage("--print-command and --cloud-init exclude each other", "leave one of them out")
 	}
-	if _, err := netip.ParseAddr(c.source); c.source != "" && err != nil {
-		return false, usage("--source %q is no IP address", "write the address without a port", c.source)
-	}
-	if c.validFor < time.Minute || c.validFor > 24*time.Hour {
-		return false, usage("--valid-for is %s, want 1m to 24h", "omit it for the default", c.validFor)
-	}
-	return true, nil
+	return true, cmp.Or(c.invalid("--source"), c.invalid("--valid-for"))
 }
 
 // waiting is a console that waits for machines that call.
 type waiting struct {
-	s    *session
-	c    *calling
-	live *enrolTable
-	// text gets the commands, notes what happens meanwhile.
-	text, notes io.Writer
-	machines    []callhome.Machine
-	programs    map[string]string
+	s        *session
+	c        *calling
+	show     waitingView
+	machines []callhome.Machine
+	programs map[string]string
 	// work works on a machine that called.
 	work func(ctx context.Context, i int, h *callhome.Host) (lines []string, err error)
 
@@ -98,12 +88,20 @@ type waiting struct {
 	refusals []callhome.Refusal
 }
 
+// waitingView shows what happens while a console waits. Its methods are called from several goroutines.
+type waitingView interface {
+	// listening shows the commands, before anything else happens.
+	listening(w *waiting, l *callhome.Listener)
+	// step is a step of the i-th machine, which called. ended is the end of its work; it can call again after an error.
+	step(i int, s enrol.Step)
+	ended(i int, err error)
+	// note is a line about something that happened.
+	note(line string)
+}
+
 // newWaiting returns a console that waits for no machine yet.
-func newWaiting(s *session, c *calling, f format, programs string) (w *waiting, err error) {
-	w = &waiting{s: s, c: c, live: &enrolTable{t: s.liveTable()}, text: s.out, notes: s.Stderr}
-	if f == asJSON {
-		w.text = s.Stderr
-	}
+func newWaiting(s *session, c *calling, show waitingView, programs string) (w *waiting, err error) {
+	w = &waiting{s: s, c: c, show: show}
 	w.programs, err = bootstrappers(s, programs)
 	return w, err
 }
@@ -114,49 +112,43 @@ func (w *waiting) expect(m workspace.Machine, work string) error {
 	if err != nil {
 		return err
 	}
-	w.live.names = append(w.live.names, m.Name)
 	w.machines = append(w.machines, callhome.Machine{Name: m.Name, Address: from.Unmap(), Work: work})
 	return nil
 }
 
-// run prints the commands and waits until each machine is done or its token expired.
+// text is what the i-th machine needs: a command, or user data. It contains the token.
+func (w *waiting) text(l *callhome.Listener, i int) string {
+	if w.c.cloudInit {
+		return l.CloudInit(i)
+	}
+	return l.Command(i)
+}
+
+// run shows the commands and waits until each machine is done or its token expired.
 func (w *waiting) run(ctx context.Context) error {
 	l, err := callhome.Listen(ctx, callhome.Options{Listen: w.c.listen, Machines: w.machines, Programs: w.programs, ValidFor: w.c.validFor, Now: w.s.Now})
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	until := l.Expires().UTC().Format("15:04 UTC")
-	for i, m := range w.machines {
-		if w.c.cloudInit {
-			fmt.Fprint(w.text, l.CloudInit(i))
-			continue
-		}
-		fmt.Fprintf(w.notes, "Run this as root on %s (%s). It is valid until %s, and once.\n\n", m.Name, m.Address, until)
-		fmt.Fprintln(w.text, l.Command(i))
-	}
+	w.show.listening(w, l)
 	w.results = make([]error, len(w.machines))
 	for i, m := range w.machines {
-		w.results[i] = &plan.Error{Op: "wait for " + m.Name, Err: fmt.Errorf("it did not call until %s", until), Remedy: "repeat the command for a new token, such as with --valid-for 2h"}
+		w.results[i] = &plan.Error{Op: "wait for " + m.Name, Err: fmt.Errorf("it did not call until %s", clock(l.Expires())), Remedy: "repeat the command for a new token, such as with --valid-for 2h"}
 	}
-	idle := fmt.Sprintf("waiting at %s until %s", l.Console(0), until)
-	fmt.Fprintf(w.notes, "%s for %s; Ctrl-C ends it, and makes the command worthless\n", idle, words.Count(len(w.machines), "machine"))
-	w.live.all(idle)
 	l.Serve(ctx, callhome.Events{
 		Work: func(ctx context.Context, i int, h *callhome.Host) ([]string, error) {
-			w.note(fmt.Sprintf("%s called from %s", w.machines[i].Name, h.Target()))
+			w.show.note(fmt.Sprintf("%s called from %s", w.machines[i].Name, h.Target()))
 			lines, err := w.work(ctx, i, h)
 			w.mu.Lock()
 			w.results[i] = err
 			w.mu.Unlock()
+			w.show.ended(i, err)
 			if err != nil {
-				w.live.step(i, enrol.Step{Title: idle})
-				w.note(fmt.Sprintf("%s: %v", w.machines[i].Name, err))
+				w.show.note(fmt.Sprintf("%s: %v", w.machines[i].Name, err))
 				if r := plan.Remedy(err); r != "" {
-					w.note("  " + r)
+					w.show.note("  " + r)
 				}
-			} else {
-				w.live.done(i, enrol.Result{})
 			}
 			return lines, err
 		},
@@ -164,25 +156,66 @@ func (w *waiting) run(ctx context.Context) error {
 			w.mu.Lock()
 			w.refusals = append(w.refusals, r)
 			w.mu.Unlock()
-			w.note(fmt.Sprintf("refused a call from %s: %s", r.From, r.Reason))
+			w.show.note(fmt.Sprintf("refused a call from %s: %s", r.From, r.Reason))
 		},
-		Expired: func(i int) { w.note(fmt.Sprintf("the token of %s expired", w.machines[i].Name)) },
+		Expired: func(i int) { w.show.note(fmt.Sprintf("the token of %s expired", w.machines[i].Name)) },
 	})
-	w.live.clear()
 	return nil
 }
 
-// note prints a line above the table.
-func (w *waiting) note(line string) {
-	w.live.around(func() { fmt.Fprintln(w.notes, term.Clean(line)) })
-}
+// clock is a time of this day.
+func clock(t time.Time) string { return t.UTC().Format("15:04 UTC") }
 
 // step shows a step at both ends.
 func (w *waiting) step(i int, h *callhome.Host) func(enrol.Step) {
 	return func(x enrol.Step) {
-		w.live.step(i, x)
+		w.show.step(i, x)
 		h.Say(x.Title)
 	}
+}
+
+// waitingText is the waitingView of a verb. text gets the commands, notes the rest.
+type waitingText struct {
+	live        *enrolTable
+	text, notes io.Writer
+	idle        string
+}
+
+func newWaitingText(s *session, f format) *waitingText {
+	v := &waitingText{live: &enrolTable{t: s.liveTable()}, text: s.out, notes: s.Stderr}
+	if f == asJSON {
+		v.text = s.Stderr
+	}
+	return v
+}
+
+func (v *waitingText) listening(w *waiting, l *callhome.Listener) {
+	for i, m := range w.machines {
+		v.live.names = append(v.live.names, m.Name)
+		if w.c.cloudInit {
+			fmt.Fprint(v.text, w.text(l, i))
+			continue
+		}
+		fmt.Fprintf(v.notes, "Run this as root on %s (%s). It is valid until %s, and once.\n\n", m.Name, m.Address, clock(l.Expires()))
+		fmt.Fprintln(v.text, w.text(l, i))
+	}
+	v.idle = fmt.Sprintf("waiting at %s until %s", l.Console(0), clock(l.Expires()))
+	fmt.Fprintf(v.notes, "%s for %s; Ctrl-C ends it, and makes the command worthless\n", v.idle, words.Count(len(w.machines), "machine"))
+	v.live.all(v.idle)
+}
+
+func (v *waitingText) step(i int, s enrol.Step) { v.live.step(i, s) }
+
+func (v *waitingText) ended(i int, err error) {
+	if err != nil {
+		v.live.step(i, enrol.Step{Title: v.idle})
+		return
+	}
+	v.live.done(i, enrol.Result{})
+}
+
+func (v *waitingText) note(line string) {
+	v.live.around(func() { fmt.Fprintln(v.notes, term.Clean(line)) })
 }
 
 // bootstrappers are those of each architecture that this console has.
@@ -209,7 +242,7 @@ func (a *adding) callers(args []string, role workspace.Machine) (list []workspac
 		return nil, &plan.Error{Op: "read arguments", Err: err, Remedy: remedy, Exit: plan.ExitUsage}
 	}
 	if len(args) == 0 {
-		return usage(errors.New("no machine is named"), "name it, with its address: constellation machine add worker-1 --address 10.0.0.12 --print-command")
+		return usage(errors.New("no machine is named"), "name it, with its address, as "+nameAddress+": worker-1=10.0.0.12")
 	}
 	if a.call.cloudInit && len(args) > 1 {
 		return usage(errors.New("--cloud-init is for one machine"), "run it for each machine; several may wait at the same time")
@@ -259,88 +292,117 @@ func unlisted(m workspace.Machine, have []workspace.Machine) error {
 
 // runMachineCall runs `machine add` for machines that call.
 func runMachineCall(ctx context.Context, s *session, a *adding, args []string) error {
-	as, err := a.common()
-	if err != nil {
-		return err
-	}
-	list, err := a.callers(args, as)
-	if err != nil {
-		return err
-	}
 	v, err := inventoryOf(s)
 	if err != nil {
 		return err
 	}
-	v.engine = sync.OnceValues(v.engine) // machines may call at the same time
-	e, err := v.ws.RehearseEnrolment()   // nothing is written before a machine called
+	show := newWaitingText(s, a.out)
+	x, err := a.beginCalls(v, args, show)
 	if err != nil {
 		return err
 	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	err = x.wait(ctx)
+	show.live.clear()
+	if ctx.Err() != nil || len(x.waiting.results) == 0 { // it was ended, or did not listen
+		return err
+	}
+	x.report.Refused = x.waiting.refusals
+	if a.out != asJSON { // stdout has the commands alone
+		defer func(o io.Writer) { s.out.w = o }(s.out.w)
+		s.out.w = s.Stderr
+	}
+	return a.print(s, &x.report, err)
+}
+
+// callers are machines to add that call.
+type callers struct {
+	*addition
+	waiting *waiting
+}
+
+// beginCalls validates flags, arguments and workspace. It writes nothing.
+func (a *adding) beginCalls(v *inventory, args []string, show waitingView) (*callers, error) {
+	as, err := a.common()
+	if err != nil {
+		return nil, err
+	}
+	list, err := a.callers(args, as)
+	if err != nil {
+		return nil, err
+	}
+	own := *v
+	own.engine = sync.OnceValues(v.engine) // machines may call at the same time
+	e, err := v.ws.RehearseEnrolment()     // nothing is written before a machine called
+	if err != nil {
+		return nil, err
+	}
 	for _, m := range list {
 		if err := unlisted(m, e.Machines); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	vendors, err := a.vendors()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	all := &addition{adding: a, inventory: v, needs: a.needsOf(v.ws, as.Group), machines: list, vendors: vendors}
-	if err := all.alone(e); err != nil {
-		return err
+	x := &callers{addition: &addition{adding: a, inventory: &own, needs: a.needsOf(v.ws, as.Group), machines: list, vendors: vendors}}
+	if err := x.alone(e); err != nil {
+		return nil, err
 	}
-	w, err := newWaiting(s, &a.call, a.out, a.programs)
-	if err != nil {
-		return err
+	if x.waiting, err = newWaiting(v.s, &a.call, show, a.programs); err != nil {
+		return nil, err
 	}
-	all.report = addReport{Schema: plan.Schema, Time: s.Now().UTC(), CLI: s.Release, Cluster: e.Cluster}
+	x.report = addReport{Schema: plan.Schema, Time: v.s.Now().UTC(), CLI: v.s.Release, Cluster: e.Cluster}
 	for _, m := range list {
-		err := w.expect(m, fmt.Sprintf("prepare this machine as %s, a %s of the cluster %s", m.Name, strings.ReplaceAll(string(as.Group), "-", " "), e.Cluster))
+		err := x.waiting.expect(m, fmt.Sprintf("prepare this machine as %s, a %s of the cluster %s", m.Name, strings.ReplaceAll(string(as.Group), "-", " "), e.Cluster))
 		if err != nil {
-			return err
+			return nil, err
 		}
-		all.report.Machines = append(all.report.Machines, view.AddedMachine{Machine: m.Address, Name: m.Name, Address: m.Address, Group: string(as.Group)})
+		x.report.Machines = append(x.report.Machines, view.AddedMachine{Machine: m.Address, Name: m.Name, Address: m.Address, Group: string(as.Group), Spare: m.Spare, Labels: m.Labels, Taints: m.Taints})
 	}
-	ctx, stop := s.signals(ctx)
-	defer stop()
-	w.work = func(ctx context.Context, i int, h *callhome.Host) ([]string, error) {
-		began := s.Now()
-		m, err := all.called(ctx, w, i, h)
-		if m.Took = s.Now().Sub(began).Round(time.Millisecond); err != nil {
-			m.Error, m.Remedy = err.Error(), plan.Remedy(err)
-		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		all.report.Machines[i] = m
-		lines := append(findingLines(m.Findings), m.Notes...)
-		if err == nil {
-			trust := "not attested: its key is in a file"
-			if m.Attested {
-				trust = "attested by its TPM"
-			}
-			lines = append(lines, "this machine is prepared as "+m.Name+", "+trust)
-		}
-		return lines, err
+	x.waiting.work = x.prepare
+	return x, nil
+}
+
+// prepare prepares the i-th machine, which called.
+func (x *callers) prepare(ctx context.Context, i int, h *callhome.Host) ([]string, error) {
+	began := x.s.Now()
+	m, err := x.called(ctx, x.waiting, i, h)
+	if m.Took = x.s.Now().Sub(began).Round(time.Millisecond); err != nil {
+		m.Error, m.Remedy = err.Error(), plan.Remedy(err)
 	}
-	if err := w.run(ctx); err != nil {
+	x.waiting.mu.Lock()
+	defer x.waiting.mu.Unlock()
+	x.report.Machines[i] = m
+	lines := append(findingLines(m.Findings), m.Notes...)
+	if err == nil {
+		trust := "not attested: its key is in a file"
+		if m.Attested {
+			trust = "attested by its TPM"
+		}
+		lines = append(lines, "this machine is prepared as "+m.Name+", "+trust)
+	}
+	return lines, err
+}
+
+// wait waits for the machines. Its error is that of machines that could not be added.
+func (x *callers) wait(ctx context.Context) error {
+	if err := x.waiting.run(ctx); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
 		return ended(ctx, "add")
 	}
 	var failed error
-	for i, err := range w.results {
+	for i, err := range x.waiting.results {
 		if err != nil {
-			all.report.Machines[i].Error, all.report.Machines[i].Remedy = err.Error(), plan.Remedy(err)
+			x.report.Machines[i].Error, x.report.Machines[i].Remedy = err.Error(), plan.Remedy(err)
 			failed = cmp.Or(failed, err)
 		}
 	}
-	all.report.Refused = w.refusals
-	if a.out != asJSON { // stdout has the commands alone
-		defer func(o io.Writer) { s.out.w = o }(s.out.w)
-		s.out.w = s.Stderr
-	}
-	return a.print(s, &all.report, all.failure(failed))
+	return x.failure(failed)
 }
 
 // ended is the error of a console that was stopped while it waited.
@@ -355,7 +417,7 @@ func ended(ctx context.Context, verb string) error {
 // called prepares the i-th of several machines, which called.
 func (all *addition) called(ctx context.Context, w *waiting, i int, h *callhome.Host) (view.AddedMachine, error) {
 	m, step := all.machines[i], w.step(i, h)
-	report := view.AddedMachine{Machine: h.Target().String(), Name: m.Name, Address: m.Address, Group: string(m.Group)}
+	report := view.AddedMachine{Machine: h.Target().String(), Name: m.Name, Address: m.Address, Group: string(m.Group), Spare: m.Spare, Labels: m.Labels, Taints: m.Taints}
 	have, err := all.ws.MachineList()
 	if err == nil {
 		err = unlisted(m, have.Machines) // another console may have enrolled it meanwhile
@@ -377,11 +439,9 @@ func (all *addition) called(ctx context.Context, w *waiting, i int, h *callhome.
 	x.results = []machinecheck.Result{x.s.Enrol.Check(ctx, h, x.needs)}
 	_, err = x.judge(ctx)
 	if report.Findings = x.results[0].Findings; err != nil {
-		w.live.around(func() {
-			for _, line := range findingLines(report.Findings) {
-				fmt.Fprintln(w.notes, term.Clean(m.Name+": "+line))
-			}
-		})
+		for _, line := range findingLines(report.Findings) {
+			w.show.note(m.Name + ": " + line)
+		}
 		return report, err
 	}
 	if x.machines, err = x.rows(x.results, x.targets, m, &workspace.Enrolment{Machines: have.Machines, Balancer: have.Balancer}); err != nil {
@@ -417,7 +477,8 @@ func (x *removal) waitForCall(ctx context.Context) error {
 	if err := x.confirm(x.s, x.name, x.target); err != nil {
 		return err
 	}
-	w, err := newWaiting(x.s, &x.call, x.out, x.programs)
+	show := newWaitingText(x.s, x.out)
+	w, err := newWaiting(x.s, &x.call, show, x.programs)
 	if err == nil {
 		err = w.expect(workspace.Machine{Name: x.name, Address: x.target.Host}, "reset this machine, "+x.name+", and restore what was changed for its cluster")
 	}
@@ -441,10 +502,11 @@ func (x *removal) waitForCall(ctx context.Context) error {
 		}
 		return append(slices.Concat(report.Changes, report.Notes), x.name+" is removed"), nil
 	}
-	if err := w.run(ctx); err != nil {
-		return err
-	}
+	err = w.run(ctx)
+	show.live.clear()
 	switch {
+	case err != nil:
+		return err
 	case ctx.Err() != nil:
 		return ended(ctx, "remove")
 	case w.results[0] != nil:

@@ -54,15 +54,18 @@ func newCallStage(t *testing.T) *callStage {
 	if err := os.WriteFile(e.bootstrapper, []byte("program"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	e.checkCaller = func(_ context.Context, m machinecheck.Machine, _ machinecheck.Needs) machinecheck.Result {
-		r := e.checked[0]
-		r.Machine = m.Target().String()
-		facts := *r.Facts
-		facts.Addresses = append(slices.Clone(facts.Addresses), addresses("127.0.0.1/8")...)
-		r.Facts = &facts
-		return r
-	}
+	e.checkCaller = e.checkLocalCaller
 	return e
+}
+
+// checkLocalCaller is the result of a check of a machine that calls from this computer.
+func (e *enrolStage) checkLocalCaller(_ context.Context, m machinecheck.Machine, _ machinecheck.Needs) machinecheck.Result {
+	r := e.checked[0]
+	r.Machine = m.Target().String()
+	facts := *r.Facts
+	facts.Addresses = append(slices.Clone(facts.Addresses), addresses("127.0.0.1/8")...)
+	r.Facts = &facts
+	return r
 }
 
 func (e *callStage) start(args ...string) {
@@ -90,10 +93,13 @@ func (e *callStage) call(printed string, i int) (lines string, err error) {
 	e.t.Helper()
 	var all []string
 	c := caller.Call{Print: func(line string) { all = append(all, line) }, Patience: time.Second}
-	for line := range strings.Lines(printed) {
+	for line := range strings.Lines(strings.ReplaceAll(printed, "\\\n", "")) {
+		if console, ok := strings.CutPrefix(strings.TrimLeft(line, " "), "console="); ok {
+			c.Console = strings.TrimSpace(console)
+		}
 		if f := strings.Fields(line); len(f) == 7 && f[0] == "echo" && f[4] == "call" {
 			if i--; i < 0 {
-				c.Token, c.Console, c.Pin = f[1], f[5], f[6]
+				c.Token, c.Pin = f[1], f[6]
 				break
 			}
 		}

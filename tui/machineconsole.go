@@ -1,10 +1,18 @@
 package tui
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
+	"constellation/engine/callhome"
 	"constellation/engine/enrol"
 	"constellation/engine/machinecheck"
 	"constellation/engine/plan"
@@ -52,10 +60,24 @@ func consoleMachines(s *session, eng Engine, ws *workspace.Workspace) *console.M
 			return v.logs(ctx, enrol.LogRequest{Machine: name, Lines: logLines, Follow: true}, reach, w)
 		},
 		Add: func(n console.NewMachines, ask console.Ask) (console.Addition, error) {
-			a := &adding{ssh: *sshOf(n.MachineLogin), group: n.Group, name: n.Name, address: n.Address, programs: n.Programs, tpm: n.TPM, tpmRoots: n.TPMRoots}
+			a := addingOf(n)
 			secrets := prompts(ask)
 			x, err := a.begin(v, a.ssh.asking(s, secrets))
 			return &consoleAddition{x, secrets}, err
+		},
+		Calls: func(n console.NewMachines) (console.Calls, error) {
+			x := &consoleCalls{}
+			var err error
+			x.callers, err = addingOf(n).beginCalls(v, n.Callers, x)
+			return x, err
+		},
+		Invalid: func(n console.NewMachines, flag string) error {
+			a := addingOf(n)
+			if flag == nameAddress {
+				_, err := a.callers(n.Callers, workspace.Machine{})
+				return err
+			}
+			return a.invalid(flag)
 		},
 		Remove: func(n console.Removing, ask console.Ask) (console.Removal, error) {
 			r := &removing{ssh: *sshOf(n.MachineLogin), gone: n.Gone, ignoreCluster: n.IgnoreCluster}
@@ -69,6 +91,16 @@ func consoleMachines(s *session, eng Engine, ws *workspace.Workspace) *console.M
 // sshOf returns the flags of a login.
 func sshOf(to console.MachineLogin) *sshOptions {
 	return &sshOptions{machines: to.Machines, key: to.Key, jump: to.Jump, hostKeys: to.HostKeys, sudo: to.Sudo, timeout: sshhost.DefaultTimeout}
+}
+
+// addingOf returns the flags of machines to add.
+func addingOf(n console.NewMachines) *adding {
+	d, _ := time.ParseDuration(n.ValidFor) // 0 is not valid
+	return &adding{
+		ssh: *sshOf(n.MachineLogin), group: n.Group, name: n.Name, address: n.Address, labels: n.Labels, taints: n.Taints, spare: n.Spare,
+		tpm: n.TPM, tpmRoots: n.TPMRoots, programs: n.Programs, packages: n.Packages, proxy: n.Proxy,
+		call: calling{printCommand: n.Way == console.ByCommand, cloudInit: n.Way == console.ByCloudInit, listen: n.Listen, source: n.Source, validFor: d},
+	}
 }
 
 // prompts are those of a console.
@@ -99,6 +131,75 @@ func (x *consoleAddition) Install(ctx context.Context, step func(int, enrol.Step
 	err := x.install(ctx, step, done)
 	return slices.Clone(x.report.Machines), err
 }
+
+// consoleCalls are machines that call a console, and the waitingView of the wait.
+type consoleCalls struct {
+	*callers
+	events console.CallEvents
+
+	mu    sync.Mutex
+	texts []string
+	files []string // that were saved
+	over  bool
+}
+
+// Wait is callers.wait.
+func (x *consoleCalls) Wait(ctx context.Context, e console.CallEvents) ([]view.AddedMachine, error) {
+	x.events = e
+	err := x.wait(ctx)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.over = true
+	for _, f := range x.files {
+		if gone := os.Remove(f); gone != nil && !errors.Is(gone, fs.ErrNotExist) {
+			err = cmp.Or(err, fmt.Errorf("delete a worthless command: %w", gone))
+		}
+	}
+	if len(x.waiting.results) == 0 { // it did not listen
+		return nil, err
+	}
+	return slices.Clone(x.report.Machines), err
+}
+
+// Save writes a text to a file in the workspace, and returns its name.
+func (x *consoleCalls) Save(i int) (string, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.over || i >= len(x.texts) {
+		return "", errors.New("nothing is printed for the machine")
+	}
+	name := x.machines[i].Name + "-command.sh"
+	if x.call.cloudInit {
+		name = x.machines[i].Name + "-user-data.yaml"
+	}
+	name = "constellation-" + name
+	path := x.ws.Path(name)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a console that was killed
+		return "", err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return "", err
+	}
+	x.files = append(x.files, path)
+	_, err = f.WriteString(x.texts[i])
+	return name, cmp.Or(err, f.Close())
+}
+
+func (x *consoleCalls) listening(w *waiting, l *callhome.Listener) {
+	out := console.Listening{At: l.Console(0), Until: l.Expires()}
+	for i := range w.machines {
+		out.Texts = append(out.Texts, w.text(l, i))
+	}
+	x.mu.Lock()
+	x.texts = out.Texts
+	x.mu.Unlock()
+	x.events.Listening(out)
+}
+
+func (x *consoleCalls) step(i int, s enrol.Step) { x.events.Step(i, s) }
+func (x *consoleCalls) ended(i int, err error)   { x.events.Ended(i, err) }
+func (x *consoleCalls) note(line string)         { x.events.Note(line) }
 
 // consoleRemoval is a removal for a console.
 type consoleRemoval struct {

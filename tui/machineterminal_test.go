@@ -2,6 +2,10 @@ package tui
 
 import (
 	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -54,6 +58,71 @@ func TestMachineIsAddedOnATerminal(t *testing.T) {
 	if got := e.machines(); len(got) > 0 {
 		t.Errorf("the configuration lists %+v", got)
 	}
+}
+
+// A user adds a machine that calls: the command works as it was written to a file, which is deleted. Esc makes it worthless.
+func TestMachineThatCallsIsAddedOnATerminal(t *testing.T) {
+	e := newCallStage(t)
+	p := startOn(t, 80, 24, []string{"FAKE_BOOTSTRAPPER=" + e.bootstrapper}, nil, "-C", e.ws.Dir())
+	file := filepath.Join(e.ws.Dir(), "constellation-worker-1-command.sh")
+	waitFor := func(what string, is func() bool) {
+		t.Helper()
+		for end := time.Now().Add(stepTimeout); !is(); time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s; what was written:\n%q", what, p.output())
+			}
+		}
+	}
+	printed := func() (text string) {
+		t.Helper()
+		waitFor("the command is not in its file", func() bool {
+			p.types("w") // it is off until the console listens
+			b, err := os.ReadFile(file)
+			text = string(b)
+			return err == nil && strings.HasSuffix(text, "\nCONSTELLATION\n")
+		})
+		if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%v %v", err, info)
+		}
+		return text
+	}
+	deleted := func() {
+		t.Helper()
+		waitFor("the file is there after the wait", func() bool {
+			_, err := os.Stat(file)
+			return errors.Is(err, fs.ErrNotExist)
+		})
+	}
+	p.sees("Prepare the machines")
+	p.types("m")
+	p.sees("No machine was added yet")
+	p.types("a")
+	p.sees("private key")
+	p.types("\x1b[A\x1b[C\tworker_1=127.0.0.1\t")
+	p.sees("cannot name a node")
+	p.types("\x1b[A\x15worker-1=127.0.0.1\r")
+	p.sees("Command for worker-1")
+	void := printed()
+	p.types("\x1b")
+	p.sees("worthless now")
+	deleted()
+	if _, err := e.call(void, 0); err == nil {
+		t.Error("the token of a wait that was cancelled is accepted")
+	}
+	p.types("\r")
+	if lines, err := e.call(printed(), 0); err != nil || !strings.Contains(lines, "this machine is prepared as worker-1") {
+		t.Fatalf("the call: %v\n%s", err, lines)
+	}
+	p.sees("Next: i runs init")
+	deleted()
+	if got := e.machines(); len(got) != 1 || got[0].Name != "worker-1" || got[0].Group != "control-plane" {
+		t.Errorf("the configuration lists %+v", got)
+	}
+	p.types("q")
+	if code := p.ends(); code != 0 {
+		t.Errorf("ended with %d", code)
+	}
+	p.restored()
 }
 
 // accepts gives the affirmative answer to a question, and waits for its result.

@@ -39,6 +39,7 @@ func TestMain(m *testing.M) {
 //	FAKE_STAGE   stage of the workspace that the fake engine reports
 //	FAKE_NO_IMAGES   set: the cloud is moon, which selects no image
 //	FAKE_NO_SANDBOX  set: constellation-sandbox is not installed
+//	FAKE_BOOTSTRAPPER  file that machines which call fetch
 //	FAKE_PANIC   set: reading the workspace panics
 func fakeApp() App {
 	if os.Getenv("FAKE_NO_IMAGES") != "" {
@@ -47,7 +48,8 @@ func fakeApp() App {
 			Example: func(cluster string) section.Values { return section.Values{"crater": cluster} },
 		})
 	}
-	machines := &enrolStage{checked: checkedMachines()[:1], fails: map[string]error{}}
+	machines := &enrolStage{checked: checkedMachines()[:1], fails: map[string]error{}, bootstrapper: os.Getenv("FAKE_BOOTSTRAPPER")}
+	machines.checkCaller = machines.checkLocalCaller
 	return App{
 		CheckMachines: machines.askingForSudo, Enrol: machines.enrol(),
 		Release: "v1.1.0", Kubernetes: []string{"v1.35.4", "v1.36.3"}, Releases: []string{"v1.1.0", "v1.0.0"},

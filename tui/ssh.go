@@ -49,43 +49,70 @@ func sshFlags(cmd *cobra.Command, o *sshOptions, most string) {
 
 // targets returns the machines of the flags.
 func (o *sshOptions) targets() ([]sshhost.Target, error) {
-	usage := func(err error, remedy string) error {
-		return &plan.Error{Op: "read flags", Err: err, Remedy: remedy, Exit: plan.ExitUsage}
-	}
 	if len(o.machines) == 0 {
-		return nil, usage(errors.New("no machine is named"), "name each machine with --ssh USER@HOST")
+		return nil, badFlag(errors.New("no machine is named"), "name each machine with --ssh USER@HOST")
 	}
 	if o.timeout <= 0 {
-		return nil, usage(fmt.Errorf("--timeout is %s, want more than 0", o.timeout), "omit it for the default")
+		return nil, badFlag(fmt.Errorf("--timeout is %s, want more than 0", o.timeout), "omit it for the default")
 	}
-	if o.key != "" {
-		if i, err := os.Stat(o.key); err != nil || i.IsDir() {
-			if err == nil || !errors.Is(err, fs.ErrNotExist) {
-				err = errors.New("it is no file that can be read")
-			} else {
-				err = errors.New("the file does not exist")
-			}
-			return nil, usage(fmt.Errorf("--key %s: %w", strconv.QuoteToASCII(o.key), err), "name the file of a private key")
-		}
+	if err := o.keyFile(); err != nil {
+		return nil, err
 	}
-	var jump []sshhost.Target
+	jump, err := o.jumpHosts()
+	if err != nil {
+		return nil, err
+	}
+	out, err := o.logins()
+	for i := range out {
+		out[i].KeyFile, out[i].Jump, out[i].Sudo = o.key, jump, o.sudo
+	}
+	return out, err
+}
+
+// badFlag is the error of a flag that is not valid.
+func badFlag(err error, remedy string) error {
+	return &plan.Error{Op: "read flags", Err: err, Remedy: remedy, Exit: plan.ExitUsage}
+}
+
+// keyFile returns an error if --key names no file.
+func (o *sshOptions) keyFile() error {
+	if o.key == "" {
+		return nil
+	}
+	i, err := os.Stat(o.key)
+	switch {
+	case err == nil && !i.IsDir():
+		return nil
+	case err == nil || !errors.Is(err, fs.ErrNotExist):
+		err = errors.New("it is no file that can be read")
+	default:
+		err = errors.New("the file does not exist")
+	}
+	return badFlag(fmt.Errorf("--key %s: %w", strconv.QuoteToASCII(o.key), err), "name the file of a private key")
+}
+
+// jumpHosts returns those of --jump.
+func (o *sshOptions) jumpHosts() (out []sshhost.Target, err error) {
 	for _, s := range o.jump {
 		j, err := sshhost.ParseTarget(s)
 		if err != nil {
 			return nil, err
 		}
-		jump = append(jump, j)
+		out = append(out, j)
 	}
-	var out []sshhost.Target
+	return out, nil
+}
+
+// logins returns those of --ssh.
+func (o *sshOptions) logins() (out []sshhost.Target, err error) {
 	for _, s := range o.machines {
 		t, err := sshhost.ParseTarget(s)
 		if err != nil {
 			return nil, err
 		}
 		if slices.ContainsFunc(out, func(x sshhost.Target) bool { return x.Address() == t.Address() }) {
-			return nil, usage(fmt.Errorf("--ssh names %s twice", t.Address()), "name each machine once")
+			return nil, badFlag(fmt.Errorf("--ssh names %s twice", t.Address()), "name each machine once")
 		}
-		t.KeyFile, t.Jump, t.Sudo = o.key, jump, o.sudo
 		out = append(out, t)
 	}
 	return out, nil

@@ -114,9 +114,12 @@ func arch(t *testing.T) string {
 // words are the address of the console, the digest and the token, from a printed command.
 func words(t *testing.T, command string) (address, pin, token string) {
 	t.Helper()
-	for line := range strings.Lines(command) {
+	for line := range strings.Lines(strings.ReplaceAll(command, "\\\n", "")) {
+		if c, ok := strings.CutPrefix(line, "console="); ok {
+			address = strings.TrimSpace(c)
+		}
 		if f := strings.Fields(line); len(f) == 7 && f[0] == "echo" && f[4] == "call" {
-			return f[5], f[6], f[1]
+			return address, f[6], f[1]
 		}
 	}
 	t.Fatalf("no call in\n%s", command)
@@ -478,8 +481,13 @@ func TestCommand(t *testing.T) {
 	if out, err := run(only, command); err != nil || !strings.HasPrefix(out, "call "+address) {
 		t.Errorf("without curl: %v\n%s", err, out)
 	}
-	// User data have the same script.
+	// User data have the same script. Both can be copied from a terminal with 80 columns.
 	data := c.l.CloudInit(0)
+	for line := range strings.Lines(command + data) {
+		if len(line) > 80 {
+			t.Errorf("a line of %d bytes: %s", len(line)-1, line)
+		}
+	}
 	var script strings.Builder
 	if _, body, ok := strings.Cut(data, "  - |\n"); ok {
 		for line := range strings.Lines(body) {

@@ -134,20 +134,9 @@ func Listen(ctx context.Context, o Options) (*Listener, error) {
 		}
 		l.programs[arch] = program{file, digest}
 	}
-	host, port := "", "0"
-	if o.Listen != "" {
-		var err error
-		if host, port, err = net.SplitHostPort(o.Listen); err != nil {
-			return nil, usage(fmt.Errorf("--listen %q is no ADDRESS:PORT", o.Listen), "write it as 10.0.0.5:9443, or :9443 for the address that routes to the machine")
-		}
-		if n, err := strconv.ParseUint(port, 10, 16); err != nil {
-			return nil, usage(fmt.Errorf("--listen %q has the port %q", o.Listen, port), "write a number up to 65535; 0 is a free port")
-		} else {
-			port = strconv.FormatUint(n, 10)
-		}
-		if _, err := netip.ParseAddr(host); host != "" && err != nil {
-			return nil, usage(fmt.Errorf("--listen %q has no IP address", o.Listen), "write an address of this computer, such as 10.0.0.5:9443")
-		}
+	host, port, err := ParseListen(o.Listen)
+	if err != nil {
+		return nil, err
 	}
 	a, err := netip.ParseAddr(host)
 	everywhere := err == nil && a.IsUnspecified()
@@ -178,6 +167,24 @@ func Listen(ctx context.Context, o Options) (*Listener, error) {
 	}
 	l.l = raw
 	return l, nil
+}
+
+// ParseListen returns host and port of [Options.Listen]. An empty host is not known yet, and port 0 is a free one.
+func ParseListen(listen string) (host, port string, err error) {
+	if listen == "" {
+		return "", "0", nil
+	}
+	if host, port, err = net.SplitHostPort(listen); err != nil {
+		return "", "", usage(fmt.Errorf("--listen %q is no ADDRESS:PORT", listen), "write it as 10.0.0.5:9443, or :9443 for the address that routes to the machine")
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return "", "", usage(fmt.Errorf("--listen %q has the port %q", listen, port), "write a number up to 65535; 0 is a free port")
+	}
+	if _, err := netip.ParseAddr(host); host != "" && err != nil {
+		return "", "", usage(fmt.Errorf("--listen %q has no IP address", listen), "write an address of this computer, such as 10.0.0.5:9443")
+	}
+	return host, strconv.FormatUint(n, 10), nil
 }
 
 // routeTo returns the address of this computer that routes to ip. It sends nothing.
@@ -528,11 +535,12 @@ func (l *Listener) CloudInit(i int) string {
 	return b.String()
 }
 
-// script is the shell's command. All that it runs has its digest there.
+// script is the shell's command. All that it runs has its digest there. Its lines fit into 80 columns, also in user data:
+// they are copied from a terminal.
 func (l *Listener) script(i int) string {
 	var cases strings.Builder
 	for _, arch := range slices.Sorted(maps.Keys(l.programs)) {
-		fmt.Fprintf(&cases, "%s) sum=%s ;;\n", arch, l.programs[arch].digest)
+		fmt.Fprintf(&cases, "%s)\n  sum=%s ;;\n", arch, l.programs[arch].digest)
 	}
 	return fmt.Sprintf(`sh <<'CONSTELLATION'
 set -eu
@@ -546,15 +554,20 @@ esac
 dir=$(mktemp -d /var/lib/constellation-call.XXXXXX)
 trap 'rm -rf "$dir"' EXIT
 trap 'exit 1' HUP INT TERM
-url=https://%s/bootstrapper/$arch
+console=%s
+url=https://$console/bootstrapper/$arch
 if command -v curl >/dev/null; then
-  curl -fsSk --noproxy '*' --connect-timeout 10 --retry 12 --retry-delay 5 --retry-connrefused -o "$dir/bootstrapper" "$url" || fail "fetch $url"
+  curl -fsSk --noproxy '*' --connect-timeout 10 --retry 12 --retry-delay 5 \
+    --retry-connrefused -o "$dir/bootstrapper" "$url" || fail "fetch $url"
 else
-  wget -q --no-proxy --no-check-certificate --tries=12 --waitretry=5 --retry-connrefused -O "$dir/bootstrapper" "$url" || fail "fetch $url"
+  wget -q --no-proxy --no-check-certificate --tries=12 --waitretry=5 \
+    --retry-connrefused -O "$dir/bootstrapper" "$url" || fail "fetch $url"
 fi
-echo "$sum  $dir/bootstrapper" | sha256sum -c --status - || fail 'the program is not the one of this command'
+echo "$sum  $dir/bootstrapper" | sha256sum -c --status - ||
+  fail 'the program is not the one of this command'
 chmod 700 "$dir/bootstrapper"
-echo %s | "$dir/bootstrapper" call %s %s
+echo %s | "$dir/bootstrapper" call "$console" \
+  %s
 CONSTELLATION
-`, cases.String(), l.Console(i), l.tokens[i].text, l.Console(i), l.pin)
+`, cases.String(), l.Console(i), l.tokens[i].text, l.pin)
 }

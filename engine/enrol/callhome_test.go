@@ -75,9 +75,9 @@ func (b *callBox) call(work func(context.Context, enrol.Machine) error) error {
 		b.conn = conn
 		return conn, err
 	}}
-	for line := range strings.Lines(l.Command(0)) {
+	for line := range strings.Lines(strings.ReplaceAll(l.Command(0), "\\\n", "")) {
 		if f := strings.Fields(line); len(f) == 7 && f[4] == "call" {
-			c.Token, c.Console, c.Pin = f[1], f[5], f[6]
+			c.Token, c.Console, c.Pin = f[1], l.Console(0), f[6]
 		}
 	}
 	return c.Run(t.Context())

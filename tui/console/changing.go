@@ -12,16 +12,22 @@ type changing struct {
 	c      *console
 	resume string // the command that continues; empty: nothing runs, and nothing was left
 	made   bool   // machines were changed
+	waits  bool   // for machines that call; none is changed yet
 }
 
 func (x *changing) begin(command string) {
 	x.resume, x.made, x.c.running = command, true, true
 }
 
+// wait begins a wait for machines that call.
+func (x *changing) wait(command string) {
+	x.resume, x.waits, x.c.running = command, true, true
+}
+
 // end takes the result, and quits if the user has left.
 func (x *changing) end(err error) tea.Cmd {
 	c := x.c
-	c.running, c.quit.asking = false, false
+	c.running, c.quit.asking, x.waits = false, false, false
 	if err == nil || !c.quit.pending {
 		x.resume = ""
 	}
@@ -33,6 +39,9 @@ func (x *changing) end(err error) tea.Cmd {
 	}
 	return tea.Batch(c.machines.read(), c.overview.read())
 }
+
+// drop forgets a change that ended without an effect.
+func (x *changing) drop() { x.resume, x.waits, x.c.running = "", false, false }
 
 // running is why another key is off.
 func (x *changing) running() string {

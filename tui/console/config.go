@@ -72,8 +72,12 @@ func (scr *configScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 
 type formField struct {
 	key, title, value, was string
-	hint                   string
+	hint                   string // an example, shown in an empty field
+	help                   string // one line, shown while the field is selected
 	choices                []string
+	// more is set for a field behind the field moreKey. A field is absent unless when returns true; nil: it is there.
+	more bool
+	when func(*form) bool
 }
 
 func (f formField) changed() bool { return f.value != f.was }

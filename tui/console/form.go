@@ -1,12 +1,14 @@
 package console
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
 	tea "github.com/charmbracelet/bubbletea"
 
+	"constellation/engine/plan"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -16,7 +18,17 @@ type form struct {
 	c      *console
 	fields []formField
 	at     int
+	// invalid returns an error if the value of a field is not valid; nil: none is. wrong are those that were found.
+	invalid func(key string) error
+	wrong   map[string]error
 }
+
+// moreKey is the key of a field that shows those behind it. It is no flag.
+const (
+	moreKey  = "more"
+	moreHide = "hide"
+	moreShow = "show"
+)
 
 // value returns the value of a field.
 func (f *form) value(key string) string {
@@ -35,6 +47,70 @@ func (f *form) list(key string) []string {
 
 func (f *form) yes(key string) bool { return f.value(key) == "yes" }
 
+// set changes the value of a field.
+func (f *form) set(key, value string) {
+	for i := range f.fields {
+		if f.fields[i].key == key {
+			f.fields[i].value = value
+		}
+	}
+}
+
+// exists reports whether a field is there, shown or behind moreKey.
+func (f *form) exists(i int) bool { return f.fields[i].when == nil || f.fields[i].when(f) }
+
+func (f *form) shown(i int) bool {
+	return f.exists(i) && (!f.fields[i].more || f.value(moreKey) == moreShow)
+}
+
+// validate validates a field.
+func (f *form) validate(i int) bool {
+	x := &f.fields[i]
+	delete(f.wrong, x.key)
+	if f.invalid == nil || strings.TrimSpace(x.value) == "" {
+		return true
+	}
+	err := f.invalid(x.key)
+	if err == nil {
+		return true
+	}
+	if f.wrong == nil {
+		f.wrong = map[string]error{}
+	}
+	f.wrong[x.key] = err
+	return false
+}
+
+// valid validates all fields. The cursor moves to the first one that is not valid.
+func (f *form) valid() bool {
+	first := -1
+	for i := range f.fields {
+		if f.exists(i) && !f.validate(i) && first < 0 {
+			first = i
+		}
+	}
+	if first < 0 {
+		return true
+	}
+	if f.fields[first].more {
+		f.set(moreKey, moreShow)
+	}
+	f.at = first
+	return false
+}
+
+// more shows or hides fields if the cursor is on moreKey. It reports whether it is.
+func (f *form) more() bool {
+	if f.fields[f.at].key != moreKey {
+		return false
+	}
+	f.choose(1)
+	return true
+}
+
+// help is the line about the selected field; empty if it has none.
+func (f *form) help() string { return f.fields[f.at].help }
+
 // bound reports whether a key has a binding and is no text.
 func (f *form) bound(k tea.KeyMsg) bool {
 	switch k.Type {
@@ -49,6 +125,7 @@ func (f *form) typed(k tea.KeyMsg) {
 	x := &f.fields[f.at]
 	switch {
 	case len(x.choices) == 0:
+		delete(f.wrong, x.key)
 		x.value, _ = editFilter(x.value, k)
 	case k.Type == tea.KeySpace:
 		f.choose(1)
@@ -63,7 +140,12 @@ func (f *form) choose(by int) {
 }
 
 func (f *form) move(by int) {
-	f.at = (f.at + by + len(f.fields)) % len(f.fields)
+	f.validate(f.at)
+	for range f.fields {
+		if f.at = (f.at + by + len(f.fields)) % len(f.fields); f.shown(f.at) {
+			return
+		}
+	}
 }
 
 // keys are the keys of the form; submit and back are the actions of Enter and Esc.
@@ -89,42 +171,75 @@ func (f *form) page(w, h int, title, remark string, err error) []string {
 	return append(append([]string{pg.Rule(w, title, remark)}, f.view(w, max(2, h-1-len(below)))...), below...)
 }
 
-// view renders the fields around the selected one in h lines.
-func (f *form) view(w, h int) (lines []string) {
-	t := f.c.th
-	from, to := view.Window(len(f.fields), f.at, h)
-	for i := from; i < to; i++ {
-		x, here := f.fields[i], i == f.at
-		st := term.Plain
-		if here {
-			st = term.Strong
+// view renders the fields around the selected one in h lines, each with what is wrong with it.
+func (f *form) view(w, h int) []string {
+	var lines []string
+	at := 0
+	for i := range f.fields {
+		if !f.shown(i) {
+			continue
 		}
-		r := t.Row(w).Add(term.Accent, " "+view.Marker(f.c.page(), here)).Col(st, x.title, 14)
-		room := max(8, w-r.Used-term.Width(x.key)-3)
-		switch value := term.Clean(x.value); {
-		case len(x.choices) > 0:
-			for _, v := range x.choices {
-				if v == x.value {
-					r.Add(term.Chosen, " "+v+" ")
-				} else {
-					r.Add(term.Faint, " "+v+" ")
-				}
-			}
-		case here:
-			for term.Width(value) > room-2 { // the end, where text is added, is visible
-				_, n := utf8.DecodeRuneInString(value)
-				value = value[n:]
-			}
-			r.Add(term.Plain, value).Add(term.Accent, "▏")
-			if value == "" {
-				r.Add(term.Faint, term.Cut(x.hint, room-2, t.Ellipsis))
-			}
-		case value == "":
-			r.Add(term.Faint, "-")
-		default:
-			r.Add(term.Plain, term.Cut(value, room, t.Ellipsis))
+		if i == f.at {
+			at = len(lines)
 		}
-		lines = append(lines, r.Right(term.Faint, x.key).String())
+		lines = append(lines, f.row(w, i))
+		if err := f.wrong[f.fields[i].key]; err != nil {
+			lines = append(lines, f.c.th.Below(w, 6, 2, term.Bad, f.c.th.Fail+" "+fieldError(err))...)
+		}
 	}
-	return lines
+	from, to := view.Window(len(lines), at, h)
+	return lines[from:to]
+}
+
+// fieldError is the error of a field, without the operation.
+func fieldError(err error) string {
+	text := err.Error()
+	var e *plan.Error
+	if errors.As(err, &e) && e.Err != nil {
+		text = e.Err.Error()
+	}
+	if r := plan.Remedy(err); r != "" {
+		text += "; " + r
+	}
+	return term.Clean(text)
+}
+
+// row renders a field.
+func (f *form) row(w, i int) string {
+	t := f.c.th
+	x, here := f.fields[i], i == f.at
+	st := term.Plain
+	if here {
+		st = term.Strong
+	}
+	flag := x.key
+	if flag == moreKey || flag == wayKey {
+		flag = ""
+	}
+	r := t.Row(w).Add(term.Accent, " "+view.Marker(f.c.page(), here)).Col(st, x.title, 14)
+	room := max(8, w-r.Used-term.Width(flag)-3)
+	switch value := term.Clean(x.value); {
+	case len(x.choices) > 0:
+		for _, v := range x.choices {
+			if v == x.value {
+				r.Add(term.Chosen, " "+v+" ")
+			} else {
+				r.Add(term.Faint, " "+v+" ")
+			}
+		}
+	case here:
+		for term.Width(value) > room-2 { // the end, where text is added, is visible
+			_, n := utf8.DecodeRuneInString(value)
+			value = value[n:]
+		}
+		r.Add(term.Plain, value).Add(term.Accent, "▏")
+		if value == "" {
+			r.Add(term.Faint, term.Cut(x.hint, room-2, t.Ellipsis))
+		}
+	case value == "":
+		r.Add(term.Faint, "-")
+	default:
+		r.Add(term.Plain, term.Cut(value, room, t.Ellipsis))
+	}
+	return r.Right(term.Faint, flag).String()
 }

@@ -21,9 +21,12 @@ type Machines struct {
 	Check func(ctx context.Context, to MachineLogin, group string, ask Ask) (machinecheck.Report, error)
 	// Logs gives each line of a machine's journal to a function, without control characters, until ctx ends.
 	Logs func(ctx context.Context, name string, to MachineLogin, ask Ask, line func(string)) error
-	// Add begins to add machines, and Remove to give one back. Both only validate.
+	// Add begins to add machines by SSH, Calls those that call, and Remove to give one back. All only validate.
 	Add    func(NewMachines, Ask) (Addition, error)
+	Calls  func(NewMachines) (Calls, error)
 	Remove func(Removing, Ask) (Removal, error)
+	// Invalid returns an error if the value of one flag is not valid alone.
+	Invalid func(n NewMachines, flag string) error
 }
 
 // adoptedMachines is why the list of an adopted cluster is not changed here.
@@ -66,10 +69,10 @@ func (l MachineLogin) flags() string {
 func loginFields(last *form, machine string) []formField {
 	fields := []formField{
 		{key: "--ssh", title: "login", value: machine, hint: "USER@HOST, or USER@HOST:PORT"},
-		{key: "--sudo", title: "use sudo", value: "no", choices: []string{"no", "yes"}},
-		{key: "--key", title: "private key", hint: "file; default: the agent's, and those in ~/.ssh"},
-		{key: "--jump", title: "jump hosts", hint: "USER@HOST, in order"},
-		{key: "--host-key", title: "host key", hint: "SHA256:… if known_hosts lacks the machine"},
+		{key: "--sudo", title: "use sudo", value: "no", choices: []string{"no", "yes"}, help: "sudo is for logins that are not root. Its password is prompted for."},
+		{key: "--key", title: "private key", hint: "file; default: the agent's, and those in ~/.ssh", help: "A file on this computer. Without one: the agent's keys, and those in ~/.ssh."},
+		{key: "--jump", title: "jump hosts", hint: "USER@HOST, in order", help: "Logins pass through these machines, the first one first."},
+		{key: "--host-key", title: "host key", hint: "SHA256:… if known_hosts lacks the machine", help: "The fingerprint to accept. Compare it with the one on the machine's console."},
 	}
 	if last == nil {
 		return fields
@@ -199,7 +202,7 @@ func (scr *machinesScreen) keys() []binding {
 			}
 			return ""
 		}),
-		on("a", "a", "add machines by SSH", "machine", scr.c.machineAdd.open).footed("add").effects().unless(func() string {
+		on("a", "a", "add machines: by SSH, or by a command that they run", "machine", scr.c.machineAdd.open).footed("add").effects().unless(func() string {
 			if scr.listing == nil {
 				return "the list was not read yet"
 			}
@@ -254,7 +257,7 @@ func (scr *machinesScreen) view(w, h int) []string {
 
 // first says what to do with an empty list.
 func (scr *machinesScreen) first(w int) (lines []string) {
-	for _, l := range term.Wrap("No machine was added yet. Add the first control plane, then workers: each needs Linux, an SSH server and a login of root or one with sudo. Then create the cluster with init.", w-3) {
+	for _, l := range term.Wrap("No machine was added yet. Add the first control plane, then workers: each needs Linux, and an SSH login of root or with sudo, or an owner who runs a command there. Then create the cluster with init.", w-3) {
 		lines = append(lines, scr.c.th.Row(w).Pad(3).Add(term.Plain, l).String())
 	}
 	return append(lines, scr.c.th.Row(w).Pad(3).Add(term.Accent, "a").Add(term.Plain, " adds machines here. Scripted: ").Add(term.Accent, scr.c.deps.Commands.Command("machine add")).String())

@@ -40,6 +40,7 @@ type machinesFake struct {
 	pause  bool             // install and give wait for the end of their context
 	did    []string         // steps, in order
 	gives  Removing
+	happen chan func(CallEvents) // what happens during a wait; nil ends it
 }
 
 func newMachinesFake() *machinesFake {
@@ -49,7 +50,7 @@ func newMachinesFake() *machinesFake {
 	down := node("worker-0", "worker", plan.NodeNotReady, 26*time.Hour)
 	down.Message = "container runtime is down"
 	return &machinesFake{
-		fails: map[string]error{},
+		fails: map[string]error{}, happen: make(chan func(CallEvents)),
 		log: []string{
 			"2026-11-27T07:04:58+0000 worker-0 kubelet[812]: \\x1b[2Jnode is ready",
 			"2026-11-27T07:04:59+0000 worker-0 constellation-agent[77]: listening on /run/constellation-agent/agent.sock, waiting for the operator of the cluster",
@@ -104,11 +105,50 @@ func (f *machinesFake) machines() *Machines {
 			}
 			return machineSteps{f}, nil
 		},
+		Calls: func(n NewMachines) (Calls, error) {
+			f.wanted = n
+			return &machineCalls{f}, f.fails["calls"]
+		},
+		Invalid: func(n NewMachines, flag string) error {
+			if flag == "--proxy" && !strings.HasPrefix(n.Proxy, "http://") {
+				return &plan.Error{Op: "read flags", Err: errors.New("--proxy is no address of an HTTP proxy"), Remedy: "write it as http://HOST:PORT", Exit: plan.ExitUsage}
+			}
+			return nil
+		},
 		Remove: func(r Removing, _ Ask) (Removal, error) {
 			f.gives = r
 			return machineSteps{f}, nil
 		},
 	}
+}
+
+// machineCalls are machines that call, with the answers of a fake.
+type machineCalls struct{ f *machinesFake }
+
+func (x *machineCalls) Wait(ctx context.Context, e CallEvents) ([]view.AddedMachine, error) {
+	l := Listening{At: "10.42.0.1:9443", Until: enginefake.Start.Add(30 * time.Minute)}
+	for _, m := range x.f.wanted.Callers {
+		l.Texts = append(l.Texts, "sh <<'CONSTELLATION'\nset -eu\n# "+m+"\nsum="+strings.Repeat("0a", 32)+" ;;\necho SECRET | \"$dir/bootstrapper\" call \"$console\" \\\n  "+strings.Repeat("1b", 32)+"\nCONSTELLATION\n")
+	}
+	e.Listening(l)
+	for {
+		select {
+		case do := <-x.f.happen:
+			if do == nil {
+				x.f.did = append(x.f.did, "waited")
+				return x.f.added, x.f.fails["wait"]
+			}
+			do(e)
+		case <-ctx.Done():
+			x.f.did = append(x.f.did, "void")
+			return x.f.added, &plan.Error{Op: "add machines", Err: context.Cause(ctx), Remedy: "run the same command again"}
+		}
+	}
+}
+
+func (x *machineCalls) Save(i int) (string, error) {
+	x.f.did = append(x.f.did, "save "+x.f.wanted.Callers[i])
+	return "constellation-worker-3-command.sh", nil
 }
 
 // machineSteps are an addition and a removal with the answers of a fake.
@@ -171,6 +211,19 @@ func (f *machinesFake) show(s func(*enginefake.Engine) *stage) *stage {
 	return st.begin().press("m")
 }
 
+// call waits for two machines that call.
+func (f *machinesFake) call(s func(*enginefake.Engine) *stage) *stage {
+	st := f.show(s).press("a", "up", "right", "down", "worker-3=10.42.0.7 worker-4=10.42.0.8", "enter")
+	st.settle()
+	return st
+}
+
+// happens has something happen during a wait; nil ends it.
+func (f *machinesFake) happens(st *stage, do func(CallEvents)) {
+	f.happen <- do
+	st.settle()
+}
+
 var machineScenes = []scene{
 	{"machines", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		return newMachinesFake().show(s).press("down")
@@ -204,6 +257,32 @@ var machineScenes = []scene{
 	}},
 	{"machine-add-form", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		return newMachinesFake().show(s).press("a", "root@10.42.0.7 root@10.42.0.8", "tab")
+	}},
+	{"machine-add-more", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		return newMachinesFake().show(s).press("a", "root@10.42.0.7", "up", "up", "enter", "down", "down", "down", "down", "down", "down", "down", "ftp://proxy", "tab")
+	}},
+	{"machine-call-form", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		return newMachinesFake().show(s).press("a", "up", "right", "down")
+	}},
+	{"machine-call-waiting", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		f := newMachinesFake()
+		return f.call(s)
+	}},
+	{"machine-call-steps", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		f := newMachinesFake()
+		st := f.call(s)
+		f.happens(st, func(e CallEvents) {
+			e.Note("refused a call from 10.42.0.9: the token of worker-3 is for 10.42.0.7, and the connection comes from 10.42.0.9")
+			e.Note("worker-3 called from 10.42.0.7")
+			e.Step(0, enrol.Step{Title: "send /usr/lib/constellation/agent", Done: 4, Total: 9})
+		})
+		return st
+	}},
+	{"machine-call-done", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		f := newMachinesFake()
+		st := f.call(s)
+		f.happens(st, nil)
+		return st
 	}},
 	{"machine-add-blocked", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
 		f := newMachinesFake()
@@ -392,6 +471,116 @@ func TestMachinesAreAdded(t *testing.T) {
 		s.eng.Plan = operatorPlan()
 		if s.press("i"); s.c.screen != s.c.initConfirm {
 			t.Errorf("i does not plan init: %s", s.c.screen.title())
+		}
+	})
+}
+
+// What the flags can do, the form can do: the command line that it shows has all of them.
+func TestFormHasTheFlagsOfMachineAdd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newMachinesFake()
+		s := machineStage(t, f).press("a", "root@10.42.0.7", "tab", "tab", "tab", "tab", "disk=ssd, a=b", "tab", "x=y:NoSchedule", "tab", "right", "tab")
+		s.shows("TPM, proxy, packages", "Enter more")
+		s.press("enter").shows("--packages")
+		for _, text := range []string{"", "bastion", "SHA256:abc", "worker-9", "10.0.0.9", "", "/roots", "ftp://x", "/debs", "/programs"} {
+			if text != "" {
+				s.press(text)
+			}
+			s.press("tab")
+		}
+		s.shows("--proxy is no address of an HTTP proxy; write it as http://HOST:PORT")
+		s.press("enter")
+		if s.c.machineAdd.stage != addForm || s.c.machineAdd.form.fields[s.c.machineAdd.form.at].key != "--proxy" {
+			t.Fatalf("a wrong proxy is accepted, or the cursor is elsewhere:\n%s", s.c.View())
+		}
+		s.press("ctrl+u", "http://p:3128", "enter").shows("Make these changes")
+		const want = "machine add --ssh root@10.42.0.7 --jump bastion --host-key SHA256:abc --label disk=ssd --label a=b --taint x=y:NoSchedule --spare " +
+			"--tpm-roots /roots --name worker-9 --address 10.0.0.9 --proxy http://p:3128 --packages /debs --programs /programs"
+		if !strings.HasSuffix(s.c.screen.command(), want) {
+			t.Errorf("the command is %q, want %q", s.c.screen.command(), want)
+		}
+		if n := f.wanted; !slices.Equal(n.Labels, []string{"disk=ssd", "a=b"}) || !slices.Equal(n.Taints, []string{"x=y:NoSchedule"}) || !n.Spare || n.Packages != "/debs" || n.Proxy != "http://p:3128" {
+			t.Errorf("wanted %+v", n)
+		}
+
+		// Values of one machine are forgotten, the rest stays and is visible.
+		s.press("esc", "esc", "a").shows("http://p:3128", "/debs")
+		if n := s.c.machineAdd.wanted(); n.Spare || len(n.Labels)+len(n.Taints)+len(n.Machines)+len(n.HostKeys) > 0 || n.Name+n.Address != "" || n.Jump[0] != "bastion" {
+			t.Errorf("the next form has %+v", n)
+		}
+	})
+}
+
+// Machines that call get a command, which can be copied, and their steps are shown.
+func TestMachinesThatCallAreAdded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newMachinesFake()
+		f.fails["calls"] = errors.New("no machine is named")
+		s := machineStage(t, f).press("a", "up", "right", "down")
+		s.press("enter").shows("no machine is named", "NAME=ADDRESS")
+		delete(f.fails, "calls")
+		s.press("worker-3=10.42.0.7,worker-4=10.42.0.8", "tab", "tab", "disk=ssd", "enter")
+		s.shows("Waiting for 2 machines", "at 10.42.0.1:9443 until", "Command for worker-3", "waits for a call from 10.42.0.8", "Run the command on worker-3 as root")
+		if f.wanted.Way != ByCommand || f.wanted.ValidFor != "30m" || f.wanted.Labels[0] != "disk=ssd" || len(f.wanted.Machines) > 0 {
+			t.Errorf("wanted %+v", f.wanted)
+		}
+		const want = "machine add worker-3=10.42.0.7 worker-4=10.42.0.8 --print-command --label disk=ssd"
+		if is := s.c.screen.command(); !strings.HasSuffix(is, want) {
+			t.Errorf("the command is %q, want %q", is, want)
+		}
+		s.press("y", "tab", "y", "w").shows("Command for worker-4", "constellation-worker-3-command.sh")
+		if len(s.copied) != 2 || !strings.Contains(s.copied[0], "# worker-3=10.42.0.7") || !strings.Contains(s.copied[1], "# worker-4=10.42.0.8") || !slices.Contains(f.did, "save worker-4=10.42.0.8") {
+			t.Errorf("copied %q, did %q", s.copied, f.did)
+		}
+
+		// While a machine is prepared, Esc does not stop that. Afterwards what the other one needs is shown.
+		f.happens(s, func(e CallEvents) { e.Step(1, enrol.Step{Title: "send agent", Done: 1, Total: 9}) })
+		s.shows("send agent", "2/9")
+		s.press("esc").shows("loses nothing")
+		f.happens(s, func(e CallEvents) { e.Ended(1, nil); e.Note("refused a call from 10.42.0.9: \x1b[2Jits token") })
+		s.shows("Command for worker-3", "prepared", "refused a call")
+		f.happens(s, func(e CallEvents) { e.Ended(0, errors.New("swap is on")) })
+		s.shows("can call again: swap is on", "Command for worker-3")
+		f.added[0].Error, f.fails["wait"] = "it did not call", errors.New("worker-3 did not call")
+		f.happens(s, nil)
+		s.shows("worker-3 did not call", "prepared as worker")
+
+		// A second try is for the machine that is left.
+		f.fails["wait"] = nil
+		s.press("r").shows("Waiting for 1 machine")
+		f.added = f.added[:1]
+		f.added[0].Error = ""
+		f.happens(s, nil)
+		s.shows("Next: i runs init")
+		if !slices.Equal(f.wanted.Callers, []string{"worker-3=10.42.0.7"}) {
+			t.Errorf("the second try is for %q", f.wanted.Callers)
+		}
+		s.eng.Plan = operatorPlan()
+		if s.press("i"); s.c.screen != s.c.initConfirm {
+			t.Errorf("i does not plan init: %s", s.c.screen.title())
+		}
+	})
+}
+
+// Esc and leaving end a wait: the tokens are worthless, and nothing of them stays on the screen.
+func TestWaitIsCancelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newMachinesFake()
+		s := machineStage(t, f)
+		s.press("a", "up", "left", "down", "worker-3=10.42.0.7", "enter").shows("User data for worker-3", "Give these user data")
+		s.press("esc").shows("worthless now", "worker-3=10.42.0.7")
+		if !slices.Equal(f.did, []string{"void"}) || s.c.running || strings.Contains(s.c.View(), "SECRET") {
+			t.Fatalf("did %q, running %t", f.did, s.c.running)
+		}
+		s.press("enter").shows("User data for worker-3")
+		s.press("q").shows("Leave this run?", "worthless then")
+		s.press("enter")
+		s.settle()
+		if !s.quit || len(f.did) != 2 || s.c.quit.exit != plan.ExitStopped {
+			t.Errorf("quit %t with %d, did %q", s.quit, s.c.quit.exit, f.did)
+		}
+		if got := strings.Join(s.c.exitSummary(), "\n"); !strings.Contains(got, "machine add worker-3=10.42.0.7 --cloud-init") || strings.Contains(got, "SECRET") {
+			t.Errorf("the last lines:\n%s", got)
 		}
 	})
 }

@@ -235,7 +235,7 @@ func MachineFacts(pg Page, w int, l *MachineListing, m *ListedMachine, login str
 type MachineStep struct {
 	Name, Title string
 	Done, Total int
-	State       string // plan.StateRunning, StateDone or StateFailed
+	State       string // plan.StateRunning, StateDone or StateFailed; empty: it has not begun
 }
 
 // MachineSteps is the live table of machines that are worked on.
@@ -249,6 +249,8 @@ func MachineSteps(pg Page, w int, list []MachineStep) (lines []string) {
 		x := &list[i]
 		sign, st := pg.Spin(), term.Accent
 		switch x.State {
+		case "":
+			sign, st = pg.Pending, term.Faint
 		case plan.StateDone:
 			sign, st = pg.OK, term.Good
 		case plan.StateFailed:
