@@ -293,7 +293,11 @@ func TestVersionsOfADrill(t *testing.T) {
 	if v, err := versionsOf(simulated, inPlace); plan.ExitCode(err) != plan.ExitUsage {
 		t.Errorf("in place to the same version: %v, %v", v, err)
 	}
-	inPlace.Kubernetes = "v1.36.4"
+	inPlace.KubernetesFrom, inPlace.Kubernetes = kubernetesFrom, kubernetesTo
+	if v, err := versionsOf(simulated, inPlace); err != nil || v.String() != "from release v1.1.0 and Kubernetes v1.36.4 to v1.1.0 and v1.37.2" {
+		t.Errorf("in place: %v, %v", v, err)
+	}
+	inPlace.KubernetesFrom, inPlace.Kubernetes = "v1.36.3", "v1.36.4"
 	if got, want := strings.Join(repeat(simulated, inPlace), " "), "sandbox drill --machines=simulated --seed=3 --in-place --kubernetes-from=v1.36.3 --kubernetes=v1.36.4"; got != want {
 		t.Errorf("repeat is %q, want %q", got, want)
 	}

@@ -66,7 +66,7 @@ func usage(err error) error {
 }
 
 // versionsOf checks the versions in spec and finds the releases that offer them: the oldest before
-// the upgrade, the newest after it.
+// the upgrade, or the newest if nodes are upgraded in place, and the newest after it.
 func versionsOf(kind string, spec engine.DrillSpec) (v versions, err error) {
 	parsed := make([]version.Version, 2)
 	for i, s := range []string{spec.KubernetesFrom, spec.Kubernetes} {
@@ -90,7 +90,8 @@ func versionsOf(kind string, spec engine.DrillSpec) (v versions, err error) {
 	}
 	v.kubernetesFrom, v.kubernetesTo = from.String(), to.String()
 	for _, r := range catalogue.Releases() {
-		if _, err := r.ForKubernetes(from); err == nil && v.releaseFrom == "" {
+		// The operator of the oldest release cannot upgrade in place.
+		if _, err := r.ForKubernetes(from); err == nil && (v.releaseFrom == "" || spec.InPlace) {
 			v.releaseFrom = r.Version.String()
 		}
 		if _, err := r.ForKubernetes(to); err == nil {
