@@ -1,0 +1,408 @@
+package gcp
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	compute "google.golang.org/api/compute/v1"
+
+	"constellation/engine/cloud"
+)
+
+// CreateInstances implements providers.Control. It is three requests for each group: the operations of
+// the zone, the creation, and its operation.
+func (c *Cloud) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
+	if len(tokens) == 0 {
+		return nil, ctx.Err()
+	}
+	g, err := c.group(ctx, groupID)
+	if err != nil {
+		return nil, err
+	}
+	op := "create machines of group " + g.name
+	if err := c.creatable(g); err != nil {
+		return nil, err
+	}
+	for _, token := range tokens {
+		if !hexToken.MatchString(token) {
+			return nil, fmt.Errorf("%s: token %q has not %d hexadecimal digits", op, token, tokenSize)
+		}
+	}
+	if err := c.look(ctx, g.zone); err != nil {
+		return nil, err
+	}
+	var fresh, used []string // names, and IDs
+	for _, token := range tokens {
+		name := g.base + "-" + token
+		id := ProviderID(c.project, g.zone, name)
+		c.mu.Lock()
+		_, made := c.made[id]
+		c.mu.Unlock()
+		switch {
+		case made:
+			used = append(used, id)
+		case !slices.Contains(fresh, name):
+			fresh = append(fresh, name)
+		}
+	}
+	if len(fresh) > 0 {
+		if err := c.create(ctx, op, g, fresh); err != nil {
+			return nil, err
+		}
+	}
+	found := map[string]cloud.Instance{}
+	if len(used) > 0 {
+		now, err := c.current(ctx, used)
+		if err != nil {
+			return nil, err
+		}
+		_, missing := pick(used, now)
+		more, err := c.uncreatedOf(ctx, missing)
+		if err != nil {
+			return nil, err
+		}
+		for _, i := range append(more, slices.Collect(maps.Values(now))...) {
+			found[i.ProviderID] = i
+		}
+	}
+	out := make([]cloud.Instance, len(tokens))
+	for n, token := range tokens {
+		out[n] = c.answer(g, token, slices.Contains(fresh, g.base+"-"+token), found)
+	}
+	return out, nil
+}
+
+// answer describes the machine of a token after its creation.
+func (c *Cloud) answer(g group, token string, fresh bool, found map[string]cloud.Instance) cloud.Instance {
+	name := g.base + "-" + token
+	i := cloud.Instance{Name: name, ProviderID: ProviderID(c.project, g.zone, name), Group: g.ID, Role: g.Role, Image: g.Image, State: cloud.Creating, Token: token}
+	if fresh {
+		return i
+	}
+	c.mu.Lock()
+	first := c.made[i.ProviderID].number
+	c.mu.Unlock()
+	if first != 0 {
+		i.Incarnation = strconv.FormatUint(first, 10)
+	}
+	if now, ok := found[i.ProviderID]; ok && cloud.SameMachine(now.Key(), i.Key()) {
+		return now
+	}
+	i.State = cloud.Terminated
+	return i
+}
+
+// creatable returns why machines of a group cannot be created; nil: they can.
+func (c *Cloud) creatable(g group) error {
+	op := "create machines of group " + g.name
+	if most := maxName - tokenSize - 1; len(g.base) > most {
+		return &Error{
+			Op: op, Message: fmt.Sprintf("base instance name %s has %d characters, and names of machines have room for %d", g.base, len(g.base), most),
+			Remedy: "make a group with a shorter base instance name",
+		}
+	}
+	if g.autoheals {
+		return &Error{
+			Op: op, Kind: cloud.ErrConflict, Message: "the group has autohealing, which recreates machines that the operator drains",
+			Remedy: fmt.Sprintf("run `gcloud compute instance-groups managed update %s --zone=%s --clear-autohealing`", g.name, g.zone),
+		}
+	}
+	return nil
+}
+
+// create creates machines by their names. Some of them may exist already.
+func (c *Cloud) create(ctx context.Context, op string, g group, names []string) error {
+	err := c.request(ctx, op, g, names)
+	if !errors.Is(err, cloud.ErrConflict) {
+		return err
+	}
+	managed, listErr := c.managed(ctx, g)
+	if listErr != nil {
+		return listErr
+	}
+	rest := slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		return slices.ContainsFunc(managed, func(m *compute.ManagedInstance) bool { return m.Name == name })
+	})
+	c.accept(g, slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(rest, name) }))
+	switch len(rest) {
+	case 0:
+		return nil
+	case len(names):
+		return err
+	}
+	return c.request(ctx, op, g, rest)
+}
+
+// request sends a creation and waits until it is scheduled. The ID of the request follows from the names:
+// a repeated request is the same one, unless it has failed.
+func (c *Cloud) request(ctx context.Context, op string, g group, names []string) error {
+	names = slices.Sorted(slices.Values(names))
+	key := g.ID + " " + strings.Join(names, " ")
+	c.mu.Lock()
+	id := requestID(key, c.failures[key])
+	c.mu.Unlock()
+	body := &compute.InstanceGroupManagersCreateInstancesRequest{}
+	for _, name := range names {
+		body.Instances = append(body.Instances, &compute.PerInstanceConfig{Name: name})
+	}
+	err := c.change(ctx, op, g.zone, func() (*compute.Operation, error) {
+		return c.api.InstanceGroupManagers.CreateInstances(c.project, g.zone, g.name, body).RequestId(id).Context(ctx).Do()
+	})
+	if err == nil {
+		c.accept(g, names)
+		return nil
+	}
+	if e, ok := errors.AsType[*Error](err); ok && e.ended {
+		c.mu.Lock()
+		c.failures[key]++
+		c.mu.Unlock()
+	}
+	return err
+}
+
+// accept records that a group creates machines.
+func (c *Cloud) accept(g group, names []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pending[g.ID] == nil {
+		c.pending[g.ID] = map[string]bool{}
+	}
+	for _, name := range names {
+		c.pending[g.ID][name] = true
+		if id := ProviderID(c.project, g.zone, name); c.made[id].number == 0 {
+			c.made[id] = birth{}
+		}
+	}
+	now := c.groups[g.ID]
+	now.Count += len(names)
+	c.groups[g.ID] = now
+}
+
+// requestID returns a UUID of version 5.
+func requestID(key string, attempt int) string {
+	return uuid.NewSHA1(uuid.NameSpaceURL, fmt.Appendf(nil, "constellation %d %s", attempt, key)).String()
+}
+
+// endless is how long an operation is waited for. The next request with its ID attaches to it.
+const endless = 5 * time.Minute
+
+// change sends a request that changes something in a zone, and waits until its operation has ended. An
+// empty zone: something global.
+func (c *Cloud) change(ctx context.Context, op, zone string, send func() (*compute.Operation, error)) error {
+	var o *compute.Operation
+	if err := c.limits.do(ctx, writes, op, func() (err error) {
+		o, err = send()
+		return err
+	}); err != nil {
+		return err
+	}
+	name, begun := o.Name, time.Now()
+	for o.Status != "DONE" {
+		if time.Since(begun) >= endless {
+			return &Error{Op: op, Kind: cloud.ErrUnavailable, Message: fmt.Sprintf("operation %s has not ended for %v", name, endless)}
+		}
+		if err := c.limits.do(ctx, operations, op, func() (err error) {
+			if zone == "" {
+				o, err = c.api.GlobalOperations.Wait(c.project, name).Context(ctx).Do()
+			} else {
+				o, err = c.api.ZoneOperations.Wait(c.project, zone, name).Context(ctx).Do()
+			}
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return explainOperation(op, o, time.Now())
+}
+
+// look reads the insert operations of a zone since the last call, and records the machines that were made.
+// The newest come first, so it mostly reads one page. Operations that are older than cloud.TokenMemory and
+// an hour are not read.
+func (c *Cloud) look(ctx context.Context, zone string) error {
+	c.mu.Lock()
+	last := c.looked[zone]
+	c.mu.Unlock()
+	since := time.Now().Add(-cloud.TokenMemory - time.Hour)
+	if from := last.Add(-overlap); from.After(since) {
+		since = from
+	}
+	newest := last
+	for token := ""; ; {
+		var page *compute.OperationList
+		if err := c.limits.do(ctx, lists, "list operations of zone "+zone, func() (err error) {
+			page, err = c.api.ZoneOperations.List(c.project, zone).Filter(`operationType = "insert"`).OrderBy("creationTimestamp desc").MaxResults(pageSize).PageToken(token).
+				Fields("nextPageToken,items(insertTime,targetLink,targetId,status,error)").Context(ctx).Do()
+			return err
+		}); err != nil {
+			return err
+		}
+		old := false
+		c.mu.Lock()
+		for _, o := range page.Items {
+			at, _ := time.Parse(time.RFC3339, o.InsertTime)
+			if at.After(newest) {
+				newest = at
+			}
+			old = old || at.Before(since)
+			if name := between(o.TargetLink, "instances"); name != "" && o.Error == nil && o.TargetId != 0 {
+				c.bear(ProviderID(c.project, zone, name), birth{o.TargetId, at})
+			}
+		}
+		c.mu.Unlock()
+		if token = page.NextPageToken; token == "" || old {
+			break
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if newest.After(c.looked[zone]) {
+		c.looked[zone] = newest
+	}
+	return nil
+}
+
+// DeleteInstances implements providers.Control. It is three requests for each group: the machines of the
+// keys, the deletion, and its operation. A machine that gets the name of another one between the first two
+// would be deleted in its place; only somebody who recreates it by hand then can cause that.
+func (c *Cloud) DeleteInstances(ctx context.Context, keys []string) error {
+	if len(keys) == 0 {
+		return ctx.Err()
+	}
+	now, err := c.current(ctx, keys)
+	if err != nil {
+		return err
+	}
+	found, missing := pick(keys, now)
+	more, err := c.uncreatedOf(ctx, missing)
+	if err != nil {
+		return err
+	}
+	byGroup := map[string][]cloud.Instance{}
+	for _, i := range append(found, more...) {
+		byGroup[i.Group] = append(byGroup[i.Group], i)
+	}
+	for _, id := range slices.Sorted(maps.Keys(byGroup)) {
+		for leave := range slices.Chunk(byGroup[id], 1000) { // the most of one request
+			if err := c.remove(ctx, id, leave); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// remove deletes machines of a group.
+func (c *Cloud) remove(ctx context.Context, groupID string, leave []cloud.Instance) error {
+	_, zone, name := parseGroupID(groupID)
+	body := &compute.InstanceGroupManagersDeleteInstancesRequest{SkipInstancesOnValidationError: true}
+	for _, i := range leave {
+		body.Instances = append(body.Instances, "zones/"+zone+"/instances/"+i.Name)
+	}
+	if err := c.change(ctx, "delete machines of group "+name, zone, func() (*compute.Operation, error) {
+		return c.api.InstanceGroupManagers.DeleteInstances(c.project, zone, name, body).Context(ctx).Do()
+	}); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := time.Now()
+	maps.DeleteFunc(c.leaving, func(_ string, since time.Time) bool { return at.Sub(since) >= accepted })
+	for _, i := range leave {
+		if i.Incarnation != "" {
+			c.leaving[i.Key()] = at
+		}
+		delete(c.pending[groupID], i.Name)
+	}
+	if g, ok := c.groups[groupID]; ok {
+		g.Count = max(0, g.Count-len(leave))
+		c.groups[groupID] = g
+	}
+	return nil
+}
+
+// SetGroupImage implements providers.Control. It makes a template like that of the group with the image,
+// whose name follows from its content, and has the group use it for new machines only.
+func (c *Cloud) SetGroupImage(ctx context.Context, groupID, image string) error {
+	g, err := c.group(ctx, groupID)
+	if err != nil {
+		return err
+	}
+	op := "set the image of group " + g.name
+	before, err := c.template(ctx, g.template)
+	if err != nil {
+		return err
+	}
+	if imageOf(before) == path(image) {
+		return ctx.Err()
+	}
+	next, err := withImage(before, image)
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	err = c.change(ctx, op, "", func() (*compute.Operation, error) {
+		return c.api.InstanceTemplates.Insert(c.project, next).RequestId(requestID(next.Name, 0)).Context(ctx).Do()
+	})
+	if err != nil && !errors.Is(err, cloud.ErrConflict) { // its name is taken: it exists
+		return err
+	}
+	if next, err = c.template(ctx, next.Name); err != nil {
+		return err
+	}
+	if imageOf(next) != path(image) {
+		return &Error{Op: op, Kind: cloud.ErrConflict, Message: fmt.Sprintf("template %s has image %s", next.Name, imageOf(next)), Remedy: "delete the template"}
+	}
+	url := "projects/" + c.project + "/global/instanceTemplates/" + next.Name
+	if err := c.change(ctx, op, g.zone, func() (*compute.Operation, error) {
+		return c.api.InstanceGroupManagers.Patch(c.project, g.zone, g.name, &compute.InstanceGroupManager{
+			Versions:     []*compute.InstanceGroupManagerVersion{{InstanceTemplate: url}},
+			UpdatePolicy: &compute.InstanceGroupManagerUpdatePolicy{Type: "OPPORTUNISTIC"},
+		}).Context(ctx).Do()
+	}); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now, ok := c.groups[groupID]; ok {
+		now.template, now.Image = next.Name, path(image)
+		c.groups[groupID] = now
+	}
+	return nil
+}
+
+// withImage returns a template like t with another image of the boot disk.
+func withImage(t *compute.InstanceTemplate, image string) (*compute.InstanceTemplate, error) {
+	b, err := json.Marshal(t.Properties)
+	if err != nil {
+		return nil, fmt.Errorf("copy template %s: %w", t.Name, err)
+	}
+	properties := &compute.InstanceProperties{}
+	if err := json.Unmarshal(b, properties); err != nil {
+		return nil, fmt.Errorf("copy template %s: %w", t.Name, err)
+	}
+	changed := false
+	for _, d := range properties.Disks {
+		if d.Boot && d.InitializeParams != nil {
+			d.InitializeParams.SourceImage, changed = image, true
+		}
+	}
+	if !changed {
+		return nil, fmt.Errorf("template %s has no boot disk with an image", t.Name)
+	}
+	sum := sha256.Sum256([]byte(image))
+	stem := t.Name
+	if n := strings.LastIndex(stem, "-i"); n > 0 && len(stem)-n == 14 { // of an image before
+		stem = stem[:n]
+	}
+	stem = strings.TrimRight(stem[:min(len(stem), maxName-14)], "-")
+	return &compute.InstanceTemplate{Name: stem + "-i" + hex.EncodeToString(sum[:6]), Description: t.Description, Properties: properties}, nil
+}

@@ -1,0 +1,266 @@
+// Package gcp manages the machines of a cluster in Google Cloud, through Google's own client of
+// Compute Engine. It hides zonal managed instance groups behind the contract of
+// [constellation/engine/cloud/providers].
+//
+// # State of the work
+//
+// The package was run against the emulator of package gcptest alone, never against Google. It has the
+// view of the operator, [Cloud], and that of the console, [Console]. It has no metadata server's client,
+// no attestation and no infrastructure yet, so the registry of providers does not have it, and no
+// program links it. docs/clouds/gcp.md lists what is proven.
+//
+// # Names and identity
+//
+// The provider ID of a machine is gce://PROJECT/ZONE/NAME. Its name is that of its group's machines, a
+// hyphen and its token. Compute Engine lets a name be used again, and a group can recreate a machine
+// under its name. Three means make that harmless:
+//
+//   - The incarnation is the number that Compute Engine gives to each machine. It never uses a number
+//     again. A machine that is deleted is looked up first, and left alone if its number differs.
+//   - Before a creation, the insert operations of the zone are read. They have the names of all
+//     machines that were made, also of deleted ones. Such a name is not created again.
+//   - Groups with autohealing are refused.
+//
+// A machine that the group has not created yet has no number. Its key is its provider ID alone.
+//
+// # Requests
+//
+// Requests are batched: one creates or deletes all machines of a group. Each waits for its operation,
+// which ends when the machines are scheduled, not when they run. Requests stay below [Share] of the
+// documented rate limits. A description is at most [MaxAge] old.
+//
+// Credentials are those that Google's libraries find by themselves: of the machine's service account,
+// of workload identity federation or of a user. A file with a key of a service account is refused,
+// because such a key does not expire.
+package gcp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"cloud.google.com/go/auth/credentials"
+	compute "google.golang.org/api/compute/v1"
+	"google.golang.org/api/option"
+
+	"constellation/engine/cloud"
+)
+
+const (
+	// LabelUID is the label of machines with the UID of their cluster, LabelRole that with their role. A
+	// group belongs to a cluster if its instance template has both.
+	LabelUID  = "constellation-uid"
+	LabelRole = "constellation-role"
+	// LabelVersion is the label of an image with its version, in which hyphens replace dots.
+	LabelVersion = "constellation-version"
+
+	// MaxAge is the age that a description of a machine may have.
+	MaxAge = 10 * time.Second
+	// Share is the part of the documented rate limits of a project that this package uses.
+	Share = 0.8
+
+	scope     = "https://www.googleapis.com/auth/compute"
+	pageSize  = 500 // the largest of Compute Engine
+	tokenSize = 24
+	maxName   = 63
+)
+
+// Options describe the machines of a cluster. Project, UID and Zones are required.
+type Options struct {
+	Project string
+	// UID is the value of LabelUID.
+	UID string
+	// Zones are searched for groups and machines.
+	Zones []string
+	// Endpoint is the URL of the API, up to and with the version; empty: Google's.
+	Endpoint string
+	// HTTP sends the requests with their credentials. Nil: the default credentials are found.
+	HTTP *http.Client
+}
+
+// Cloud implements providers.Control. It is safe for concurrent use.
+type Cloud struct {
+	project, uid string
+	zones        []string
+	api          *compute.Service
+	limits       *limits
+
+	mu        sync.Mutex
+	templates map[string]*compute.InstanceTemplate // by name; templates do not change
+	groups    map[string]group                     // by ID, as last read
+	seen      map[string]observation               // by provider ID
+	leaving   map[string]time.Time                 // keys whose deletion was accepted, and when
+	pending   map[string]map[string]bool           // names by group ID: accepted, and not seen yet
+	made      map[string]birth                     // by provider ID: the first machine that had it
+	looked    map[string]time.Time                 // by zone: the newest insert operation that was read
+	failures  map[string]int                       // by names of a creation: how many failed
+}
+
+// birth is the first machine that had a provider ID.
+type birth struct {
+	number uint64 // 0: its creation was accepted, and its number is not known
+	at     time.Time
+}
+
+// bear records a machine, unless an older one had its ID. Callers hold the lock.
+func (c *Cloud) bear(id string, b birth) {
+	if first := c.made[id]; first.number == 0 || b.at.Before(first.at) {
+		c.made[id] = b
+	}
+}
+
+// observation is a machine as it was at a time.
+type observation struct {
+	cloud.Instance
+	at time.Time
+}
+
+// group is a managed instance group of the cluster.
+type group struct {
+	cloud.Group
+	zone, name string
+	base       string // of the names of its machines
+	template   string // name
+	autoheals  bool
+	paginated  bool // its machines come in pages
+}
+
+// New returns the machines of a cluster. It sends nothing yet, but may read files that have credentials.
+func New(ctx context.Context, o Options) (*Cloud, error) {
+	if o.Project == "" || o.UID == "" || len(o.Zones) == 0 {
+		return nil, errors.New("open Google Cloud: project, UID or zones are missing")
+	}
+	opts := []option.ClientOption{option.WithUserAgent("constellation")}
+	if o.Endpoint != "" {
+		opts = append(opts, option.WithEndpoint(o.Endpoint))
+	}
+	if o.HTTP != nil {
+		opts = append(opts, option.WithHTTPClient(o.HTTP))
+	} else {
+		found, err := detect(ctx)
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, found)
+	}
+	api, err := compute.NewService(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("open Google Cloud: %w", err)
+	}
+	return &Cloud{
+		project: o.Project, uid: o.UID, zones: o.Zones, api: api, limits: newLimits(),
+		templates: map[string]*compute.InstanceTemplate{}, groups: map[string]group{}, seen: map[string]observation{}, leaving: map[string]time.Time{},
+		pending: map[string]map[string]bool{}, made: map[string]birth{}, looked: map[string]time.Time{}, failures: map[string]int{},
+	}, nil
+}
+
+// detect returns the default credentials.
+func detect(ctx context.Context) (option.ClientOption, error) {
+	found, err := credentials.DetectDefault(&credentials.DetectOptions{Scopes: []string{scope}})
+	if err != nil {
+		return nil, &Error{Op: "find credentials", Kind: cloud.ErrDenied, Message: err.Error(), Remedy: noCredentials}
+	}
+	if strings.Contains(string(found.JSON()), `"private_key"`) {
+		return nil, &Error{
+			Op: "find credentials", Kind: cloud.ErrDenied, Message: "the default credentials are a key of a service account, which does not expire",
+			Remedy: "delete the key, and use workload identity federation, the service account of the machine, or `gcloud auth application-default login --impersonate-service-account`",
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return option.WithAuthCredentials(found), nil
+}
+
+// ProviderID returns the ID of a machine, as the cloud controller manager of Google Cloud writes it.
+func ProviderID(project, zone, name string) string {
+	return "gce://" + project + "/" + zone + "/" + name
+}
+
+var segment = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.:]{0,98}[a-z0-9])?$`)
+
+// ParseProviderID is the inverse of ProviderID. It accepts a key, too.
+func ParseProviderID(id string) (project, zone, name string, ok bool) {
+	id, _ = cloud.SplitKey(id)
+	rest, ok := strings.CutPrefix(id, "gce://")
+	parts := strings.Split(rest, "/")
+	if !ok || len(parts) != 3 || !segment.MatchString(parts[0]) || !segment.MatchString(parts[1]) || !segment.MatchString(parts[2]) {
+		return "", "", "", false
+	}
+	return parts[0], parts[1], parts[2], true
+}
+
+// GroupID returns the ID of a managed instance group.
+func GroupID(project, zone, name string) string {
+	return "projects/" + project + "/zones/" + zone + "/instanceGroupManagers/" + name
+}
+
+// GroupName returns the name that the ID of a group contains; empty for another ID.
+func GroupName(id string) string {
+	_, _, name := parseGroupID(id)
+	return name
+}
+
+func parseGroupID(id string) (project, zone, name string) {
+	p := strings.Split(id, "/")
+	if len(p) != 6 || p[0] != "projects" || p[2] != "zones" || p[4] != "instanceGroupManagers" {
+		return "", "", ""
+	}
+	return p[1], p[3], p[5]
+}
+
+// base returns the last segment of a URL.
+func base(url string) string { return url[strings.LastIndexByte(url, '/')+1:] }
+
+// between returns the segment of a URL that follows another one.
+func between(url, before string) string {
+	_, rest, _ := strings.Cut(url, "/"+before+"/")
+	out, _, _ := strings.Cut(rest, "/")
+	return out
+}
+
+// path returns a URL without its host and version: projects/...
+func path(url string) string {
+	if n := strings.Index(url, "projects/"); n >= 0 {
+		return url[n:]
+	}
+	return url
+}
+
+var hexToken = regexp.MustCompile(`^[0-9a-f]{24}$`)
+
+// tokenOf returns the token in the name of a machine of a group; empty if it has none.
+func tokenOf(base, name string) string {
+	if token := strings.TrimPrefix(name, base+"-"); hexToken.MatchString(token) {
+		return token
+	}
+	return ""
+}
+
+// imageOf returns the image of the boot disk of a template.
+func imageOf(t *compute.InstanceTemplate) string {
+	if t == nil || t.Properties == nil {
+		return ""
+	}
+	for _, d := range t.Properties.Disks {
+		if d.Boot && d.InitializeParams != nil {
+			return path(d.InitializeParams.SourceImage)
+		}
+	}
+	return ""
+}
+
+// state translates the status of a machine. Compute Engine reports a machine that is being deleted like
+// one that is being stopped.
+func state(status string) cloud.State {
+	return cmp.Or(map[string]cloud.State{
+		"PROVISIONING": cloud.Creating, "STAGING": cloud.Creating, "RUNNING": cloud.Ready, "REPAIRING": cloud.Unknown,
+		"PENDING_STOP": cloud.Terminating, "STOPPING": cloud.Terminating, "SUSPENDING": cloud.Stopped, "SUSPENDED": cloud.Stopped, "TERMINATED": cloud.Stopped,
+	}[status], cloud.Unknown)
+}

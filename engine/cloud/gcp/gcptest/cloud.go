@@ -1,0 +1,464 @@
+// Package gcptest emulates Compute Engine in front of machines of any kind, for tests. No program imports
+// it.
+//
+// What it emulates is a table, [Semantics], whose rows have the addresses of Google's documentation. It was
+// written from that documentation, and was never compared with Google. Requests pass a gate that is built
+// from the document that Google's client is generated from. An emulator of another vendor has a schema and
+// semantics of its own, and the rest, package wire, in common with this one.
+package gcptest
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	compute "google.golang.org/api/compute/v1"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/cloudtest/wire"
+	"constellation/engine/cloud/gcp"
+)
+
+// Options describe the cloud. Fleet is required.
+type Options struct {
+	// Fleet has the machines.
+	Fleet wire.Fleet
+	// Pending and Running are how long an operation has these states.
+	Pending, Running time.Duration
+	// Insert is from the scheduling of a machine until it exists. Retry is between two attempts.
+	Insert, Retry time.Duration
+	// Page is the largest page of a list; zero: 500.
+	Page int
+	// Unlimited switches the rate limits off.
+	Unlimited bool
+	// LateConflicts has an operation fail for a name that is taken, and not its request.
+	LateConflicts bool
+}
+
+// Project and UID are those of every cloud. Zones are its zones.
+const (
+	Project = "demo-project"
+	UID     = "0123456789abcdef"
+)
+
+// Zones are the zones.
+var Zones = []string{"europe-west3-a", "europe-west3-b", "europe-west3-c"}
+
+// Cloud is an emulated Compute Engine. It is safe for concurrent use.
+type Cloud struct {
+	*wire.Gate
+	o   Options
+	api *document
+
+	mu        sync.Mutex
+	serial    uint64
+	templates map[string]*compute.InstanceTemplate
+	images    []*compute.Image
+	groups    map[string]*group // by zone/name
+	ops       []*operation
+	requests  map[string]*operation // by request ID
+	stockout  map[string]bool       // zones
+	quota     int                   // of machines; zero: none
+	revoked   map[string]bool       // permissions
+	endless   map[string]int        // of the next operations of a method, so many do not end
+	tokens    map[string]token
+	waking    bool // a later call of settle is scheduled for machines that are recreated
+}
+
+// group is a managed instance group.
+type group struct {
+	compute.InstanceGroupManager
+	zone    string
+	managed []*managed
+}
+
+// managed is a managed instance.
+type managed struct {
+	name, template, action string
+	vm                     *compute.Instance // nil: there is no machine
+	next                   time.Time         // of the next attempt
+	failed                 *compute.ManagedInstanceLastAttempt
+}
+
+type operation struct {
+	compute.Operation
+	runs, ends time.Time
+	endless    bool
+	effect     func(now time.Time) (code, message string)
+}
+
+// limits are the documented rate limits, for each minute.
+var limits = map[string]int{"read_requests": 1500, "list_requests": 1500, "operation_read_requests": 1500, "default": 1500}
+
+// New returns a cloud without groups. fail is called for each request and answer that the API does not have.
+func New(fail func(problem string), o Options) (*Cloud, error) {
+	d, err := discovery()
+	if err != nil {
+		return nil, err
+	}
+	o.Page = cmp.Or(o.Page, 500)
+	c := &Cloud{
+		o: o, api: d, serial: 1 << 40, templates: map[string]*compute.InstanceTemplate{}, groups: map[string]*group{}, requests: map[string]*operation{},
+		stockout: map[string]bool{}, revoked: map[string]bool{}, endless: map[string]int{}, tokens: map[string]token{},
+	}
+	limits := limits
+	if o.Unlimited {
+		limits = nil
+	}
+	c.Gate = wire.NewGate(vendor{c}, limits, fail)
+	return c, nil
+}
+
+// AddImage adds an image with a version, such as v1.1.0. It returns its reference.
+func (c *Cloud) AddImage(name, version string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.images = append(c.images, &compute.Image{Name: name, Status: "READY", Labels: map[string]string{gcp.LabelVersion: strings.ReplaceAll(version, ".", "-")}})
+	return "projects/" + Project + "/global/images/" + name
+}
+
+// AddGroup adds an empty group of a role, whose template has an image. Change, unless it is nil, edits the
+// group before it exists.
+func (c *Cloud) AddGroup(zone, name string, role cloud.Role, image, uid string, change func(*compute.InstanceGroupManager)) (id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := &compute.InstanceTemplate{Name: name + "-template", Properties: &compute.InstanceProperties{
+		MachineType: "n2-standard-4", Labels: map[string]string{gcp.LabelUID: uid, gcp.LabelRole: string(role)},
+		Disks:             []*compute.AttachedDisk{{Boot: true, AutoDelete: true, InitializeParams: &compute.AttachedDiskInitializeParams{SourceImage: image, DiskSizeGb: 20}}},
+		NetworkInterfaces: []*compute.NetworkInterface{{Network: "global/networks/" + uid}},
+	}}
+	c.templates[t.Name] = t
+	url := "https://www.googleapis.com/compute/v1/projects/" + Project + "/global/instanceTemplates/" + t.Name
+	g := &group{zone: zone, InstanceGroupManager: compute.InstanceGroupManager{
+		Name: name, Zone: zoneURL(zone), BaseInstanceName: name, InstanceTemplate: url, Versions: []*compute.InstanceGroupManagerVersion{{InstanceTemplate: url}},
+		UpdatePolicy: &compute.InstanceGroupManagerUpdatePolicy{Type: "OPPORTUNISTIC"},
+	}}
+	if change != nil {
+		change(&g.InstanceGroupManager)
+	}
+	c.groups[zone+"/"+name] = g
+	return gcp.GroupID(Project, zone, name)
+}
+
+// Seed adds machines that exist to a group. It returns their keys.
+func (c *Cloud) Seed(groupID string, n int) (keys []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := strings.Split(groupID, "/")
+	g := c.groups[p[3]+"/"+p[5]]
+	for range n {
+		c.serial++
+		m := &managed{name: fmt.Sprintf("%s-%024x", g.BaseInstanceName, c.serial), template: g.Versions[0].InstanceTemplate}
+		g.managed = append(g.managed, m)
+		g.TargetSize++
+		c.make(g, m, time.Now())
+		keys = append(keys, cloud.Key(gcp.ProviderID(Project, g.zone, m.name), strconv.FormatUint(m.vm.Id, 10)))
+	}
+	return keys
+}
+
+// SetStockout sets whether a zone has no machines left.
+func (c *Cloud) SetStockout(zone string, is bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stockout[zone] = is
+}
+
+// SetQuota sets how many machines the project may have; zero: any number.
+func (c *Cloud) SetQuota(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.quota = n
+}
+
+// Revoke takes a permission from all accounts; Grant returns it.
+func (c *Cloud) Revoke(permission string) { c.permit(permission, true) }
+
+// Grant returns a permission that was revoked.
+func (c *Cloud) Grant(permission string) { c.permit(permission, false) }
+
+func (c *Cloud) permit(permission string, revoked bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.revoked[permission] = revoked
+}
+
+// StickNext has the next operation of a method never end.
+func (c *Cloud) StickNext(method string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.endless[method]++
+}
+
+// Kill deletes a machine behind the back of its group, which recreates it under its name unless its policy
+// is to do nothing. It returns the number of the machine that was deleted.
+func (c *Cloud) Kill(name string) (id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, g := range c.groups {
+		for _, m := range g.managed {
+			if m.name == name && m.vm != nil {
+				if p := g.InstanceLifecyclePolicy; p == nil || p.DefaultActionOnFailure != "DO_NOTHING" {
+					m.action = "RECREATING"
+				}
+				id = m.vm.Id
+				c.o.Fleet.Stop(strconv.FormatUint(id, 10))
+				c.settle(time.Now())
+				return id
+			}
+		}
+	}
+	return 0
+}
+
+func zoneURL(zone string) string {
+	return "https://www.googleapis.com/compute/v1/projects/" + Project + "/zones/" + zone
+}
+
+// wake settles the cloud after a time.
+func (c *Cloud) wake(after time.Duration) {
+	time.AfterFunc(after, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.settle(time.Now())
+	})
+}
+
+// settle carries out what is due.
+func (c *Cloud) settle(now time.Time) {
+	again := false
+	for _, o := range c.ops {
+		if o.Status == "DONE" || o.endless {
+			continue
+		}
+		if !now.Before(o.runs) {
+			o.Status = "RUNNING"
+		}
+		if now.Before(o.ends) {
+			continue
+		}
+		o.Status, o.Progress, o.EndTime = "DONE", 100, now.Format(time.RFC3339Nano)
+		if code, message := o.effect(now); code != "" {
+			o.HttpErrorStatusCode, o.HttpErrorMessage = http.StatusConflict, "CONFLICT"
+			o.Error = &compute.OperationError{Errors: []*compute.OperationErrorErrors{{Code: code, Message: message}}}
+		}
+	}
+	for _, g := range c.groups {
+		for _, m := range g.managed {
+			if m.vm != nil && c.state(m.vm) == cloud.Terminated {
+				m.vm = nil
+				if m.action == "RECREATING" {
+					m.next = now
+				}
+			}
+			if m.vm == nil && (m.action == "CREATING" || m.action == "RECREATING") && !now.Before(m.next) {
+				c.attempt(g, m, now)
+			}
+			if m.vm != nil && m.action != "DELETING" && c.state(m.vm) == cloud.Ready {
+				m.action = "NONE"
+			}
+		}
+		again = again || slices.ContainsFunc(g.managed, func(m *managed) bool { return m.vm != nil && m.action == "RECREATING" })
+		g.managed = slices.DeleteFunc(g.managed, func(m *managed) bool { return m.vm == nil && (m.action == "DELETING" || m.action == "NONE") })
+	}
+	if again && !c.waking {
+		c.waking = true
+		time.AfterFunc(time.Second, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.waking = false
+			c.settle(time.Now())
+		})
+	}
+}
+
+func (c *Cloud) state(vm *compute.Instance) cloud.State {
+	return c.o.Fleet.State(strconv.FormatUint(vm.Id, 10))
+}
+
+// attempt tries to create the machine of a managed instance.
+func (c *Cloud) attempt(g *group, m *managed, now time.Time) {
+	var code, message string
+	existing := 0
+	for _, other := range c.groups {
+		for _, x := range other.managed {
+			if x.vm != nil {
+				existing++
+			}
+		}
+	}
+	switch {
+	case c.stockout[g.zone]:
+		code, message = "ZONE_RESOURCE_POOL_EXHAUSTED", fmt.Sprintf("The zone 'projects/%s/zones/%s' does not have enough resources available to fulfill the request.", Project, g.zone)
+	case c.quota > 0 && existing >= c.quota:
+		code, message = "QUOTA_EXCEEDED", fmt.Sprintf("Quota 'INSTANCES' exceeded. Limit: %d.0 in region europe-west3.", c.quota)
+	default:
+		m.failed = nil
+		c.make(g, m, now)
+		return
+	}
+	m.next = now.Add(c.o.Retry)
+	c.wake(c.o.Retry)
+	m.failed = &compute.ManagedInstanceLastAttempt{Errors: &compute.ManagedInstanceLastAttemptErrors{Errors: []*compute.ManagedInstanceLastAttemptErrorsErrors{{Code: code, Message: message}}}}
+	c.inserted(g, m.name, 0, now, code, message)
+}
+
+// make creates the machine of a managed instance.
+func (c *Cloud) make(g *group, m *managed, now time.Time) {
+	c.serial += 7
+	t := c.templates[m.template[strings.LastIndexByte(m.template, '/')+1:]]
+	by, with := "projects/123456789012/zones/"+g.zone+"/instanceGroupManagers/"+g.Name, "projects/123456789012/global/instanceTemplates/"+t.Name
+	address, err := c.o.Fleet.Start(wire.Machine{
+		ID: strconv.FormatUint(c.serial, 10), Name: m.name, Group: g.Name, Role: cloud.Role(t.Properties.Labels[gcp.LabelRole]),
+		Image: t.Properties.Disks[0].InitializeParams.SourceImage, Token: strings.TrimPrefix(m.name, g.BaseInstanceName+"-"),
+	})
+	if err != nil {
+		m.next = now.Add(c.o.Retry)
+		return
+	}
+	m.vm = &compute.Instance{
+		Id: c.serial, Name: m.name, Zone: zoneURL(g.zone), CreationTimestamp: now.Format(time.RFC3339Nano), Labels: t.Properties.Labels,
+		Metadata:          &compute.Metadata{Items: []*compute.MetadataItems{{Key: "instance-template", Value: &with}, {Key: "created-by", Value: &by}}},
+		NetworkInterfaces: []*compute.NetworkInterface{{NetworkIP: address.String()}},
+	}
+	m.action = cmp.Or(m.action, "CREATING")
+	c.inserted(g, m.name, m.vm.Id, now, "", "")
+}
+
+// inserted records the operation of the group that inserts a machine.
+func (c *Cloud) inserted(g *group, name string, id uint64, now time.Time, code, message string) {
+	o := c.operation("insert", g.zone, zoneURL(g.zone)+"/instances/"+name, id, now)
+	o.Status, o.Progress, o.EndTime = "DONE", 100, o.InsertTime
+	if code != "" {
+		o.Error = &compute.OperationError{Errors: []*compute.OperationErrorErrors{{Code: code, Message: message}}}
+	}
+}
+
+// operation records an operation.
+func (c *Cloud) operation(kind, zone, target string, id uint64, now time.Time) *operation {
+	c.serial++
+	o := &operation{runs: now.Add(c.o.Pending), ends: now.Add(c.o.Pending + c.o.Running), effect: func(time.Time) (string, string) { return "", "" }}
+	o.Operation = compute.Operation{
+		Id: c.serial, Name: fmt.Sprintf("operation-%d", c.serial), OperationType: kind, Status: "PENDING", TargetLink: target, TargetId: id,
+		InsertTime: now.Format(time.RFC3339Nano),
+	}
+	if zone != "" {
+		o.Zone = zoneURL(zone)
+	}
+	c.ops = append(c.ops, o)
+	if kind != "insert" || id == 0 {
+		c.wake(c.o.Pending + c.o.Running)
+	}
+	return o
+}
+
+// mutate starts the operation of a call, or returns that of an earlier request with its ID.
+func (c *Cloud) mutate(call wire.Call, kind, target string, effect func(now time.Time) (code, message string)) wire.Reply {
+	request := call.Params["requestId"]
+	if o := c.requests[request]; request != "" && o != nil {
+		return c.reply(call, o.Operation)
+	}
+	o := c.operation(kind, call.Params["zone"], target, 0, time.Now())
+	o.effect, o.ClientOperationId = effect, request
+	if c.endless[call.Method] > 0 {
+		c.endless[call.Method]--
+		o.endless = true
+	}
+	if request != "" {
+		c.requests[request] = o
+	}
+	c.settle(time.Now())
+	return c.reply(call, o.Operation)
+}
+
+// Serve implements wire.Vendor.
+func (c *Cloud) serve(ctx context.Context, call wire.Call) wire.Reply {
+	if strings.HasSuffix(call.Method, "Operations.wait") {
+		c.wait(ctx, call.Params["operation"])
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settle(time.Now())
+	if zone, ok := call.Params["zone"]; call.Params["project"] != Project || ok && !slices.Contains(Zones, zone) {
+		return refusal(http.StatusNotFound, "notFound", fmt.Sprintf("The resource 'projects/%s/zones/%s' was not found", call.Params["project"], zone))
+	}
+	if right := permissionOf(call.Method); c.revoked[right] {
+		return refusal(http.StatusForbidden, "forbidden", fmt.Sprintf("Required '%s' permission for 'projects/%s'", right, Project))
+	}
+	if id, ok := call.Params["requestId"]; ok && !validUUID(id) {
+		return refusal(http.StatusBadRequest, "invalid", "Invalid value for field 'requestId': "+id)
+	}
+	h := handlers[strings.TrimPrefix(call.Method, "compute.")]
+	if h == nil {
+		return refusal(http.StatusNotImplemented, "notImplemented", "the emulator has no method "+call.Method)
+	}
+	return h(c, call)
+}
+
+// wait waits until an operation has ended, for two minutes at most.
+func (c *Cloud) wait(ctx context.Context, name string) {
+	most := 2 * time.Minute
+	c.mu.Lock()
+	for _, o := range c.ops {
+		if o.Name == name && !o.endless {
+			most = min(most, time.Until(o.ends))
+		}
+	}
+	c.mu.Unlock()
+	if most <= 0 {
+		return
+	}
+	t := time.NewTimer(most)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// reply marshals an answer and applies the parameter fields.
+func (c *Cloud) reply(call wire.Call, v any) wire.Reply {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return refusal(http.StatusInternalServerError, "internalError", err.Error())
+	}
+	if fields := call.Params["fields"]; fields != "" {
+		if b, err = c.api.mask(call.Method, fields, b); err != nil {
+			return refusal(http.StatusBadRequest, "invalidParameter", err.Error())
+		}
+	}
+	return wire.Reply{Status: http.StatusOK, Body: b}
+}
+
+// refusal is an answer in Google's format of errors.
+func refusal(status int, reason, message string) wire.Reply {
+	type item struct {
+		Message string `json:"message"`
+		Domain  string `json:"domain"`
+		Reason  string `json:"reason"`
+	}
+	var out struct {
+		Error struct {
+			Code    int    `json:"code"`
+			Message string `json:"message"`
+			Errors  []item `json:"errors"`
+		} `json:"error"`
+	}
+	out.Error.Code, out.Error.Message, out.Error.Errors = status, message, []item{{message, "usageLimits", reason}}
+	b, _ := json.Marshal(out) // never fails
+	return wire.Reply{Status: status, Body: b}
+}
+
+// Refusal is an answer of Compute Engine with a reason, for Gate.Refuse.
+func Refusal(status int, reason, message string) wire.Reply { return refusal(status, reason, message) }
+
+func missing(what string) wire.Reply {
+	return refusal(http.StatusNotFound, "notFound", fmt.Sprintf("The resource 'projects/%s/%s' was not found", Project, what))
+}

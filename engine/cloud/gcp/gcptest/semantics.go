@@ -1,0 +1,40 @@
+package gcptest
+
+// Row is something that Compute Engine does, with the address of the documentation that says so.
+type Row struct{ Rule, Documentation string }
+
+const (
+	reference  = "https://cloud.google.com/compute/docs/reference/rest/v1/"
+	migs       = reference + "instanceGroupManagers/"
+	apiQuota   = "https://cloud.google.com/compute/api-quota"
+	working    = "https://cloud.google.com/compute/docs/instance-groups/working-with-managed-instances"
+	repairing  = migs + "insert"
+	responses  = "https://cloud.google.com/compute/docs/api/how-tos/api-requests-responses"
+	resources  = "https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation"
+	errorCodes = reference + "errors"
+)
+
+// Semantics is the table of what the emulator does. TestSemantics checks each row.
+var Semantics = []Row{
+	{"an operation is PENDING, then RUNNING, then DONE", responses},
+	{"the operation of a creation is DONE when the machines are scheduled", migs + "createInstances"},
+	{"the operation of a deletion is DONE when the deletion is scheduled, and the target size is smaller", migs + "deleteInstances"},
+	{"a wait ends with the operation, or after two minutes", reference + "zoneOperations/wait"},
+	{"a repeated request ID returns the first operation", migs + "createInstances"},
+	{"a request ID is a UUID other than zero", migs + "createInstances"},
+	{"a group repeats a failed creation without end, with the errors of the last attempt", migs + "listManagedInstances"},
+	{"a zone without machines fails attempts with ZONE_RESOURCE_POOL_EXHAUSTED", resources},
+	{"a quota of machines fails attempts with QUOTA_EXCEEDED", resources},
+	{"above a rate limit requests fail with 403 rateLimitExceeded until the next minute", apiQuota},
+	{"a name that is taken is 409 alreadyExists", errorCodes},
+	{"a list has 500 items in a page at most, and a token of the next page", reference + "instances/list"},
+	{"managed instances have pages only in groups that are PAGINATED", migs + "listManagedInstances"},
+	{"operations are listed with the newest first on request", reference + "zoneOperations/list"},
+	{"a deletion of machines that are not members fails, unless they are to be skipped", migs + "deleteInstances"},
+	{"a machine that is deleted behind its group is recreated under its name with another number", repairing},
+	{"a group that is to do nothing does not recreate a machine", repairing},
+	{"a new template applies to new machines only, if updates are OPPORTUNISTIC", working},
+	{"a request without a token for Compute Engine is 401", responses},
+	{"a missing permission is 403 forbidden with its name", errorCodes},
+	{"the answer has the selected fields only, and an unknown field is 400", "https://cloud.google.com/compute/docs/api/how-tos/performance"},
+}
