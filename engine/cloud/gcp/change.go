@@ -303,7 +303,7 @@ func (c *Cloud) DeleteInstances(ctx context.Context, keys []string) error {
 
 // remove deletes machines of a group.
 func (c *Cloud) remove(ctx context.Context, groupID string, leave []cloud.Instance) error {
-	_, zone, name := parseGroupID(groupID)
+	zone, name := parseGroupID(groupID)
 	body := &compute.InstanceGroupManagersDeleteInstancesRequest{SkipInstancesOnValidationError: true}
 	for _, i := range leave {
 		body.Instances = append(body.Instances, "zones/"+zone+"/instances/"+i.Name)

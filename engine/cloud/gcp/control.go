@@ -312,12 +312,12 @@ func (c *Cloud) instance(ctx context.Context, zone string, m *compute.Instance) 
 		i.Token = tokenOf(m.Name[:n], m.Name)
 	}
 	i.Created, _ = time.Parse(time.RFC3339, m.CreationTimestamp) // zero: the cloud reports none
-	for _, nic := range m.NetworkInterfaces {
+	if len(m.NetworkInterfaces) > 0 {
+		nic := m.NetworkInterfaces[0]
 		i.IP, _ = netip.ParseAddr(nic.NetworkIP) // invalid: not assigned yet
 		for _, alias := range nic.AliasIpRanges {
 			i.PodCIDR, _ = netip.ParsePrefix(alias.IpCidrRange)
 		}
-		break
 	}
 	return i, true, nil
 }

@@ -62,10 +62,10 @@ type rule struct {
 	remedy string // {permission} and {zone} are replaced
 }
 
-// capacity and quota wrap ErrUnavailable, too: the request can succeed later as it is.
+// errCapacity and errQuota wrap ErrUnavailable, too: the request can succeed later as it is.
 var (
-	capacity = fmt.Errorf("%w: %w", cloud.ErrUnavailable, cloud.ErrCapacity)
-	quota    = fmt.Errorf("%w: %w", cloud.ErrUnavailable, cloud.ErrQuota)
+	errCapacity = fmt.Errorf("%w: %w", cloud.ErrUnavailable, cloud.ErrCapacity)
+	errQuota    = fmt.Errorf("%w: %w", cloud.ErrUnavailable, cloud.ErrQuota)
 )
 
 // rules is the table of errors. Codes are at
@@ -74,11 +74,11 @@ var (
 // https://cloud.google.com/compute/docs/reference/rest/v1/errors.
 var rules = []rule{
 	{
-		codes: []string{"ZONE_RESOURCE_POOL_EXHAUSTED", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "RESOURCE_POOL_EXHAUSTED", "stockout", "VM_MIN_COUNT_NOT_REACHED"}, kind: capacity,
+		codes: []string{"ZONE_RESOURCE_POOL_EXHAUSTED", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "RESOURCE_POOL_EXHAUSTED", "stockout", "VM_MIN_COUNT_NOT_REACHED"}, kind: errCapacity,
 		remedy: "wait, use another zone or another machine type, or reserve machines",
 	},
 	{
-		codes: []string{"quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded", "LIMIT_EXCEEDED"}, kind: quota,
+		codes: []string{"quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded", "LIMIT_EXCEEDED"}, kind: errQuota,
 		remedy: "request a higher quota of the project on the page IAM & Admin > Quotas, or delete unused resources",
 	},
 	{codes: []string{"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED", "RESOURCE_OPERATION_RATE_EXCEEDED"}, kind: cloud.ErrThrottled},

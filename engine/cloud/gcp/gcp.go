@@ -53,9 +53,10 @@ import (
 )
 
 const (
-	// LabelUID is the label of machines with the UID of their cluster, LabelRole that with their role. A
-	// group belongs to a cluster if its instance template has both.
-	LabelUID  = "constellation-uid"
+	// LabelUID is the label of machines with the UID of their cluster. A group belongs to a cluster if its
+	// instance template has this label and LabelRole.
+	LabelUID = "constellation-uid"
+	// LabelRole is the label of machines with their role.
 	LabelRole = "constellation-role"
 	// LabelVersion is the label of an image with its version, in which hyphens replace dots.
 	LabelVersion = "constellation-version"
@@ -203,16 +204,16 @@ func GroupID(project, zone, name string) string {
 
 // GroupName returns the name that the ID of a group contains; empty for another ID.
 func GroupName(id string) string {
-	_, _, name := parseGroupID(id)
+	_, name := parseGroupID(id)
 	return name
 }
 
-func parseGroupID(id string) (project, zone, name string) {
+func parseGroupID(id string) (zone, name string) {
 	p := strings.Split(id, "/")
 	if len(p) != 6 || p[0] != "projects" || p[2] != "zones" || p[4] != "instanceGroupManagers" {
-		return "", "", ""
+		return "", ""
 	}
-	return p[1], p[3], p[5]
+	return p[3], p[5]
 }
 
 // base returns the last segment of a URL.

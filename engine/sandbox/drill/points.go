@@ -75,21 +75,7 @@ func (s *seen) points(e *recorder.Entry) (reached []at) {
 			reach(pointKubeadm, f.Node, f.Node)
 		}
 	case *recorder.Pending:
-		if !f.Gone && f.Token != "" {
-			reach(pointIntent, f.Token, f.Donor)
-			if f.Goal == "Leave" {
-				reach(pointBound, f.Token, f.Node)
-			}
-		}
-		if !f.Gone && f.Goal == "Upgrade" {
-			reach(pointScheduled, f.Node, f.Node)
-			if f.Phase != "" {
-				reach(pointUpgrading, f.Node, f.Node)
-			}
-			if f.Phase == "apply" || f.Phase == "done" {
-				reach(pointApplying, f.Node, f.Node)
-			}
-		}
+		ofPending(f, reach)
 	case *recorder.Machines:
 		for _, m := range f.List {
 			if m.Token != "" {
@@ -100,23 +86,51 @@ func (s *seen) points(e *recorder.Entry) (reached []at) {
 			}
 		}
 	case *recorder.Node:
-		if !f.Gone {
-			if f.Donor != "" {
-				reach(pointAdopted, f.UID, f.Name)
-				if f.Ready {
-					reach(pointReady, f.UID, f.Name)
-				}
-			}
-			if f.CordonedByUs {
-				reach(pointCordoned, f.UID, f.Name)
-			}
-			if _, known := s.had[f.UID]; !known {
-				s.had[f.UID] = f.Components
-			}
-			if f.InPlace && f.Components != s.had[f.UID] {
-				reach(pointUpgraded, f.UID, f.Name)
-			}
-		}
+		s.ofNode(f, reach)
 	}
 	return reached
+}
+
+// ofPending reaches the points that a PendingNode shows.
+func ofPending(f *recorder.Pending, reach func(point, key, subject string)) {
+	if f.Gone {
+		return
+	}
+	if f.Token != "" {
+		reach(pointIntent, f.Token, f.Donor)
+		if f.Goal == "Leave" {
+			reach(pointBound, f.Token, f.Node)
+		}
+	}
+	if f.Goal == "Upgrade" {
+		reach(pointScheduled, f.Node, f.Node)
+		if f.Phase != "" {
+			reach(pointUpgrading, f.Node, f.Node)
+		}
+		if f.Phase == "apply" || f.Phase == "done" {
+			reach(pointApplying, f.Node, f.Node)
+		}
+	}
+}
+
+// ofNode reaches the points that a Node shows.
+func (s *seen) ofNode(f *recorder.Node, reach func(point, key, subject string)) {
+	if f.Gone {
+		return
+	}
+	if f.Donor != "" {
+		reach(pointAdopted, f.UID, f.Name)
+		if f.Ready {
+			reach(pointReady, f.UID, f.Name)
+		}
+	}
+	if f.CordonedByUs {
+		reach(pointCordoned, f.UID, f.Name)
+	}
+	if _, known := s.had[f.UID]; !known {
+		s.had[f.UID] = f.Components
+	}
+	if f.InPlace && f.Components != s.had[f.UID] {
+		reach(pointUpgraded, f.UID, f.Name)
+	}
 }

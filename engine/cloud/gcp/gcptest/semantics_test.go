@@ -341,7 +341,7 @@ var checks = map[string]func(*lab){
 		l.ok(err)
 		i := out.Items[0]
 		l.want("selected", i.Name != "" && i.NetworkInterfaces[0].NetworkIP != "" && i.Id == 0 && i.Metadata == nil, true)
-		_, err = l.api.Instances.List(project, zone).Fields("items(name,adress)").Do()
+		_, err = l.api.Instances.List(project, zone).Fields("items(name,ip)").Do()
 		l.refused(err, http.StatusBadRequest, "invalidParameter")
 	},
 }
