@@ -22,7 +22,7 @@ type Needs struct {
 	CA string
 	// Balancer is what a control plane is to have besides; nil: nothing.
 	Balancer *Balancer
-	// TPM is the address of the TPM that the machine is to use, such as unix:/run/tpm.sock; empty, auto and none name no
+	// TPM is the address of the TPM that the machine is to use, such as unix:/run/tpm/socket; empty, auto and none name no
 	// other one than the kernel's. TPMs are those of enrolled machines, by address.
 	TPM  string
 	TPMs map[netip.Addr]string

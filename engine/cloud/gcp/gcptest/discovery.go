@@ -309,7 +309,8 @@ func (s *schema) text(at, v string) (problems []string) {
 
 // limitOf returns the rate limit of a method, as https://cloud.google.com/compute/api-quota groups them.
 func limitOf(m *method) string {
-	name := m.ID[strings.LastIndexByte(m.ID, '.')+1:]
+	words := strings.Split(m.ID, ".") // compute.instances.list
+	name := words[len(words)-1]
 	switch {
 	case strings.Contains(m.ID, "Operations.") && (name == "get" || name == "wait"):
 		return "operation_read_requests"
