@@ -3,6 +3,7 @@
 #   FUZZTIME  time for each fuzz target (default 2m)
 #   SEEDS     seeds of the simulator (default 100000)
 #   DRILLS    drills of hollow machines (default 20)
+#   SIMULATED  drills of simulated machines (default 3)
 #   IN_PLACE  drills of simulated machines that are upgraded in place (default 5)
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -36,6 +37,7 @@ step "model check" make explore
 step "tests, the opt-in ones too" optin
 step "packages" packages
 step "drills" bin/constellation -C bin/drills sandbox drill --machines=hollow --results bin/drills.jsonl --until "${DRILLS:-20}"
+step "drills of simulated machines" bin/constellation -C bin/drills sandbox drill --machines=simulated --results bin/drills.jsonl --until "${SIMULATED:-3}"
 step "drills in place" bin/constellation -C bin/drills sandbox drill --machines=simulated --in-place --results bin/drills.jsonl --until "${IN_PLACE:-5}"
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed: %s\n' "${failed[*]}" >&2
