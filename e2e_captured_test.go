@@ -10,17 +10,17 @@ import (
 	"encoding/pem"
 	"fmt"
 	"strings"
+	"testing"
 	"time"
 
 	"constellation/engine/plan"
 )
 
-// rootOnAWorkerGetsNoOtherIdentity acts as root on one of two workers of real machines. Its kubelet's
+// TestRootOnAWorkerGetsNoOtherIdentity acts as root on one worker of real machines. Its kubelet's
 // credentials, static pods, network position and a reboot yield no other identity. `machine revoke
 // --replace` then removes it while users send requests to a service of four replicas.
-func (c *cloud) rootOnAWorkerGetsNoOtherIdentity() {
-	t := c.t
-	t.Helper()
+func TestRootOnAWorkerGetsNoOtherIdentity(t *testing.T) {
+	c, _ := newCluster(t, realMachines, 1, 2)
 	const captured, controlPlane, other = "worker-1", "control-plane-0", "worker-0"
 	l := c.startLoad()
 	c.staysItself(captured, controlPlane)

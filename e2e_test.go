@@ -362,8 +362,6 @@ func TestClusterOfRealMachines(t *testing.T) {
 	c.wantVIP(machines...)
 	c.callersKeepTheirAddress()
 	c.survives(realMachines, machines)
-	c.kubectl("delete", "deployment/hello", "service/hello") // the next part deploys its own
-	c.rootOnAWorkerGetsNoOtherIdentity()
 }
 
 func TestClusterOfSimulatedMachines(t *testing.T) {

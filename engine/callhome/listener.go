@@ -557,8 +557,9 @@ trap 'exit 1' HUP INT TERM
 console=%s
 url=https://$console/bootstrapper/$arch
 if command -v curl >/dev/null; then
-  curl -fsSk --noproxy '*' --connect-timeout 10 --retry 12 --retry-delay 5 \
-    --retry-connrefused -o "$dir/bootstrapper" "$url" || fail "fetch $url"
+  curl -fsSk --noproxy '*' --connect-timeout 10 --retry 12 \
+    --retry-delay 5 --retry-connrefused -o "$dir/bootstrapper" "$url" ||
+    fail "fetch $url"
 else
   wget -q --no-proxy --no-check-certificate --tries=12 --waitretry=5 \
     --retry-connrefused -O "$dir/bootstrapper" "$url" || fail "fetch $url"
