@@ -226,14 +226,15 @@ func (st *Status) registers(c *workspace.Config, s *workspace.State, in inside) 
 	if !s.Enrolled() || !st.Reachable {
 		return
 	}
+	const remove = "`kubectl -n constellation-system patch configmap " + machines.RegistersConfigMap + ` --type merge -p '{"data":{"NAME":null}}'` + "`"
 	changed, err := machines.ChangedRegisters(workspace.EnrolledInventory(c, s), in.records.Registers)
 	switch {
 	case err != nil:
-		st.Health = append(st.Health, plan.Finding{ID: "registers", Severity: plan.Warn, Title: "the registers of TPMs cannot be read", Detail: err.Error(), Remedy: "delete this entry of the ConfigMap: the join service records it again", Source: "health"})
+		st.Health = append(st.Health, plan.Finding{ID: "registers", Severity: plan.Warn, Title: "the registers of TPMs cannot be read", Detail: err.Error(), Remedy: "remove its record with " + remove, Source: "health"})
 	case len(changed) > 0:
 		st.Health = append(st.Health, plan.Finding{
 			ID: "registers", Severity: plan.Warn, Title: "the TPMs of " + words.Count(len(changed), "machine") + " measured another boot than before", Detail: strings.Join(changed, "; "),
-			Remedy: "if you updated firmware or boot loader then, end this finding with `kubectl -n constellation-system patch configmap " + machines.RegistersConfigMap + ` --type merge -p '{"data":{"NAME":null}}'` + "`; else take the machine out of the cluster with `constellation machine revoke NAME`", Source: "health",
+			Remedy: "if you updated firmware or boot loader then, end this finding with " + remove + "; else take the machine out of the cluster with `constellation machine revoke NAME`", Source: "health",
 		})
 	}
 }

@@ -45,12 +45,12 @@ func (r *registers) note(ctx context.Context, log *slog.Logger, d *directory, st
 	if _, err := d.check(ctx, st, directoryAge); err != nil || d.from(peer, st.Identity) != nil {
 		return
 	}
-	next, err := r.record(ctx, name, last, st.Key, values)
+	next, written, err := r.record(ctx, name, last, st.Key, values)
 	if err != nil {
 		log.Warn("registers not recorded", "err", err)
 		return
 	}
-	if len(next.Changed) > 0 && time.Since(next.Time) < time.Minute {
+	if written && len(next.Changed) > 0 {
 		log.Warn("registers changed", "registers", next.String())
 	}
 	r.mu.Lock()
@@ -58,18 +58,18 @@ func (r *registers) note(ctx context.Context, log *slog.Logger, d *directory, st
 	r.told[name] = next
 }
 
-// record writes the registers of a machine unless they are recorded. last is the record that this process wrote or read before,
-// which counts if it was removed from the cluster.
-func (r *registers) record(ctx context.Context, name string, last machines.Registers, key string, values []string) (next machines.Registers, err error) {
+// record writes the registers of a machine unless they are recorded, also by another join service. last is the record that
+// this process wrote or read before, which counts if it was removed from the cluster.
+func (r *registers) record(ctx context.Context, name string, last machines.Registers, key string, values []string) (next machines.Registers, written bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ticketTimeout)
 	defer cancel()
 	maps := r.kube.core.ConfigMaps(r.kube.ns)
 	cm, err := maps.Get(ctx, machines.RegistersConfigMap, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) { // a cluster whose list was published by an older console
-		return last.Next(key, values, time.Now()), nil
+		return last.Next(key, values, time.Now()), false, nil
 	}
 	if err != nil {
-		return next, fmt.Errorf("read ConfigMap %s: %w", machines.RegistersConfigMap, err)
+		return next, false, fmt.Errorf("read ConfigMap %s: %w", machines.RegistersConfigMap, err)
 	}
 	var recorded machines.Registers // a damaged record is replaced
 	if text := cm.Data[name]; text != "" && json.Unmarshal([]byte(text), &recorded) == nil {
@@ -77,19 +77,18 @@ func (r *registers) record(ctx context.Context, name string, last machines.Regis
 	}
 	next = last.Next(key, values, time.Now())
 	if next.Key == recorded.Key && next.Time.Equal(recorded.Time) && slices.Equal(next.Values, recorded.Values) {
-		return next, nil
+		return next, false, nil
 	}
 	text, err := json.Marshal(next)
 	if err != nil {
-		return next, fmt.Errorf("write registers: %w", err)
+		return next, false, fmt.Errorf("write registers: %w", err)
 	}
-	// Under the condition that the object has not changed: another join service may have heard of the same boot.
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": cm.ResourceVersion}, "data": map[string]string{name: string(text)}})
+	patch, err := json.Marshal(map[string]any{"data": map[string]string{name: string(text)}})
 	if err != nil {
-		return next, fmt.Errorf("write registers: %w", err)
+		return next, false, fmt.Errorf("write registers: %w", err)
 	}
 	if _, err := maps.Patch(ctx, machines.RegistersConfigMap, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		return next, fmt.Errorf("write ConfigMap %s: %w", machines.RegistersConfigMap, err)
+		return next, false, fmt.Errorf("write ConfigMap %s: %w", machines.RegistersConfigMap, err)
 	}
-	return next, nil
+	return next, true, nil
 }

@@ -140,7 +140,7 @@ func (c *Client) PublishesInventory(ctx context.Context, i machines.Inventory) (
 	if err != nil {
 		return false, err
 	}
-	for _, name := range machines.RecordConfigMaps() {
+	for name := range new(machines.Records).ByConfigMap() {
 		if _, err := c.core.CoreV1().ConfigMaps(Namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
 			return false, classify(err)
 		}
@@ -150,7 +150,7 @@ func (c *Client) PublishesInventory(ctx context.Context, i machines.Inventory) (
 
 // MachineRecords implements [engine.Enroller].
 func (c *Client) MachineRecords(ctx context.Context) (r machines.Records, err error) {
-	for name, to := range map[string]*map[string]string{machines.SparesConfigMap: &r.Assignments, machines.SeenConfigMap: &r.Seen, machines.RegistersConfigMap: &r.Registers} {
+	for name, to := range r.ByConfigMap() {
 		m, err := c.core.CoreV1().ConfigMaps(Namespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			continue
@@ -168,7 +168,7 @@ func (c *Client) PublishInventory(ctx context.Context, i machines.Inventory) err
 	if err := c.ownNamespace(ctx); err != nil {
 		return classify(err)
 	}
-	for _, name := range machines.RecordConfigMaps() {
+	for name := range new(machines.Records).ByConfigMap() {
 		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: Namespace}}
 		if _, err := c.core.CoreV1().ConfigMaps(Namespace).Create(ctx, m, metav1.CreateOptions{FieldManager: fieldManager}); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create ConfigMap %s: %w", name, classify(err))

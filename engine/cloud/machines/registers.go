@@ -19,8 +19,10 @@ const RegistersConfigMap = "constellation-registers"
 // the machine; nil: there is no such ConfigMap.
 type Records struct{ Assignments, Seen, Registers map[string]string }
 
-// RecordConfigMaps returns the names of these ConfigMaps. Services may write them and not create them.
-func RecordConfigMaps() []string { return []string{SparesConfigMap, SeenConfigMap, RegistersConfigMap} }
+// ByConfigMap returns the fields by the names of their ConfigMaps. Services may write those and not create them.
+func (r *Records) ByConfigMap() map[string]*map[string]string {
+	return map[string]*map[string]string{SparesConfigMap: &r.Assignments, SeenConfigMap: &r.Seen, RegistersConfigMap: &r.Registers}
+}
 
 // bootRegisters are what the firmware measures, by register, as the TCG PC Client Platform Firmware Profile assigns them.
 // Later registers change with each kernel, which the owner of the machine updates.
