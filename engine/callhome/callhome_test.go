@@ -481,6 +481,12 @@ func TestCommand(t *testing.T) {
 	if out, err := run(only, command); err != nil || !strings.HasPrefix(out, "call "+address) {
 		t.Errorf("without curl: %v\n%s", err, out)
 	}
+	if err := os.Remove(filepath.Join(only, "wget")); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := run(only, command); err == nil || out != "constellation: neither curl nor wget is here: install one of them\n" {
+		t.Errorf("without curl and wget: %v\n%s", err, out)
+	}
 	// User data have the same script. Both can be copied from a terminal with 80 columns.
 	data := c.l.CloudInit(0)
 	for line := range strings.Lines(command + data) {

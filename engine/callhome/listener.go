@@ -561,6 +561,8 @@ if command -v curl >/dev/null; then
     --retry-delay 5 --retry-connrefused -o "$dir/bootstrapper" "$url" ||
     fail "fetch $url"
 else
+  command -v wget >/dev/null ||
+    fail 'neither curl nor wget is here: install one of them'
   wget -q --no-proxy --no-check-certificate --tries=12 --waitretry=5 \
     --retry-connrefused -O "$dir/bootstrapper" "$url" || fail "fetch $url"
 fi
