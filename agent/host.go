@@ -162,8 +162,8 @@ func programVersion(ctx context.Context, program string, args ...string) (string
 	ctx, cancel := context.WithTimeout(ctx, programTimeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, program, args...).Output()
-	// A process that was forked while the program was still being written keeps that file open until
-	// its own exec, and so long the kernel runs the program for nobody (golang.org/issue/22315).
+	// A process that was forked while the program was being written keeps its file open until its own
+	// exec. Until then the kernel refuses to run the program (golang.org/issue/22315).
 	for errors.Is(err, syscall.ETXTBSY) && delay.For(ctx, busyPause) {
 		out, err = exec.CommandContext(ctx, program, args...).Output()
 	}
