@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	compute "google.golang.org/api/compute/v1"
-
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/plan"
@@ -56,14 +54,11 @@ func (c Console) Machines(ctx context.Context) ([]cloud.Machine, error) {
 // Images returns the images of the project that have LabelVersion. Their measurements are not known.
 func (c Console) Images(ctx context.Context) ([]cloud.Image, error) {
 	var out []cloud.Image
-	for token := ""; ; {
-		var page *compute.ImageList
-		if err := c.cloud.limits.do(ctx, lists, "list images of project "+c.cloud.project, func() (err error) {
-			page, err = c.cloud.api.Images.List(c.cloud.project).Filter("labels." + LabelVersion + ":*").MaxResults(pageSize).PageToken(token).
-				Fields("nextPageToken,items(name,labels,status)").Context(ctx).Do()
-			return err
-		}); err != nil {
-			return nil, err
+	err := c.cloud.limits.pages(ctx, "list images of project "+c.cloud.project, func(token string) (string, error) {
+		page, err := c.cloud.api.Images.List(c.cloud.project).Filter("labels." + LabelVersion + ":*").MaxResults(pageSize).PageToken(token).
+			Fields("nextPageToken,items(name,labels,status)").Context(ctx).Do()
+		if err != nil {
+			return "", err
 		}
 		for _, i := range page.Items {
 			v, err := version.Parse(strings.Replace(strings.Replace(i.Labels[LabelVersion], "-", ".", 1), "-", ".", 1))
@@ -71,10 +66,9 @@ func (c Console) Images(ctx context.Context) ([]cloud.Image, error) {
 				out = append(out, cloud.Image{Reference: "projects/" + c.cloud.project + "/global/images/" + i.Name, Version: v.String()})
 			}
 		}
-		if token = page.NextPageToken; token == "" {
-			return out, nil
-		}
-	}
+		return page.NextPageToken, nil
+	})
+	return out, err
 }
 
 // Components fails: Google Cloud offers none, and those of the release are used.

@@ -9,11 +9,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	compute "google.golang.org/api/compute/v1"
-	"google.golang.org/api/googleapi"
 
 	"constellation/engine/cloud"
 )
@@ -62,14 +61,11 @@ func (c *Cloud) Groups(ctx context.Context) ([]cloud.Group, error) {
 // eachZone calls f for all zones. If it fails for some of them only, the error wraps cloud.ErrPartial.
 func (c *Cloud) eachZone(ctx context.Context, f func(ctx context.Context, n int, zone string) error) error {
 	failed := make([]error, len(c.zones))
-	var g errgroup.Group
+	var all sync.WaitGroup
 	for n, zone := range c.zones {
-		g.Go(func() error {
-			failed[n] = f(ctx, n, zone)
-			return nil
-		})
+		all.Go(func() { failed[n] = f(ctx, n, zone) })
 	}
-	_ = g.Wait() // failed has the errors
+	all.Wait()
 	n := 0
 	for _, err := range failed {
 		if err != nil {
@@ -85,29 +81,28 @@ func (c *Cloud) eachZone(ctx context.Context, f func(ctx context.Context, n int,
 
 // groupsOf lists the groups of the cluster in a zone.
 func (c *Cloud) groupsOf(ctx context.Context, zone string) ([]group, error) {
-	op := "list groups of zone " + zone
+	var listed []*compute.InstanceGroupManager
+	if err := c.limits.pages(ctx, "list groups of zone "+zone, func(token string) (string, error) {
+		page, err := c.api.InstanceGroupManagers.List(c.project, zone).MaxResults(pageSize).PageToken(token).Fields(groupFields).Context(ctx).Do()
+		if err != nil {
+			return "", err
+		}
+		listed = append(listed, page.Items...)
+		return page.NextPageToken, nil
+	}); err != nil {
+		return nil, err
+	}
 	var out []group
-	for token := ""; ; {
-		var page *compute.InstanceGroupManagerList
-		if err := c.limits.do(ctx, lists, op, func() (err error) {
-			page, err = c.api.InstanceGroupManagers.List(c.project, zone).MaxResults(pageSize).PageToken(token).Fields(groupFields).Context(ctx).Do()
-			return err
-		}); err != nil {
+	for _, m := range listed {
+		g, ours, err := c.describeGroup(ctx, zone, m)
+		if err != nil {
 			return nil, err
 		}
-		for _, m := range page.Items {
-			g, ours, err := c.describeGroup(ctx, zone, m)
-			if err != nil {
-				return nil, err
-			}
-			if ours {
-				out = append(out, g)
-			}
-		}
-		if token = page.NextPageToken; token == "" {
-			return out, nil
+		if ours {
+			out = append(out, g)
 		}
 	}
+	return out, nil
 }
 
 // describeGroup returns a group. ours reports whether it belongs to the cluster.
@@ -259,30 +254,30 @@ func (c *Cloud) ours() string { return "labels." + LabelUID + " = " + strconv.Qu
 
 // machines lists the machines of the cluster in a zone that match a filter.
 func (c *Cloud) machines(ctx context.Context, zone, filter string) ([]cloud.Instance, error) {
-	op, begun := "list machines of zone "+zone, time.Now()
+	begun := time.Now()
+	var listed []*compute.Instance
+	if err := c.limits.pages(ctx, "list machines of zone "+zone, func(token string) (string, error) {
+		page, err := c.api.Instances.List(c.project, zone).Filter(filter).MaxResults(pageSize).PageToken(token).
+			Fields("nextPageToken,items(" + instanceFields + ")").Context(ctx).Do()
+		if err != nil {
+			return "", err
+		}
+		listed = append(listed, page.Items...)
+		return page.NextPageToken, nil
+	}); err != nil {
+		return nil, err
+	}
 	var out []cloud.Instance
-	for token := ""; ; {
-		var page *compute.InstanceList
-		if err := c.limits.do(ctx, lists, op, func() (err error) {
-			page, err = c.api.Instances.List(c.project, zone).Filter(filter).MaxResults(pageSize).PageToken(token).
-				Fields(googleapi.Field("nextPageToken,items(" + instanceFields + ")")).Context(ctx).Do()
-			return err
-		}); err != nil {
+	for _, m := range listed {
+		i, ours, err := c.instance(ctx, zone, m)
+		if err != nil {
 			return nil, err
 		}
-		for _, m := range page.Items {
-			i, ours, err := c.instance(ctx, zone, m)
-			if err != nil {
-				return nil, err
-			}
-			if ours {
-				out = append(out, c.observe(i, begun))
-			}
-		}
-		if token = page.NextPageToken; token == "" {
-			return out, nil
+		if ours {
+			out = append(out, c.observe(i, begun))
 		}
 	}
+	return out, nil
 }
 
 // instance translates a machine. ours reports whether it belongs to a group of the cluster: the metadata
@@ -315,8 +310,8 @@ func (c *Cloud) instance(ctx context.Context, zone string, m *compute.Instance) 
 	if len(m.NetworkInterfaces) > 0 {
 		nic := m.NetworkInterfaces[0]
 		i.IP, _ = netip.ParseAddr(nic.NetworkIP) // invalid: not assigned yet
-		for _, alias := range nic.AliasIpRanges {
-			i.PodCIDR, _ = netip.ParsePrefix(alias.IpCidrRange)
+		if len(nic.AliasIpRanges) > 0 {
+			i.PodCIDR, _ = netip.ParsePrefix(nic.AliasIpRanges[0].IpCidrRange) // invalid: a single address, which is no range of pods
 		}
 	}
 	return i, true, nil
@@ -365,23 +360,22 @@ func (c *Cloud) uncreated(ctx context.Context, g group, m *compute.ManagedInstan
 // managed lists the managed instances of a group, also those without a machine.
 func (c *Cloud) managed(ctx context.Context, g group) ([]*compute.ManagedInstance, error) {
 	var out []*compute.ManagedInstance
-	for token := ""; ; {
-		var page *compute.InstanceGroupManagersListManagedInstancesResponse
-		if err := c.limits.do(ctx, lists, "list managed instances of group "+g.name, func() (err error) {
-			call := c.api.InstanceGroupManagers.ListManagedInstances(c.project, g.zone, g.name).Fields(managedFields)
-			if g.paginated { // other groups refuse page tokens, and return all
-				call = call.MaxResults(pageSize).PageToken(token)
-			}
-			page, err = call.Context(ctx).Do()
-			return err
-		}); err != nil {
-			return nil, err
+	err := c.limits.pages(ctx, "list managed instances of group "+g.name, func(token string) (string, error) {
+		call := c.api.InstanceGroupManagers.ListManagedInstances(c.project, g.zone, g.name).Fields(managedFields)
+		if g.paginated { // other groups refuse page tokens, and return all
+			call = call.MaxResults(pageSize).PageToken(token)
+		}
+		page, err := call.Context(ctx).Do()
+		if err != nil {
+			return "", err
 		}
 		out = append(out, page.ManagedInstances...)
-		if token = page.NextPageToken; token == "" || !g.paginated {
-			return out, nil
+		if !g.paginated {
+			return "", nil
 		}
-	}
+		return page.NextPageToken, nil
+	})
+	return out, err
 }
 
 // Instance implements providers.Control.
@@ -393,7 +387,7 @@ func (c *Cloud) Instance(ctx context.Context, key string) (cloud.Instance, error
 	begun := time.Now()
 	var m *compute.Instance
 	err := c.limits.do(ctx, reads, "read machine "+name, func() (err error) {
-		m, err = c.api.Instances.Get(c.project, zone, name).Fields(googleapi.Field(instanceFields)).Context(ctx).Do()
+		m, err = c.api.Instances.Get(c.project, zone, name).Fields(instanceFields).Context(ctx).Do()
 		return err
 	})
 	if err == nil {

@@ -63,3 +63,15 @@ func (l *limits) do(ctx context.Context, g quotaGroup, op string, send func() er
 	}
 	return err
 }
+
+// pages sends requests of a list until an answer has no token of a next page.
+func (l *limits) pages(ctx context.Context, op string, send func(token string) (next string, err error)) error {
+	for token := ""; ; {
+		if err := l.do(ctx, lists, op, func() (err error) {
+			token, err = send(token)
+			return err
+		}); err != nil || token == "" {
+			return err
+		}
+	}
+}
