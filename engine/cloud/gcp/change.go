@@ -225,43 +225,53 @@ func (c *Cloud) change(ctx context.Context, op, zone string, send func() (*compu
 	return explainOperation(op, o, time.Now())
 }
 
-// look reads the insert operations of a zone since the last call, and records the machines that were made.
-// The newest come first, so it mostly reads one page. Operations that are older than cloud.TokenMemory and
-// an hour are not read.
+// look reads the operations of a zone that inserted or deleted machines since the last call, and records
+// these machines. The newest come first, so it mostly reads one page. Operations that are older than
+// cloud.TokenMemory and an hour are not read.
 func (c *Cloud) look(ctx context.Context, zone string) error {
 	c.mu.Lock()
-	last := c.looked[zone]
+	newest := c.looked[zone]
 	c.mu.Unlock()
 	since := time.Now().Add(-cloud.TokenMemory - time.Hour)
-	if from := last.Add(-overlap); from.After(since) {
+	if from := newest.Add(-overlap); from.After(since) {
 		since = from
 	}
-	newest := last
-	for token := ""; ; {
-		var page *compute.OperationList
-		if err := c.limits.do(ctx, lists, "list operations of zone "+zone, func() (err error) {
-			page, err = c.api.ZoneOperations.List(c.project, zone).Filter(`operationType = "insert"`).OrderBy("creationTimestamp desc").MaxResults(pageSize).PageToken(token).
-				Fields("nextPageToken,items(insertTime,targetLink,targetId,status,error)").Context(ctx).Do()
-			return err
-		}); err != nil {
-			return err
+	var runs time.Time // of the oldest insert operation that has not ended: it is read again
+	if err := c.limits.pages(ctx, "list operations of zone "+zone, func(token string) (string, error) {
+		page, err := c.api.ZoneOperations.List(c.project, zone).Filter(`(operationType = "insert") OR (operationType = "delete")`).OrderBy("creationTimestamp desc").
+			MaxResults(pageSize).PageToken(token).Fields("nextPageToken,items(name,operationType,insertTime,targetLink,targetId,status,error)").Context(ctx).Do()
+		if err != nil {
+			return "", err
 		}
-		old := false
 		c.mu.Lock()
+		defer c.mu.Unlock()
 		for _, o := range page.Items {
-			at, _ := time.Parse(time.RFC3339, o.InsertTime)
+			at, err := time.Parse(time.RFC3339, o.InsertTime)
+			if err != nil {
+				return "", fmt.Errorf("read the time of operation %s: %w", o.Name, err)
+			}
+			if at.Before(since) {
+				return "", nil
+			}
 			if at.After(newest) {
 				newest = at
 			}
-			old = old || at.Before(since)
-			if name := between(o.TargetLink, "instances"); name != "" && o.Error == nil && o.TargetId != 0 {
+			inserts := o.OperationType == "insert"
+			if inserts && o.Status != "DONE" {
+				runs = at
+				continue
+			}
+			// An insert operation that failed has a number, too, but no machine ever had that.
+			if name := between(o.TargetLink, "instances"); name != "" && o.TargetId != 0 && (!inserts || o.Error == nil) {
 				c.bear(ProviderID(c.project, zone, name), birth{o.TargetId, at})
 			}
 		}
-		c.mu.Unlock()
-		if token = page.NextPageToken; token == "" || old {
-			break
-		}
+		return page.NextPageToken, nil
+	}); err != nil {
+		return err
+	}
+	if !runs.IsZero() && runs.Before(newest) {
+		newest = runs
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -331,7 +341,7 @@ func (c *Cloud) remove(ctx context.Context, groupID string, leave []cloud.Instan
 }
 
 // SetGroupImage implements providers.Control. It makes a template like that of the group with the image,
-// whose name follows from its content, and has the group use it for new machines only.
+// whose name follows from its properties, and has the group use it for new machines only.
 func (c *Cloud) SetGroupImage(ctx context.Context, groupID, image string) error {
 	g, err := c.group(ctx, groupID)
 	if err != nil {
@@ -350,7 +360,7 @@ func (c *Cloud) SetGroupImage(ctx context.Context, groupID, image string) error 
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	err = c.change(ctx, op, "", func() (*compute.Operation, error) {
-		return c.api.InstanceTemplates.Insert(c.project, next).RequestId(requestID(next.Name, 0)).Context(ctx).Do()
+		return c.api.InstanceTemplates.Insert(c.project, next).Context(ctx).Do()
 	})
 	if err != nil && !errors.Is(err, cloud.ErrConflict) { // its name is taken: it exists
 		return err
@@ -398,7 +408,10 @@ func withImage(t *compute.InstanceTemplate, image string) (*compute.InstanceTemp
 	if !changed {
 		return nil, fmt.Errorf("template %s has no boot disk with an image", t.Name)
 	}
-	sum := sha256.Sum256([]byte(image))
+	if b, err = json.Marshal(properties); err != nil {
+		return nil, fmt.Errorf("copy template %s: %w", t.Name, err)
+	}
+	sum := sha256.Sum256(b)
 	stem := t.Name
 	if n := strings.LastIndex(stem, "-i"); n > 0 && len(stem)-n == 14 { // of an image before
 		stem = stem[:n]

@@ -327,19 +327,63 @@ func TestQuotaIsReported(t *testing.T) {
 
 // TestTokenIsRememberedAcrossRestarts repeats the token of a deleted machine in a process that never saw it.
 func TestTokenIsRememberedAcrossRestarts(t *testing.T) {
+	for name, age := range map[string]time.Duration{"a new machine": time.Minute, "a machine whose insertion is not read any more": 12 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, slow, func(l *lab) {
+				made := l.create(l.group, token(1))[0]
+				time.Sleep(age)
+				made = l.read(made.Key())
+				l.delete(made.Key())
+				time.Sleep(cloud.TokenMemory)
+				l.p = l.provider()
+				l.gone(made.Key())
+				if again := l.create(l.group, token(1))[0]; again.State != cloud.Terminated || again.Key() != made.Key() {
+					l.Errorf("the token returned %+v, want %s Terminated", again, made.Key())
+				}
+				if again := l.create(l.group, token(1), token(2)); again[0].State != cloud.Terminated || again[1].State != cloud.Creating {
+					l.Errorf("the token and a new one returned %+v", again)
+				}
+			})
+		})
+	}
+}
+
+// TestUnfinishedInsertOperation reads an operation that can still fail. Its number is not that of the machine then.
+func TestUnfinishedInsertOperation(t *testing.T) {
 	inBubble(t, slow, func(l *lab) {
-		made := l.create(l.group, token(1))[0]
-		time.Sleep(time.Minute)
-		made = l.read(made.Key())
-		l.delete(made.Key())
-		time.Sleep(cloud.TokenMemory)
-		l.p = l.provider()
-		l.gone(made.Key())
-		if again := l.create(l.group, token(1))[0]; again.State != cloud.Terminated || again.Key() != made.Key() {
-			l.Errorf("the token returned %+v, want %s Terminated", again, made.Key())
+		list := func(time string) {
+			l.c.Refuse("compute.zoneOperations.list", 1, wire.Reply{Status: http.StatusOK, Body: fmt.Appendf(nil,
+				`{"items":[{"name":"o","operationType":"insert","status":"RUNNING","targetId":"7","targetLink":"zones/%s/instances/workers-%s","insertTime":%q}]}`, zone, token(1), time)})
 		}
-		if again := l.create(l.group, token(1), token(2)); again[0].State != cloud.Terminated || again[1].State != cloud.Creating {
-			l.Errorf("the token and a new one returned %+v", again)
+		list("yesterday")
+		if _, err := l.p.CreateInstances(l.Context(), l.group, []string{token(1)}); err == nil || !strings.Contains(err.Error(), "time of operation o") {
+			l.Errorf("error %v for an operation without a time", err)
+		}
+		list(time.Now().Format(time.RFC3339))
+		if made := l.create(l.group, token(1))[0]; made.State != cloud.Creating {
+			l.Errorf("made %+v", made)
+		}
+		time.Sleep(time.Minute)
+		if again := l.create(l.group, token(1))[0]; again.State != cloud.Ready || again.Incarnation == "7" {
+			l.Errorf("the token returned %+v", again)
+		}
+	})
+}
+
+// TestTemplateOfAnotherGroupIsNotUsed sets the image of a group that was made again, with other properties.
+func TestTemplateOfAnotherGroupIsNotUsed(t *testing.T) {
+	inBubble(t, slow, func(l *lab) {
+		for _, role := range []cloud.Role{cloud.Worker, cloud.ControlPlane} {
+			l.c.AddGroup(zone, "again", role, l.old, gcptest.UID, nil)
+			p := l.provider()
+			if err := p.SetGroupImage(l.Context(), gcp.GroupID(gcptest.Project, zone, "again"), l.next); err != nil {
+				l.Fatal(err)
+			}
+			groups, err := l.provider().Groups(l.Context())
+			n := slices.IndexFunc(groups, func(g cloud.Group) bool { return g.Name == "again" })
+			if err != nil || n < 0 || groups[n].Role != role || groups[n].Image != l.next {
+				l.Errorf("groups %+v, %v, want one of role %s with image %s", groups, err, role, l.next)
+			}
 		}
 	})
 }

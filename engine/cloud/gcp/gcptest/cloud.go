@@ -36,8 +36,6 @@ type Options struct {
 	Insert, Retry time.Duration
 	// Page is the largest page of a list; zero: 500.
 	Page int
-	// Unlimited switches the rate limits off.
-	Unlimited bool
 	// LateConflicts has an operation fail for a name that is taken, and not its request.
 	LateConflicts bool
 }
@@ -107,10 +105,6 @@ func New(fail func(problem string), o Options) (*Cloud, error) {
 	c := &Cloud{
 		o: o, api: d, serial: 1 << 40, templates: map[string]*compute.InstanceTemplate{}, groups: map[string]*group{}, requests: map[string]*operation{},
 		stockout: map[string]bool{}, revoked: map[string]bool{}, endless: map[string]int{}, tokens: map[string]token{},
-	}
-	limits := limits
-	if o.Unlimited {
-		limits = nil
 	}
 	c.Gate = wire.NewGate(vendor{c}, limits, fail)
 	return c, nil
@@ -198,8 +192,8 @@ func (c *Cloud) StickNext(method string) {
 }
 
 // Kill deletes a machine behind the back of its group, which recreates it under its name unless its policy
-// is to do nothing. It returns the number of the machine that was deleted.
-func (c *Cloud) Kill(name string) (id uint64) {
+// is to do nothing.
+func (c *Cloud) Kill(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, g := range c.groups {
@@ -208,14 +202,18 @@ func (c *Cloud) Kill(name string) (id uint64) {
 				if p := g.InstanceLifecyclePolicy; p == nil || p.DefaultActionOnFailure != "DO_NOTHING" {
 					m.action = "RECREATING"
 				}
-				id = m.vm.Id
-				c.o.Fleet.Stop(strconv.FormatUint(id, 10))
+				c.end(g, m, time.Now())
 				c.settle(time.Now())
-				return id
+				return
 			}
 		}
 	}
-	return 0
+}
+
+// end deletes the machine of a managed instance.
+func (c *Cloud) end(g *group, m *managed, now time.Time) {
+	c.o.Fleet.Stop(strconv.FormatUint(m.vm.Id, 10))
+	c.performed("delete", g, m.name, m.vm.Id, now, "", "")
 }
 
 func zoneURL(zone string) string {
@@ -307,7 +305,7 @@ func (c *Cloud) attempt(g *group, m *managed, now time.Time) {
 	m.next = now.Add(c.o.Retry)
 	c.wake(c.o.Retry)
 	m.failed = &compute.ManagedInstanceLastAttempt{Errors: &compute.ManagedInstanceLastAttemptErrors{Errors: []*compute.ManagedInstanceLastAttemptErrorsErrors{{Code: code, Message: message}}}}
-	c.inserted(g, m.name, 0, now, code, message)
+	c.performed("insert", g, m.name, 0, now, code, message)
 }
 
 // make creates the machine of a managed instance.
@@ -329,12 +327,12 @@ func (c *Cloud) make(g *group, m *managed, now time.Time) {
 		NetworkInterfaces: []*compute.NetworkInterface{{NetworkIP: address.String()}},
 	}
 	m.action = cmp.Or(m.action, "CREATING")
-	c.inserted(g, m.name, m.vm.Id, now, "", "")
+	c.performed("insert", g, m.name, m.vm.Id, now, "", "")
 }
 
-// inserted records the operation of the group that inserts a machine.
-func (c *Cloud) inserted(g *group, name string, id uint64, now time.Time, code, message string) {
-	o := c.operation("insert", g.zone, zoneURL(g.zone)+"/instances/"+name, id, now)
+// performed records an operation of a group that inserts or deletes a machine. It has ended.
+func (c *Cloud) performed(kind string, g *group, name string, id uint64, now time.Time, code, message string) {
+	o := c.operation(kind, g.zone, zoneURL(g.zone)+"/instances/"+name, id, now)
 	o.Status, o.Progress, o.EndTime = "DONE", 100, o.InsertTime
 	if code != "" {
 		o.Error = &compute.OperationError{Errors: []*compute.OperationErrorErrors{{Code: code, Message: message}}}
@@ -353,7 +351,7 @@ func (c *Cloud) operation(kind, zone, target string, id uint64, now time.Time) *
 		o.Zone = zoneURL(zone)
 	}
 	c.ops = append(c.ops, o)
-	if kind != "insert" || id == 0 {
+	if id == 0 {
 		c.wake(c.o.Pending + c.o.Running)
 	}
 	return o

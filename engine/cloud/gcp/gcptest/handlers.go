@@ -299,7 +299,7 @@ func (c *Cloud) deleteInstances(call wire.Call) wire.Reply {
 	if err := json.Unmarshal(call.Body, &body); err != nil || len(body.Instances) == 0 || len(body.Instances) > 1000 {
 		return refusal(http.StatusBadRequest, "invalid", "Invalid value for field 'instances': 1 to 1000 are allowed")
 	}
-	return c.mutate(call, "compute.instanceGroupManagers.deleteInstances", zoneURL(g.zone)+"/instanceGroupManagers/"+g.Name, func(time.Time) (string, string) {
+	return c.mutate(call, "compute.instanceGroupManagers.deleteInstances", zoneURL(g.zone)+"/instanceGroupManagers/"+g.Name, func(now time.Time) (string, string) {
 		var leave []*managed
 		for _, url := range body.Instances {
 			if !strings.Contains(url, "zones/"+g.zone+"/instances/") {
@@ -318,7 +318,7 @@ func (c *Cloud) deleteInstances(call wire.Call) wire.Reply {
 			m.action = "DELETING"
 			g.TargetSize--
 			if m.vm != nil {
-				c.o.Fleet.Stop(strconv.FormatUint(m.vm.Id, 10))
+				c.end(g, m, now)
 			}
 		}
 		return "", ""
