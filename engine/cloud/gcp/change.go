@@ -282,8 +282,8 @@ func (c *Cloud) look(ctx context.Context, zone string) error {
 }
 
 // DeleteInstances implements providers.Control. It is three requests for each group: the machines of the
-// keys, the deletion, and its operation. A machine that gets the name of another one between the first two
-// would be deleted in its place; only somebody who recreates it by hand then can cause that.
+// keys, the deletion, and its operation. If the group recreates a machine under its name between the first
+// two, the new machine is deleted in its place.
 func (c *Cloud) DeleteInstances(ctx context.Context, keys []string) error {
 	if len(keys) == 0 {
 		return ctx.Err()
@@ -365,7 +365,11 @@ func (c *Cloud) SetGroupImage(ctx context.Context, groupID, image string) error 
 	if err != nil && !errors.Is(err, cloud.ErrConflict) { // its name is taken: it exists
 		return err
 	}
-	if next, err = c.template(ctx, next.Name); err != nil {
+	taken := err
+	if next, err = c.template(ctx, next.Name); errors.Is(err, cloud.ErrNotFound) && taken != nil {
+		return taken // an earlier request still makes it
+	}
+	if err != nil {
 		return err
 	}
 	if imageOf(next) != path(image) {

@@ -240,7 +240,13 @@ func TestMissingPermissionIsNamed(t *testing.T) {
 	for right, call := range map[string]func(l *lab) error{
 		"compute.instanceGroupManagers.list": func(l *lab) error { _, err := l.p.Groups(l.Context()); return err },
 		"compute.instanceTemplates.get":      func(l *lab) error { _, err := l.p.Groups(l.Context()); return err },
-		"compute.instances.list":             func(l *lab) error { _, err := l.p.Instances(l.Context()); return err },
+		"compute.instanceGroupManagers.get": func(l *lab) error {
+			l.c.SetStockout(zone, true)
+			l.create(l.group, token(1))
+			_, err := l.p.Instances(l.Context())
+			return err
+		},
+		"compute.instances.list": func(l *lab) error { _, err := l.p.Instances(l.Context()); return err },
 		"compute.instances.get": func(l *lab) error {
 			_, err := l.p.Instance(l.Context(), gcp.ProviderID(gcptest.Project, zone, "none"))
 			return err

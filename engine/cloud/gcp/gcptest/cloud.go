@@ -1,10 +1,10 @@
 // Package gcptest emulates Compute Engine in front of machines of any kind, for tests. No program imports
 // it.
 //
-// What it emulates is a table, [Semantics], whose rows have the addresses of Google's documentation. It was
-// written from that documentation, and was never compared with Google. Requests pass a gate that is built
+// The table [Semantics] lists the emulated rules with the addresses of Google's documentation. The emulator
+// was written from that documentation, and was never compared with Google. Requests pass a gate that is built
 // from the document that Google's client is generated from. An emulator of another vendor has a schema and
-// semantics of its own, and the rest, package wire, in common with this one.
+// semantics of its own, and shares package wire.
 package gcptest
 
 import (
@@ -160,35 +160,29 @@ func (c *Cloud) Seed(groupID string, n int) (keys []string) {
 
 // SetStockout sets whether a zone has no machines left.
 func (c *Cloud) SetStockout(zone string, is bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.stockout[zone] = is
+	c.locked(func() { c.stockout[zone] = is })
 }
 
 // SetQuota sets how many machines the project may have; zero: any number.
 func (c *Cloud) SetQuota(n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.quota = n
+	c.locked(func() { c.quota = n })
 }
 
-// Revoke takes a permission from all accounts; Grant returns it.
-func (c *Cloud) Revoke(permission string) { c.permit(permission, true) }
+// Revoke takes a permission from all accounts.
+func (c *Cloud) Revoke(permission string) { c.locked(func() { c.revoked[permission] = true }) }
 
 // Grant returns a permission that was revoked.
-func (c *Cloud) Grant(permission string) { c.permit(permission, false) }
-
-func (c *Cloud) permit(permission string, revoked bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.revoked[permission] = revoked
-}
+func (c *Cloud) Grant(permission string) { c.locked(func() { delete(c.revoked, permission) }) }
 
 // StickNext has the next operation of a method never end.
 func (c *Cloud) StickNext(method string) {
+	c.locked(func() { c.endless[method]++ })
+}
+
+func (c *Cloud) locked(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.endless[method]++
+	f()
 }
 
 // Kill deletes a machine behind the back of its group, which recreates it under its name unless its policy
@@ -222,14 +216,10 @@ func zoneURL(zone string) string {
 
 // wake settles the cloud after a time.
 func (c *Cloud) wake(after time.Duration) {
-	time.AfterFunc(after, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.settle(time.Now())
-	})
+	time.AfterFunc(after, func() { c.locked(func() { c.settle(time.Now()) }) })
 }
 
-// settle carries out what is due.
+// settle ends operations, creates machines and forgets deleted ones whose time has come.
 func (c *Cloud) settle(now time.Time) {
 	again := false
 	for _, o := range c.ops {
@@ -269,10 +259,10 @@ func (c *Cloud) settle(now time.Time) {
 	if again && !c.waking {
 		c.waking = true
 		time.AfterFunc(time.Second, func() {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.waking = false
-			c.settle(time.Now())
+			c.locked(func() {
+				c.waking = false
+				c.settle(time.Now())
+			})
 		})
 	}
 }
@@ -376,7 +366,7 @@ func (c *Cloud) mutate(call wire.Call, kind, target string, effect func(now time
 	return c.reply(call, o.Operation)
 }
 
-// Serve implements wire.Vendor.
+// serve answers a call, as wire.Vendor.Serve does.
 func (c *Cloud) serve(ctx context.Context, call wire.Call) wire.Reply {
 	if strings.HasSuffix(call.Method, "Operations.wait") {
 		c.wait(ctx, call.Params["operation"])

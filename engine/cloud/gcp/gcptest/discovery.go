@@ -29,7 +29,7 @@ type document struct {
 		Methods map[string]*method `json:"methods"`
 	} `json:"resources"`
 
-	methods []*method
+	methods map[string]*method // by ID
 }
 
 type method struct {
@@ -74,14 +74,14 @@ var discovery = sync.OnceValues(func() (*document, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &document{}
+	d := &document{methods: map[string]*method{}}
 	if err := json.Unmarshal(b, d); err != nil {
 		return nil, fmt.Errorf("read compute-api.json: %w", err)
 	}
 	for _, r := range d.Resources {
 		for _, m := range r.Methods {
 			m.segments = strings.Split(m.FlatPath, "/")
-			d.methods = append(d.methods, m)
+			d.methods[m.ID] = m
 		}
 	}
 	if len(d.methods) == 0 {
@@ -172,10 +172,8 @@ func (d *document) response(id string, body []byte) []string {
 	if err != nil {
 		return []string{err.Error()}
 	}
-	for _, m := range d.methods {
-		if m.ID == id && m.Response != nil {
-			return d.value(m.Response, "answer", v, "")
-		}
+	if m := d.methods[id]; m != nil && m.Response != nil {
+		return d.value(m.Response, "answer", v, "")
 	}
 	return []string{"the API has no method " + id}
 }
@@ -253,6 +251,19 @@ func (d *document) value(s *schema, at string, v any, id string) (problems []str
 
 var patterns sync.Map // from text to *regexp.Regexp
 
+// match reports whether a text matches a pattern as a whole.
+func match(pattern, text string) (bool, error) {
+	known, ok := patterns.Load(pattern)
+	if !ok {
+		re, err := regexp.Compile("^(?:" + pattern + ")$")
+		if err != nil {
+			return false, err
+		}
+		known, _ = patterns.LoadOrStore(pattern, re)
+	}
+	return known.(*regexp.Regexp).MatchString(text), nil
+}
+
 // ranges are those of the formats of integers.
 var ranges = map[string][2]string{
 	"int32": {"-2147483648", "2147483647"}, "uint32": {"0", "4294967295"}, "int64": {"-9223372036854775808", "9223372036854775807"}, "uint64": {"0", "18446744073709551615"},
@@ -265,11 +276,9 @@ func (s *schema) text(at, v string) (problems []string) {
 		bad("one of " + strings.Join(s.Enum, ", "))
 	}
 	if s.Pattern != "" {
-		re, ok := patterns.Load(s.Pattern)
-		if !ok {
-			re, _ = patterns.LoadOrStore(s.Pattern, regexp.MustCompile("^(?:"+s.Pattern+")$"))
-		}
-		if re, ok := re.(*regexp.Regexp); ok && !re.MatchString(v) {
+		if ok, err := match(s.Pattern, v); err != nil {
+			problems = append(problems, fmt.Sprintf("%s: the schema has a pattern that Go cannot read: %v", at, err))
+		} else if !ok {
 			bad("a text that matches " + s.Pattern)
 		}
 	}

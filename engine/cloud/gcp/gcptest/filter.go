@@ -79,19 +79,18 @@ func (d *document) mask(id, fields string, body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range d.methods {
-		if m.ID == id && m.Response != nil {
-			v, rest, err := d.keep(m.Response, v, fields)
-			if err != nil {
-				return nil, err
-			}
-			if rest != "" {
-				return nil, fmt.Errorf("fields %q: %q is left", fields, rest)
-			}
-			return json.Marshal(v)
-		}
+	m := d.methods[id]
+	if m == nil || m.Response == nil {
+		return nil, fmt.Errorf("the API has no method %s", id)
 	}
-	return nil, fmt.Errorf("no method %s", id)
+	v, rest, err := d.keep(m.Response, v, fields)
+	if err != nil {
+		return nil, err
+	}
+	if rest != "" {
+		return nil, fmt.Errorf("fields %q: %q is left", fields, rest)
+	}
+	return json.Marshal(v)
 }
 
 var fieldRule = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9]*`)

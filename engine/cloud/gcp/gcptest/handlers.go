@@ -95,10 +95,8 @@ func (v vendor) Authorize(r *http.Request, call wire.Call) *wire.Reply {
 	if !ok || t.audience != audience || time.Now().After(t.expires) {
 		return refuse(http.StatusUnauthorized, "authError", "Invalid Credentials")
 	}
-	for _, m := range v.c.api.methods {
-		if m.ID == call.Method && !slices.ContainsFunc(m.Scopes, func(s string) bool { return slices.Contains(t.scopes, s) }) {
-			return refuse(http.StatusForbidden, "insufficientPermissions", "Request had insufficient authentication scopes.")
-		}
+	if !slices.ContainsFunc(v.c.api.methods[call.Method].Scopes, func(s string) bool { return slices.Contains(t.scopes, s) }) {
+		return refuse(http.StatusForbidden, "insufficientPermissions", "Request had insufficient authentication scopes.")
 	}
 	return nil
 }

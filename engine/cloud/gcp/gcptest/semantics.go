@@ -1,6 +1,6 @@
 package gcptest
 
-// Row is something that Compute Engine does, with the address of the documentation that says so.
+// Row is a rule of Compute Engine and the address of the page that documents it.
 type Row struct{ Rule, Documentation string }
 
 const (
@@ -14,7 +14,7 @@ const (
 	errorCodes = reference + "errors"
 )
 
-// Semantics is the table of what the emulator does. TestSemantics checks each row.
+// Semantics lists the rules that the emulator follows. TestSemantics checks each row.
 var Semantics = []Row{
 	{"an operation is PENDING, then RUNNING, then DONE", responses},
 	{"the operation of a creation is DONE when the machines are scheduled", migs + "createInstances"},

@@ -32,7 +32,6 @@ type lab struct {
 	*testing.T
 	c   *gcptest.Cloud
 	api *compute.Service
-	o   gcptest.Options
 	// failed has the problems that the gate reported.
 	failed *[]string
 }
@@ -48,7 +47,7 @@ func newLab(t *testing.T, o gcptest.Options) *lab {
 		t.Fatal(err)
 	}
 	c.AddGroup(zone, "workers", cloud.Worker, image, gcptest.UID, nil)
-	l := &lab{T: t, c: c, o: o, failed: failed}
+	l := &lab{T: t, c: c, failed: failed}
 	l.api = l.client(c.Client())
 	return l
 }
