@@ -7,18 +7,18 @@
 // The package was run against the emulator of package gcptest alone, never against Google. It has the
 // view of the operator, [Cloud], and that of the console, [Console]. It has no metadata server's client,
 // no attestation and no infrastructure yet, so the registry of providers does not have it, and no
-// program links it. docs/clouds/gcp.md lists what is proven.
+// program links it. docs/clouds/gcp.md lists what tests cover.
 //
 // # Names and identity
 //
 // The provider ID of a machine is gce://PROJECT/ZONE/NAME. Its name is that of its group's machines, a
-// hyphen and its token. Compute Engine lets a name be used again, and a group can recreate a machine
-// under its name. Three means make that harmless:
+// hyphen and its token. In Compute Engine, a new machine can have the name of a deleted one, and a group
+// can recreate a machine under its name. Three means prevent damage by that:
 //
-//   - The incarnation is the number that Compute Engine gives to each machine. It never uses a number
-//     again. A machine that is deleted is looked up first, and left alone if its number differs.
-//   - Before a creation, the insert operations of the zone are read. They have the names of all
-//     machines that were made, also of deleted ones. Such a name is not created again.
+//   - The incarnation is the number that Compute Engine assigns to each machine, once. A deletion reads
+//     the machine first, and does nothing if its number differs.
+//   - A creation first reads the operations of the zone that inserted or deleted machines. They contain
+//     the names of deleted machines, too. Machines of these names are not created again.
 //   - Groups with autohealing are refused.
 //
 // A machine that the group has not created yet has no number. Its key is its provider ID alone.

@@ -1,11 +1,10 @@
-// Package wire is what emulators of vendors' clouds have in common. It exists only for tests.
+// Package wire has the parts that emulators of vendors' clouds share. It exists only for tests.
 //
 // An emulator is a [Vendor] behind a [Gate]. The gate refuses each request that the vendor's own schema
 // does not have, and reports it as a failure of the test. Then it checks credentials and rate limits,
-// counts the call, and has the vendor serve it. Answers are checked with the schema, too.
+// counts the call, and passes it to the vendor. Answers are checked with the schema, too.
 //
-// The vendor's machines are those of a [Fleet]: [Records] has machines that exist in memory only. Other
-// fleets can be attached.
+// The vendor's machines are those of a [Fleet]: [Records] has machines that exist in memory only.
 package wire
 
 import (
@@ -25,7 +24,7 @@ import (
 
 // Call is a request that satisfies the schema of the vendor.
 type Call struct {
-	// Method is the vendor's name of what is called.
+	// Method is the ID of the method in the vendor's schema, such as compute.instances.list.
 	Method string
 	// Params are the parameters of path and query.
 	Params map[string]string
@@ -100,7 +99,7 @@ func (g *Gate) Total() int {
 	return n
 }
 
-// Refuse has the next calls of a method answered with a reply, in the place of the vendor's.
+// Refuse answers the next calls of a method with a reply instead of the vendor's.
 func (g *Gate) Refuse(method string, times int, reply Reply) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -167,8 +166,8 @@ func (g *Gate) serve(r *http.Request, body []byte) Reply {
 	return reply
 }
 
-// Transport returns a transport that calls a handler without a network, so that a test can have a clock
-// of its own.
+// Transport returns a transport that calls a handler without a network. It works in a bubble of package
+// testing/synctest.
 func Transport(h http.Handler) http.RoundTripper { return transport{h} }
 
 type transport struct{ http.Handler }
