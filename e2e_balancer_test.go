@@ -232,7 +232,9 @@ func debianPackages(t *testing.T, names ...string) []byte {
 	dir := t.TempDir()
 	script := `mkdir -p repo/partial
 apt-get -o Dir::State::status="$0" -o Dir::Cache::archives="$PWD/repo" -o Debug::NoLocking=1 --download-only -y --no-install-recommends install "$@" >&2
-cd repo && rm -r partial lock 2>/dev/null; dpkg-scanpackages -m . >Packages
+cd repo
+rm -rf partial lock
+dpkg-scanpackages -m . >Packages
 cd .. && tar -cf - repo`
 	cmd := exec.CommandContext(t.Context(), "bash", append([]string{"-ec", script, status[len(status)-1]}, names...)...)
 	cmd.Dir = dir

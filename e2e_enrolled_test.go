@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -22,20 +24,29 @@ import (
 )
 
 // Linux machines that have OpenSSH and nothing of ours are enrolled, become a cluster whose network their owner brings, are
-// upgraded in place to the next minor, and one is given back. The console is in their network and logs in by SSH.
+// upgraded in place to the next minor, and one is given back. The console is in their network. It logs in to three by SSH, and
+// the last one calls it.
 //
 // It takes five minutes, so it is opt-in:
 //
-//	CONSTELLATION_E2E_ENROL=1 go test -run TestEnrolledMachinesBecomeACluster .
+//	CONSTELLATION_E2E_ENROL=1 CONSTELLATION_TEST_NETWORK=1 go test -run TestEnrolledMachinesBecomeACluster .
 func TestEnrolledMachinesBecomeACluster(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_E2E_ENROL", "five minutes")
 	const to = "v1.37.2"
 	testneeds.Kubernetes(t, to)
+	testneeds.Network(t, "to download wget of Debian")
 	c := newReal(t)
 	c.up(1, 3)
 	all := machineNames(1, 3)
 	a, login, connect := c.owner(all)
 	given := "worker-2"
+	wget := debianPackages(t, "wget") // for the command that is printed
+	for _, m := range []string{given, "worker-1"} {
+		c.unpack(m, wget)
+		if out, code := c.asRoot(m, "apt-get update -q && apt-get install -qy wget"); code != 0 {
+			t.Fatalf("install wget on %s: %s", m, out)
+		}
+	}
 	before, _ := c.asRoot(given, enrolledFiles)
 
 	a.run(time.Minute, "config", "generate", "machines").want(plan.ExitDone)
@@ -86,10 +97,23 @@ func TestEnrolledMachinesBecomeACluster(t *testing.T) {
 		t.Errorf("the label of somebody else is %q", is)
 	}
 
-	// Another machine joins later.
-	a.run(3*time.Minute, "machine", "add", "--ssh", login[given], "--yes").want(plan.ExitDone)
+	// Another machine joins later. It calls the console, which does not log in. The same command is worthless elsewhere.
+	begin = time.Now()
+	added := a.background(3*time.Minute, "machine", "add", given, "--address", address(login[given]), "--label", "disk=ssd", "--print-command")
+	command := added.printed("\nCONSTELLATION\n")
+	if out, code := c.asRoot("worker-1", command); code == 0 || !strings.Contains(out, "the token of "+given+" is for "+address(login[given])) {
+		t.Errorf("the command on another machine: exit code %d\n%s", code, out)
+	}
+	if out, code := c.asRoot(given, command); code != 0 || !strings.Contains(out, "this machine is prepared as "+given) {
+		t.Fatalf("the command: exit code %d\n%s", code, out)
+	}
+	if r := added.want(plan.ExitDone); !strings.HasPrefix(r.stdout, command) || !strings.Contains(r.stderr, "refused a call from "+address(login["worker-1"])) {
+		t.Errorf("stdout and stderr of machine add:\n%s\n%s", r.stdout, r.stderr)
+	}
+	t.Logf("enrolment of a machine that calls: %s", time.Since(begin).Round(time.Second))
 	a.run(5*time.Minute, "init", "--yes").want(plan.ExitDone)
 	a.wantNodes(all...)
+	settings(given, "ssd", "")
 	if out := a.run(time.Minute, "machine", "list").want(plan.ExitDone).stdout; strings.Count(out, "worker") < 3 || !strings.Contains(out, given) {
 		t.Errorf("machine list:\n%s", out)
 	}
@@ -117,6 +141,74 @@ func TestEnrolledMachinesBecomeACluster(t *testing.T) {
 	}
 	a.run(5*time.Minute, "init", "--yes").want(plan.ExitDone) // publishes the shorter list
 	a.wantNodes(all[:3]...)
+}
+
+// address is the host of a login.
+func address(login string) string { return login[strings.Index(login, "@")+1:] }
+
+// background is a verb that runs, and whose output is read meanwhile.
+type background struct {
+	c      *cloud
+	args   []string
+	cmd    *exec.Cmd
+	ended  chan struct{} // closed when it ended
+	mu     sync.Mutex
+	stdout strings.Builder
+	stderr bytes.Buffer
+}
+
+// background starts a verb.
+func (c *cloud) background(limit time.Duration, args ...string) *background {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.t.Context(), limit)
+	b := &background{c: c, args: args, cmd: c.command(ctx, args...), ended: make(chan struct{})}
+	b.cmd.Stdout, b.cmd.Stderr = b, &b.stderr
+	if err := b.cmd.Start(); err != nil {
+		c.t.Fatalf("constellation %s: %v", strings.Join(args, " "), err)
+	}
+	go func() {
+		defer close(b.ended)
+		defer cancel()
+		_ = b.cmd.Wait()
+	}()
+	c.t.Cleanup(func() { cancel(); <-b.ended })
+	return b
+}
+
+// Write takes stdout.
+func (b *background) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.stdout.Write(p)
+}
+
+// printed waits for the end of a text on stdout, and returns the text.
+func (b *background) printed(end string) string {
+	b.c.t.Helper()
+	for over := false; ; time.Sleep(50 * time.Millisecond) {
+		b.mu.Lock()
+		text := b.stdout.String()
+		b.mu.Unlock()
+		if i := strings.Index(text, end); i >= 0 {
+			return text[:i+len(end)]
+		}
+		if over {
+			b.want(plan.ExitDone)
+			b.c.t.Fatalf("constellation %s did not print %q:\n%s", strings.Join(b.args, " "), end, text)
+		}
+		select {
+		case <-b.ended:
+			over = true // its last words may have come meanwhile
+		default:
+		}
+	}
+}
+
+// want waits until it ends.
+func (b *background) want(code int) *result {
+	b.c.t.Helper()
+	<-b.ended
+	return (&result{c: b.c, args: b.args, stdout: b.stdout.String(), stderr: b.stderr.String(), code: b.cmd.ProcessState.ExitCode()}).want(code)
 }
 
 // owner takes everything of ours from machines, and returns the console of their owner: in their network, with an empty
