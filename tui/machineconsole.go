@@ -29,6 +29,7 @@ func consoleMachines(s *session, eng Engine, ws *workspace.Workspace) *console.M
 		return nil
 	}
 	v := &inventory{s, ws, func() (Engine, error) { return eng, nil }}
+	var saved savedTexts
 	return &console.Machines{
 		List: v.list,
 		Check: func(ctx context.Context, to console.MachineLogin, group string, ask console.Ask) (machinecheck.Report, error) {
@@ -66,11 +67,12 @@ func consoleMachines(s *session, eng Engine, ws *workspace.Workspace) *console.M
 			return &consoleAddition{x, secrets}, err
 		},
 		Calls: func(n console.NewMachines) (console.Calls, error) {
-			x := &consoleCalls{}
+			x := &consoleCalls{saved: &saved}
 			var err error
 			x.callers, err = addingOf(n).beginCalls(v, n.Callers, x)
 			return x, err
 		},
+		Close: func() { _ = saved.delete(nil) }, // a file that cannot be deleted is 0600, and its token is worthless
 		Invalid: func(n console.NewMachines, flag string) error {
 			a := addingOf(n)
 			if flag == nameAddress {
@@ -136,11 +138,10 @@ func (x *consoleAddition) Install(ctx context.Context, step func(int, enrol.Step
 type consoleCalls struct {
 	*callers
 	events console.CallEvents
+	saved  *savedTexts
 
 	mu    sync.Mutex
-	texts []string
-	files []string // that were saved
-	over  bool
+	texts []string // empty unless it waits
 }
 
 // Wait is callers.wait.
@@ -148,13 +149,9 @@ func (x *consoleCalls) Wait(ctx context.Context, e console.CallEvents) ([]view.A
 	x.events = e
 	err := x.wait(ctx)
 	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.over = true
-	for _, f := range x.files {
-		if gone := os.Remove(f); gone != nil && !errors.Is(gone, fs.ErrNotExist) {
-			err = cmp.Or(err, fmt.Errorf("delete a worthless command: %w", gone))
-		}
-	}
+	x.texts = nil
+	x.mu.Unlock()
+	err = cmp.Or(err, x.saved.delete(x))
 	if len(x.waiting.results) == 0 { // it did not listen
 		return nil, err
 	}
@@ -165,7 +162,7 @@ func (x *consoleCalls) Wait(ctx context.Context, e console.CallEvents) ([]view.A
 func (x *consoleCalls) Save(i int) (string, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.over || i >= len(x.texts) {
+	if i >= len(x.texts) {
 		return "", errors.New("nothing is printed for the machine")
 	}
 	name := x.machines[i].Name + "-command.sh"
@@ -173,17 +170,48 @@ func (x *consoleCalls) Save(i int) (string, error) {
 		name = x.machines[i].Name + "-user-data.yaml"
 	}
 	name = "constellation-" + name
-	path := x.ws.Path(name)
+	return name, x.saved.write(x.ws.Path(name), x.texts[i], x)
+}
+
+// savedTexts are the files that a console wrote for machines which call, each with the wait that it belongs to.
+type savedTexts struct {
+	mu    sync.Mutex
+	files map[string]*consoleCalls
+}
+
+// write writes a file that only its owner can read.
+func (s *savedTexts) write(path, text string, of *consoleCalls) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a console that was killed
-		return "", err
+		return err
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return "", err
+		return err
 	}
-	x.files = append(x.files, path)
-	_, err = f.WriteString(x.texts[i])
-	return name, cmp.Or(err, f.Close())
+	if s.files == nil {
+		s.files = map[string]*consoleCalls{}
+	}
+	s.files[path] = of
+	_, err = f.WriteString(text)
+	return cmp.Or(err, f.Close())
+}
+
+// delete deletes the files of a wait; nil means of all.
+func (s *savedTexts) delete(of *consoleCalls) (err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for path, x := range s.files {
+		if of != nil && x != of {
+			continue
+		}
+		if gone := os.Remove(path); gone != nil && !errors.Is(gone, fs.ErrNotExist) {
+			err = cmp.Or(err, fmt.Errorf("delete a worthless command: %w", gone))
+		}
+		delete(s.files, path)
+	}
+	return err
 }
 
 func (x *consoleCalls) listening(w *waiting, l *callhome.Listener) {

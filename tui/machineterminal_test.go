@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"constellation/engine/machinecheck"
+	"constellation/engine/plan"
 )
 
 // askingForSudo checks a machine after a prompt for the password of sudo.
@@ -123,6 +124,43 @@ func TestMachineThatCallsIsAddedOnATerminal(t *testing.T) {
 		t.Errorf("ended with %d", code)
 	}
 	p.restored()
+}
+
+// Ctrl-C twice does not wait for a machine that is worked on. Its command is deleted all the same.
+func TestCommandIsDeletedWhenTheConsoleIsLeftAtOnce(t *testing.T) {
+	e := newCallStage(t)
+	p := startOn(t, 80, 24, []string{"FAKE_BOOTSTRAPPER=" + e.bootstrapper, "FAKE_ENDLESS=1"}, nil, "-C", e.ws.Dir())
+	p.sees("Prepare the machines")
+	p.types("m")
+	p.sees("No machine was added yet")
+	p.types("a")
+	p.sees("private key")
+	p.types("\x1b[A\x1b[C\tworker-1=127.0.0.1\r")
+	p.sees("set -eu")
+	p.types("w")
+	p.sees("constellation-worker-1-command.sh")
+	file := filepath.Join(e.ws.Dir(), "constellation-worker-1-command.sh")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	called := make(chan struct{})
+	go func() {
+		defer close(called)
+		_, _ = e.call(string(text), 0) // it ends with the console
+	}()
+	p.sees("check the machine")
+	p.types("\x03")
+	p.sees("Leave this run?")
+	p.types("\x03")
+	if code := p.ends(); code != plan.ExitStopped {
+		t.Errorf("ended with %d", code)
+	}
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the command is there after the console: %v", err)
+	}
+	p.restored()
+	<-called
 }
 
 // accepts gives the affirmative answer to a question, and waits for its result.

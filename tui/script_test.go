@@ -3,6 +3,7 @@ package tui
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
+	"constellation/engine/machinecheck"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
 	"constellation/internal/golden"
@@ -40,6 +42,7 @@ func TestMain(m *testing.M) {
 //	FAKE_NO_IMAGES   set: the cloud is moon, which selects no image
 //	FAKE_NO_SANDBOX  set: constellation-sandbox is not installed
 //	FAKE_BOOTSTRAPPER  file that machines which call fetch
+//	FAKE_ENDLESS       set: the check of a machine that calls does not end
 //	FAKE_PANIC   set: reading the workspace panics
 func fakeApp() App {
 	if os.Getenv("FAKE_NO_IMAGES") != "" {
@@ -50,6 +53,9 @@ func fakeApp() App {
 	}
 	machines := &enrolStage{checked: checkedMachines()[:1], fails: map[string]error{}, bootstrapper: os.Getenv("FAKE_BOOTSTRAPPER")}
 	machines.checkCaller = machines.checkLocalCaller
+	if os.Getenv("FAKE_ENDLESS") != "" {
+		machines.checkCaller = func(context.Context, machinecheck.Machine, machinecheck.Needs) machinecheck.Result { select {} }
+	}
 	return App{
 		CheckMachines: machines.askingForSudo, Enrol: machines.enrol(),
 		Release: "v1.1.0", Kubernetes: []string{"v1.35.4", "v1.36.3"}, Releases: []string{"v1.1.0", "v1.0.0"},

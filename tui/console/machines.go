@@ -27,6 +27,9 @@ type Machines struct {
 	Remove func(Removing, Ask) (Removal, error)
 	// Invalid returns an error if the value of one flag is not valid alone.
 	Invalid func(n NewMachines, flag string) error
+	// Close deletes the files of Save that are left. It is called when the console ends, also while a Wait runs; nil: there
+	// are none.
+	Close func()
 }
 
 // adoptedMachines is why the list of an adopted cluster is not changed here.

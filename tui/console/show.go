@@ -33,6 +33,10 @@ func Run(ctx context.Context, in, out *os.File, env func(string) string, o Optio
 	if o.Display != nil {
 		tty.Display = o.Display(tty.Display)
 	}
+	if m := o.Machines; m != nil && m.Close != nil {
+		tty.OnCrash = m.Close
+		defer m.Close()
+	}
 	c := newConsole(ctx, tty.Display, consoleDeps{Options: o, send: tty.Send, copy: tty.Copy, redraw: func() { tty.Redraw() }})
 	if o.OnlyWatch {
 		// One processor suffices, and while idle most CPU time goes to threads that wake

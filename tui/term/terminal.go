@@ -85,6 +85,8 @@ type (
 type Terminal struct {
 	in, Out *os.File
 	Display Display
+	// OnCrash is called after a panic, before the program exits; it may be nil.
+	OnCrash func()
 	env     func(string) string
 	program *tea.Program
 
@@ -540,6 +542,9 @@ func (t *Terminal) rescue() {
 	}
 	stack := debug.Stack()
 	t.release()
+	if t.OnCrash != nil {
+		t.OnCrash()
+	}
 	fmt.Fprintf(os.Stderr, "constellation: the console crashed: %v\n\n%s\nThe run is safe: the same command resumes it.\n", r, stack)
 	os.Exit(1)
 }
