@@ -573,6 +573,9 @@ func (j *judge) tpm() {
 		return
 	}
 	other := j.n.TPM
+	if other == "auto" { // an enrolled machine keeps its own
+		other = ""
+	}
 	for _, p := range j.f.Addresses {
 		other = cmp.Or(other, j.n.TPMs[p.Addr()])
 	}

@@ -207,12 +207,12 @@ func containerdLines(source, systemd, plugins, disabled string) []string {
 func TestProxyPasswords(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "environment")
-	if err := os.WriteFile(file, []byte("http_proxy=http://proxy:3128\nexport HTTPS_PROXY=\"http://user:p/w@d@proxy:3128\" ftp_proxy=http://a:b@c\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("http_proxy=http://proxy:3128\nexport HTTPS_PROXY=\"http://user:p/w@d@proxy:3128\" ftp_proxy=http://a:b@c\nALL_PROXY=user:p/w@d@proxy:3128\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	functions := strings.TrimSuffix(script, "main \"$1\" </dev/null\n")
 	out, err := exec.CommandContext(t.Context(), "sh", "-c", strings.ReplaceAll(functions, " /etc/environment\n", " "+file+"\n")+"proxies\n").Output()
-	if want := "/etc/environment http_proxy http://proxy:3128\n/etc/environment HTTPS_PROXY http://***@proxy:3128 ftp_proxy=http://***@c\n"; err != nil || !strings.HasPrefix(string(out), want) {
+	if want := "/etc/environment http_proxy http://proxy:3128\n/etc/environment HTTPS_PROXY http://***@proxy:3128 ftp_proxy=http://***@c\n/etc/environment ALL_PROXY ***@proxy:3128\n"; err != nil || !strings.HasPrefix(string(out), want) {
 		t.Errorf("%v\ngot\n%swant\n%s", err, out, want)
 	}
 }
@@ -272,6 +272,7 @@ func TestTPMOutsideOfTheKernelIsNamed(t *testing.T) {
 	}{
 		{name: "it is chosen", want: other, needs: Needs{TPM: other}},
 		{name: "the machine is enrolled with it", want: other, needs: Needs{TPMs: map[netip.Addr]string{f.Addresses[0].Addr(): other}}},
+		{name: "the machine is enrolled with it, and is added again", want: other, needs: Needs{TPM: "auto", TPMs: map[netip.Addr]string{f.Addresses[0].Addr(): other}}},
 		{name: "another machine is enrolled with it", want: "only if --tpm", needs: Needs{TPMs: map[netip.Addr]string{netip.MustParseAddr("192.0.2.1"): other}}},
 		{name: "that of the kernel is chosen", want: "only if --tpm", needs: Needs{TPM: "/dev/tpmrm0"}},
 	} {

@@ -142,7 +142,7 @@ proxies() {
   { sed -n 's/^[[:space:]]*\(export[[:space:]]\)\{0,1\}[[:space:]]*\([A-Za-z]*_[Pp][Rr][Oo][Xx][Yy]\)=/\/etc\/environment \2 /p' /etc/environment
     have apt-config && brief apt-config dump | sed -n 's/^\(Acquire::https\{0,1\}::Proxy\) /apt \1 /p'
     grep -hs DefaultEnvironment /etc/systemd/system.conf /etc/systemd/system.conf.d/*.conf | grep -i _proxy= | sed 's/^/systemd /'
-  } 2>/dev/null | sed 's,//[^[:space:]]*@,//***@,g' | tr -d "\"'" | head -n 8
+  } 2>/dev/null | sed -e 's,//[^[:space:]]*@,//***@,g' -e '\,//,!s,[^[:space:]]*@,***@,g' | tr -d "\"'" | head -n 8
 }
 
 remains() {
