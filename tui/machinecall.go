@@ -263,7 +263,7 @@ func (a *adding) callers(args []string, role workspace.Machine) (list []workspac
 		case !workspace.ValidMachineName(m.Name):
 			return usage(fmt.Errorf("%q cannot name a node", m.Name), "use at most 253 of a-z, 0-9, - and .")
 		case m.Address == "":
-			return usage(fmt.Errorf("the address of %s is missing", m.Name), "add --address IP, or write "+m.Name+"=IP")
+			return usage(fmt.Errorf("the address of %s is missing", m.Name), "write it as "+m.Name+"=IP")
 		case err != nil || ip.Zone() != "":
 			return usage(fmt.Errorf("%q is no IP address", m.Address), "write the address at which the other machines reach it, without a port")
 		}

@@ -21,6 +21,7 @@ import (
 	"constellation/engine/machinecheck"
 	"constellation/engine/plan"
 	"constellation/engine/sshhost"
+	"constellation/tui/console"
 )
 
 // written is a buffer that is read while it is written.
@@ -266,6 +267,43 @@ func TestMachineRemovePrintsACommand(t *testing.T) {
 	r.want(plan.ExitDone, "deleted 3 files", "deleted its row")
 	if len(e.machines()) > 0 || e.removed.Connected == nil || e.removed.Machine != "worker-1" {
 		t.Errorf("the list has %+v", e.machines())
+	}
+}
+
+// Each field of the form has its own sentence and a remedy for a wrong value, and repeats no password.
+func TestFieldsOfTheFormAreValidated(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		flag, want string
+		n          console.NewMachines
+	}{
+		{flag: "--ssh", want: "it names no user", n: console.NewMachines{MachineLogin: console.MachineLogin{Machines: []string{"10.0.0.11"}}}},
+		{flag: "--key", want: `--key "/nope": the file does not exist`, n: console.NewMachines{MachineLogin: console.MachineLogin{Key: "/nope"}}},
+		{flag: "--jump", want: "the port is not a number", n: console.NewMachines{MachineLogin: console.MachineLogin{Jump: []string{"root@j:0"}}}},
+		{flag: "--host-key", want: "it is not SHA256: and 43 characters", n: console.NewMachines{MachineLogin: console.MachineLogin{HostKeys: []string{"MD5:aa"}}}},
+		{flag: nameAddress, want: "write it as w=IP", n: console.NewMachines{Callers: []string{"w"}}},
+		{flag: "--group", want: "want control-plane or worker", n: console.NewMachines{Group: "x"}},
+		{flag: "--label", want: `"a" is no label`, n: console.NewMachines{Labels: []string{"a"}}},
+		{flag: "--taint", want: `"a" is no taint`, n: console.NewMachines{Taints: []string{"a"}}},
+		{flag: "--name", want: `--name "A_b" cannot name a node`, n: console.NewMachines{Name: "A_b"}},
+		{flag: "--address", want: `--address "10.0.0.1:22" is no IP address`, n: console.NewMachines{Address: "10.0.0.1:22"}},
+		{flag: "--tpm", want: `--tpm "x" is no TPM`, n: console.NewMachines{TPM: "x"}},
+		{flag: "--tpm-roots", want: "no such file", n: console.NewMachines{TPMRoots: "/nope"}},
+		{flag: "--proxy", want: "--proxy is no address of an HTTP proxy", n: console.NewMachines{Proxy: "http://u:hunter2@p:1"}},
+		{flag: "--packages", want: "name a folder with --packages", n: console.NewMachines{Packages: "/nope"}},
+		{flag: "--programs", want: "name a folder with --programs", n: console.NewMachines{Programs: "/nope"}},
+		{flag: "--valid-for", want: `--valid-for "5" is no duration`, n: console.NewMachines{ValidFor: "5"}},
+		{flag: "--valid-for", want: "--valid-for is 25h0m0s, want 1m to 24h", n: console.NewMachines{ValidFor: "25h"}},
+		{flag: "--listen", want: `--listen "9443" is no ADDRESS:PORT`, n: console.NewMachines{Listen: "9443"}},
+		{flag: "--source", want: `--source "x" is no IP address`, n: console.NewMachines{Source: "x"}},
+	} {
+		err := invalidField(tt.n, tt.flag)
+		if err == nil || plan.Remedy(err) == "" || strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error()+"; "+plan.Remedy(err), tt.want) {
+			t.Errorf("%s: %v; %s", tt.flag, err, plan.Remedy(err))
+		}
+	}
+	if err := invalidField(console.NewMachines{ValidFor: "2h"}, "--valid-for"); err != nil {
+		t.Error(err)
 	}
 }
 

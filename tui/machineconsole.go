@@ -72,15 +72,8 @@ func consoleMachines(s *session, eng Engine, ws *workspace.Workspace) *console.M
 			x.callers, err = addingOf(n).beginCalls(v, n.Callers, x)
 			return x, err
 		},
-		Close: func() { _ = saved.delete(nil) }, // a file that cannot be deleted is 0600, and its token is worthless
-		Invalid: func(n console.NewMachines, flag string) error {
-			a := addingOf(n)
-			if flag == nameAddress {
-				_, err := a.callers(n.Callers, workspace.Machine{})
-				return err
-			}
-			return a.invalid(flag)
-		},
+		Close:   func() { _ = saved.delete(nil) }, // a file that cannot be deleted is 0600, and its token is worthless
+		Invalid: invalidField,
 		Remove: func(n console.Removing, ask console.Ask) (console.Removal, error) {
 			r := &removing{ssh: *sshOf(n.MachineLogin), gone: n.Gone, ignoreCluster: n.IgnoreCluster}
 			x, err := r.begin(v, n.Name)
@@ -103,6 +96,21 @@ func addingOf(n console.NewMachines) *adding {
 		tpm: n.TPM, tpmRoots: n.TPMRoots, programs: n.Programs, packages: n.Packages, proxy: n.Proxy,
 		call: calling{printCommand: n.Way == console.ByCommand, cloudInit: n.Way == console.ByCloudInit, listen: n.Listen, source: n.Source, validFor: d},
 	}
+}
+
+// invalidField returns an error if the value of a field of the form is not valid alone.
+func invalidField(n console.NewMachines, flag string) error {
+	a := addingOf(n)
+	switch flag {
+	case nameAddress:
+		_, err := a.callers(n.Callers, workspace.Machine{})
+		return err
+	case "--valid-for":
+		if _, err := time.ParseDuration(n.ValidFor); err != nil {
+			return badFlag(fmt.Errorf("--valid-for %q is no duration", n.ValidFor), "write it as 30m or 2h")
+		}
+	}
+	return a.invalid(flag)
 }
 
 // prompts are those of a console.

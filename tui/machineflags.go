@@ -11,6 +11,7 @@ import (
 	"constellation/engine/enrol"
 	"constellation/engine/machinecheck"
 	"constellation/engine/plan"
+	"constellation/engine/sshhost"
 	"constellation/engine/workspace"
 )
 
@@ -26,6 +27,8 @@ func (a *adding) invalid(flag string) (err error) {
 		err = a.ssh.keyFile()
 	case "--jump":
 		_, err = a.ssh.jumpHosts()
+	case "--host-key":
+		err = sshhost.CheckFingerprints(a.ssh.hostKeys)
 	case "--group":
 		_, err = machinecheck.ParseRole(a.group)
 	case "--name":

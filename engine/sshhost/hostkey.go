@@ -88,10 +88,8 @@ func readHostKeys(files, fingerprints []string) (*hostKeys, error) {
 		out.authorities = out.authorities || bytes.Contains(b, []byte("@cert-authority"))
 		exist = append(exist, name)
 	}
-	for _, f := range fingerprints {
-		if !strings.HasPrefix(f, "SHA256:") || len(f) != len("SHA256:")+43 {
-			return nil, &plan.Error{Op: fmt.Sprintf("read fingerprint %q", f), Err: errors.New("it is not SHA256: and 43 characters"), Exit: plan.ExitUsage, Remedy: "copy it from the output of `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the machine"}
-		}
+	if err := CheckFingerprints(fingerprints); err != nil {
+		return nil, err
 	}
 	check, err := knownhosts.New(exist...)
 	if err != nil {
@@ -99,6 +97,16 @@ func readHostKeys(files, fingerprints []string) (*hostKeys, error) {
 	}
 	out.check = check
 	return out, nil
+}
+
+// CheckFingerprints returns an error if one of [Options.Fingerprints] cannot be that of a key.
+func CheckFingerprints(list []string) error {
+	for _, f := range list {
+		if !strings.HasPrefix(f, "SHA256:") || len(f) != len("SHA256:")+43 {
+			return &plan.Error{Op: fmt.Sprintf("read fingerprint %q", f), Err: errors.New("it is not SHA256: and 43 characters"), Exit: plan.ExitUsage, Remedy: "copy it from the output of `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the machine"}
+		}
+	}
+	return nil
 }
 
 // known returns the keys of a machine in known_hosts.

@@ -63,9 +63,10 @@ func scrolled(all []string, h int, first, most *int) []string {
 	return all[*first:min(len(all), *first+h)]
 }
 
-// scrolledSafety is the line below the keys of a page: the position, and the command that does the same.
+// scrolledSafety is the line below the keys of a page: the position, and the command that does the same. A form is not
+// scrolled.
 func scrolledSafety(s screen, first, most int) string {
-	if most > 0 {
+	if most > 0 && !s.takesText() {
 		return "line " + itoa(first+1) + " of " + itoa(most+1) + "   scripted  " + s.command()
 	}
 	return "scripted  " + s.command()

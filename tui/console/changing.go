@@ -12,22 +12,20 @@ type changing struct {
 	c      *console
 	resume string // the command that continues; empty: nothing runs, and nothing was left
 	made   bool   // machines were changed
-	waits  bool   // for machines that call; none is changed yet
 }
 
 func (x *changing) begin(command string) {
-	x.resume, x.made, x.c.running = command, true, true
+	x.wait(command)
+	x.made = true
 }
 
-// wait begins a wait for machines that call.
-func (x *changing) wait(command string) {
-	x.resume, x.waits, x.c.running = command, true, true
-}
+// wait begins a wait for machines that call. None is changed yet.
+func (x *changing) wait(command string) { x.resume, x.c.running = command, true }
 
 // end takes the result, and quits if the user has left.
 func (x *changing) end(err error) tea.Cmd {
 	c := x.c
-	c.running, c.quit.asking, x.waits = false, false, false
+	c.running, c.quit.asking = false, false
 	if err == nil || !c.quit.pending {
 		x.resume = ""
 	}
@@ -41,7 +39,7 @@ func (x *changing) end(err error) tea.Cmd {
 }
 
 // drop forgets a change that ended without an effect.
-func (x *changing) drop() { x.resume, x.waits, x.c.running = "", false, false }
+func (x *changing) drop() { x.resume, x.c.running = "", false }
 
 // running is why another key is off.
 func (x *changing) running() string {

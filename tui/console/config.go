@@ -75,7 +75,7 @@ type formField struct {
 	hint                   string // an example, shown in an empty field
 	help                   string // one line, shown while the field is selected
 	choices                []string
-	// more is set for a field behind the field moreKey. A field is absent unless when returns true; nil: it is there.
+	// more hides the field until moreKey shows it. when reports whether the form has the field; nil: it always has.
 	more bool
 	when func(*form) bool
 }

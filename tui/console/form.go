@@ -18,12 +18,13 @@ type form struct {
 	c      *console
 	fields []formField
 	at     int
-	// invalid returns an error if the value of a field is not valid; nil: none is. wrong are those that were found.
+	// invalid returns an error if the value of a field is not valid; nil: every value is. wrong has the errors to show, by
+	// key.
 	invalid func(key string) error
 	wrong   map[string]error
 }
 
-// moreKey is the key of a field that shows those behind it. It is no flag.
+// moreKey is the key of the choice that shows or hides the fields with more set. It is no flag.
 const (
 	moreKey  = "more"
 	moreHide = "hide"
@@ -56,14 +57,14 @@ func (f *form) set(key, value string) {
 	}
 }
 
-// exists reports whether a field is there, shown or behind moreKey.
+// exists reports whether the form has a field now. It may be hidden by moreKey.
 func (f *form) exists(i int) bool { return f.fields[i].when == nil || f.fields[i].when(f) }
 
 func (f *form) shown(i int) bool {
 	return f.exists(i) && (!f.fields[i].more || f.value(moreKey) == moreShow)
 }
 
-// validate validates a field.
+// validate validates a field and stores its error. An empty field is valid: its default is used.
 func (f *form) validate(i int) bool {
 	x := &f.fields[i]
 	delete(f.wrong, x.key)
@@ -99,7 +100,7 @@ func (f *form) valid() bool {
 	return false
 }
 
-// more shows or hides fields if the cursor is on moreKey. It reports whether it is.
+// more shows or hides fields if the cursor is on moreKey, and reports whether it is there.
 func (f *form) more() bool {
 	if f.fields[f.at].key != moreKey {
 		return false
@@ -171,7 +172,7 @@ func (f *form) page(w, h int, title, remark string, err error) []string {
 	return append(append([]string{pg.Rule(w, title, remark)}, f.view(w, max(2, h-1-len(below)))...), below...)
 }
 
-// view renders the fields around the selected one in h lines, each with what is wrong with it.
+// view renders the fields around the selected one in h lines. The error of a field is below it.
 func (f *form) view(w, h int) []string {
 	var lines []string
 	at := 0
@@ -184,7 +185,7 @@ func (f *form) view(w, h int) []string {
 		}
 		lines = append(lines, f.row(w, i))
 		if err := f.wrong[f.fields[i].key]; err != nil {
-			lines = append(lines, f.c.th.Below(w, 6, 2, term.Bad, f.c.th.Fail+" "+fieldError(err))...)
+			lines = append(lines, f.c.th.Below(w, 6, 3, term.Bad, f.c.th.Fail+" "+fieldError(err))...)
 		}
 	}
 	from, to := view.Window(len(lines), at, h)

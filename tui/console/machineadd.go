@@ -173,7 +173,7 @@ func (scr *machineAddScreen) open() tea.Cmd {
 		}
 	}
 	for i, x := range f.fields {
-		if usual := map[string]string{"--tpm": "auto", "--valid-for": validFor}[x.key]; x.more && f.exists(i) && x.value != usual {
+		if usual := map[string]string{"--tpm": "auto", "--valid-for": validFor}[x.key]; x.more && f.exists(i) && x.value != "" && x.value != usual {
 			f.set(moreKey, moreShow) // a value that is set is visible
 		}
 	}
@@ -468,7 +468,7 @@ func (scr *machineAddScreen) again() tea.Cmd {
 
 // held is why Esc is off.
 func (scr *machineAddScreen) held() string {
-	if scr.stage == addWaits && len(scr.calls.working) == 0 {
+	if scr.stage == addWaits && !scr.working() {
 		return ""
 	}
 	return scr.c.changes.running()

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,12 +22,12 @@ type Calls interface {
 	// Wait waits until each machine is prepared or its token expired. It writes each machine that is prepared into the
 	// configuration. At its end all tokens are worthless.
 	Wait(context.Context, CallEvents) ([]view.AddedMachine, error)
-	// Save writes what the i-th machine needs to a file of the workspace that only its owner can read, and returns its
-	// name. Wait deletes it at its end.
+	// Save writes the text of the i-th machine to a file of the workspace that only its owner can read, and returns its
+	// name. The file is deleted when Wait ends, and by Machines.Close.
 	Save(i int) (name string, err error)
 }
 
-// CallEvents are what happens during a wait. They are called from several goroutines.
+// CallEvents are the callbacks of a wait. They are called from several goroutines.
 type CallEvents struct {
 	// Listening is called first.
 	Listening func(Listening)
@@ -39,7 +40,7 @@ type CallEvents struct {
 
 // Listening is how machines reach this console.
 type Listening struct {
-	// Texts are what each machine needs: a command, or user data. They are secrets.
+	// Texts are the command or the user data of each machine. They are secrets.
 	Texts []string
 	// At is the ADDRESS:PORT of this console, and Until the end of the tokens.
 	At    string
@@ -51,27 +52,25 @@ type calling struct {
 	work      Calls
 	listening *Listening // nil until it listens
 	at        int        // the machine whose text is shown
-	working   map[int]bool
 	notes     []string
 }
 
 // callNotes is how many notes are kept.
 const callNotes = 6
 
-// Messages of the wait. They carry the work that they belong to.
+// Messages of the wait. callListens carries the work that it belongs to: it is no event of a task.
 type (
 	callListens struct {
 		work      Calls
 		listening Listening
 	}
 	callEnded struct {
-		work  Calls
 		added []view.AddedMachine
 		err   error
 	}
 )
 
-// wait makes the tokens and waits. Leaving makes them worthless.
+// wait makes the tokens and waits for the machines. The tokens are worthless when it ends.
 func (scr *machineAddScreen) wait() tea.Cmd {
 	if scr.c.guard.stops() {
 		return nil
@@ -83,7 +82,7 @@ func (scr *machineAddScreen) wait() tea.Cmd {
 		return nil
 	}
 	scr.stage, scr.first, scr.added = addWaits, 0, nil
-	scr.calls = calling{work: work, working: map[int]bool{}}
+	scr.calls = calling{work: work}
 	scr.steps = nil
 	for _, x := range n.Callers {
 		name, address, _ := strings.Cut(x, "=")
@@ -104,11 +103,11 @@ func (scr *machineAddScreen) wait() tea.Cmd {
 			},
 			Note: func(line string) { emit(plan.Event{Kind: plan.KindLog, Text: line}) },
 		})
-		return callEnded{work, added, err}
+		return callEnded{added, err}
 	})
 }
 
-// callEvents takes what happens.
+// callEvents adds events to the live table and the notes, and selects the machine whose text is shown.
 func (scr *machineAddScreen) callEvents(events []plan.Event) tea.Cmd {
 	x := &scr.calls
 	for _, e := range events {
@@ -118,19 +117,20 @@ func (scr *machineAddScreen) callEvents(events []plan.Event) tea.Cmd {
 			continue
 		}
 		applySteps(scr.steps, []plan.Event{e})
-		if e.State != plan.StateRunning {
-			delete(x.working, e.Attempt)
-			continue
-		}
-		x.working[e.Attempt], scr.c.changes.made = true, true
+		scr.c.changes.made = true
 	}
-	for i := range scr.steps { // show what is needed next
+	for i := range scr.steps { // a machine that is prepared needs no text any more
 		if next := (x.at + i) % len(scr.steps); scr.steps[next].State != plan.StateDone {
 			x.at = next
 			break
 		}
 	}
 	return nil
+}
+
+// working reports whether a machine that called is being prepared.
+func (scr *machineAddScreen) working() bool {
+	return slices.ContainsFunc(scr.steps, func(s view.MachineStep) bool { return s.State == plan.StateRunning })
 }
 
 // takeCall handles the messages of a wait.
@@ -143,10 +143,10 @@ func (scr *machineAddScreen) takeCall(msg tea.Msg) (tea.Cmd, bool) {
 	case callEnded:
 		scr.stage, scr.added, scr.err, scr.first = addDone, msg.added, msg.err, 0
 		scr.calls.listening = nil
-		if len(msg.added) == 0 { // it could not listen
+		if len(msg.added) == 0 { // it did not listen
 			scr.stage, scr.calls = addForm, calling{}
 		}
-		var left []string // to try again
+		var left []string // r waits for these again
 		for i, x := range scr.wanted().Callers {
 			if i < len(msg.added) && msg.added[i].Error != "" {
 				left = append(left, x)
@@ -162,7 +162,7 @@ func (scr *machineAddScreen) takeCall(msg tea.Msg) (tea.Cmd, bool) {
 	return nil, true
 }
 
-// text is what the shown machine needs; empty if it needs nothing any more.
+// text is the command or the user data of the selected machine; empty unless the machine still needs it.
 func (scr *machineAddScreen) text() string {
 	x := &scr.calls
 	if scr.stage != addWaits || x.listening == nil || x.at >= len(x.listening.Texts) || scr.steps[x.at].State == plan.StateDone {
@@ -171,7 +171,7 @@ func (scr *machineAddScreen) text() string {
 	return x.listening.Texts[x.at]
 }
 
-// noText is why there is nothing to copy.
+// noText is why copying and writing are off.
 func (scr *machineAddScreen) noText() string {
 	if scr.text() == "" {
 		return "nothing is printed for a machine"
@@ -179,7 +179,7 @@ func (scr *machineAddScreen) noText() string {
 	return ""
 }
 
-// textName is what the text is.
+// textName is the name of a text.
 func (scr *machineAddScreen) textName() string {
 	if scr.wanted().Way == ByCloudInit {
 		return "user data"
@@ -215,9 +215,9 @@ func (scr *machineAddScreen) waiting(w int) []string {
 	return lines
 }
 
-// whyWaiting is what the user does next.
+// whyWaiting is how to use the text, or shows the current work.
 func (scr *machineAddScreen) whyWaiting() []string {
-	if len(scr.calls.working) > 0 || scr.text() == "" || scr.c.quit.pending {
+	if scr.working() || scr.text() == "" || scr.c.quit.pending {
 		return scr.c.changes.doing()
 	}
 	what := "Run the command on " + term.Clean(scr.steps[scr.calls.at].Name) + " as root: y copies it, w writes a file."

@@ -568,7 +568,19 @@ func TestWaitIsCancelled(t *testing.T) {
 		f := newMachinesFake()
 		s := machineStage(t, f)
 		s.press("a", "up", "left", "down", "worker-3=10.42.0.7", "enter").shows("User data for worker-3", "Give these user data")
+		s.c.h = 16
+		f.happens(s, func(e CallEvents) {
+			for range callNotes {
+				e.Note("refused a call")
+			}
+		})
+		s.c.View() // it measures the page
+		s.press("G").shows("line ")
 		s.press("esc").shows("worthless now", "worker-3=10.42.0.7")
+		if strings.Contains(s.c.View(), "line 1 of") {
+			t.Errorf("the form has the position of the wait:\n%s", s.c.View())
+		}
+		s.c.h = 24
 		if !slices.Equal(f.did, []string{"void"}) || s.c.running || strings.Contains(s.c.View(), "SECRET") {
 			t.Fatalf("did %q, running %t", f.did, s.c.running)
 		}

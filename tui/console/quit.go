@@ -100,8 +100,8 @@ func (q *quitting) question() []string {
 		}
 	}
 	switch {
-	case q.c.changes.waits:
-		what = "The printed text is worthless then; the same command goes on."
+	case q.c.machineAdd.stage == addWaits:
+		what = "The token is worthless then; the same command makes another."
 	case q.c.changes.resume != "":
 		what = "The work stops; the same command continues it."
 	case q.c.t.PastFinal():
