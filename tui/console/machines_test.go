@@ -511,6 +511,16 @@ func TestFormHasTheFlagsOfMachineAdd(t *testing.T) {
 	})
 }
 
+// Control characters that are pasted into a field reach neither the screen nor the command to copy.
+func TestHostileTextIsPastedIntoTheForm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := machineStage(t, newMachinesFake()).press("a", "root@10.42.0.7\x1b[2J\x07\u202e", "tab")
+		if all := s.c.View() + s.c.screen.command(); strings.Contains(all, "\x1b[2J") || strings.ContainsAny(all, "\x07\u202e") {
+			t.Errorf("control characters are written: %q", all)
+		}
+	})
+}
+
 // Machines that call get a command, which can be copied, and their steps are shown.
 func TestMachinesThatCallAreAdded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -534,7 +544,11 @@ func TestMachinesThatCallAreAdded(t *testing.T) {
 		}
 
 		// While a machine is prepared, Esc does not stop that. Afterwards what the other one needs is shown.
+		before := s.c.changes.made
 		f.happens(s, func(e CallEvents) { e.Step(1, enrol.Step{Title: "send agent", Done: 1, Total: 9}) })
+		if before || !s.c.changes.made {
+			t.Errorf("machines were changed: %t before a call, %t after it", before, s.c.changes.made)
+		}
 		s.shows("send agent", "2/9")
 		s.press("esc").shows("loses nothing")
 		f.happens(s, func(e CallEvents) { e.Ended(1, nil); e.Note("refused a call from 10.42.0.9: \x1b[2Jits token") })
