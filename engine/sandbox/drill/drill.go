@@ -508,22 +508,28 @@ func (x *run) inject(ctx context.Context, i int, subject string) {
 		})
 		// This entry wakes up waiters for quiet.
 		defer x.rec.Note("fault ended: %s", what)
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		if c := x.cuts[name]; c != nil && c.err == nil && c.from.Before(w.from) { // it struck before it was observed
-			w.from, x.report[i].AtMS = c.from, c.from.Sub(x.begun).Milliseconds()
-		}
-		w.to = time.Now()
-		x.windows = append(x.windows, w)
-		x.report[i].EndMS = w.to.Sub(x.begun).Milliseconds()
-		if f.cutAt == "" && errors.Is(err, errPast) { // the node was past that stage
-			x.report[i].AtMS, x.report[i].EndMS, err = -1, -1, nil
-		}
-		if err != nil {
-			x.report[i].Err = err.Error()
-			x.tell("%s went wrong itself: %v", what, err)
-		}
+		x.over(i, f, w, what, err)
 	})
+}
+
+// over reports the end of a fault.
+func (x *run) over(i int, f *fault, w window, what string, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if c := x.cuts[f.name]; c != nil && c.err == nil && c.from.Before(w.from) { // it struck before it was observed
+		w.from, x.report[i].AtMS = c.from, c.from.Sub(x.begun).Milliseconds()
+	}
+	if f.cutAt == "" && errors.Is(err, errPast) { // the node was past that stage: nothing happened that excuses a breach
+		x.report[i].AtMS = -1
+		return
+	}
+	w.to = time.Now()
+	x.windows = append(x.windows, w)
+	x.report[i].EndMS = w.to.Sub(x.begun).Milliseconds()
+	if err != nil {
+		x.report[i].Err = err.Error()
+		x.tell("%s went wrong itself: %v", what, err)
+	}
 }
 
 // clusterDir is the workspace of a drill's own sandbox, in the drill's directory.

@@ -26,6 +26,7 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/recorder"
 	"constellation/internal/testneeds"
 )
@@ -155,7 +156,7 @@ func TestScenarioInPlace(t *testing.T) {
 	}
 }
 
-// A node can be past the stage in which its power was to be cut. Then that was not tried, and is no failure.
+// A node can be past the stage in which its power was to be cut. Then that was not tried, is no failure, and excuses nothing.
 func TestCutInAStageThatIsOver(t *testing.T) {
 	c := &aCloud{booted: time.Unix(1000, 0), asked: make(chan struct{}), asks: make(chan struct{}), cut: func([]string) bool { return false }}
 	srv := httptest.NewServer(c)
@@ -171,8 +172,9 @@ func TestCutInAStageThatIsOver(t *testing.T) {
 	go func() { done <- stage.happen(t.Context(), x, "control-plane-0", nil) }()
 	<-c.asked
 	past(errPast)
-	if err := <-done; !errors.Is(err, errPast) {
-		t.Errorf("it ended with %v", err)
+	x.over(0, stage, window{from: x.begun}, "", <-done)
+	if in := x.report[0]; in.AtMS != -1 || in.EndMS != -1 || in.Err != "" || len(x.windows) > 0 {
+		t.Errorf("the report has %+v, excuses are %+v", in, x.windows)
 	}
 	if want := [][]string{{"power-cut=control-plane-0:download-kubelet"}, {}}; !reflect.DeepEqual(c.heard, want) {
 		t.Errorf("the cloud heard of %v, want %v", c.heard, want)
@@ -201,6 +203,43 @@ func TestUnfinished(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if got := unfinished([]byte(tt.journal)); got != tt.want {
 				t.Errorf("it is in stage %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// disks are machines whose agents have succeeded.
+type disks struct {
+	sandbox.Machines
+	code int   // of the search for copies
+	err  error // likewise
+}
+
+func (d disks) Exec(_ context.Context, _ string, command []string, out machine.Stdio) (int, error) {
+	if command[0] == "cat" {
+		_, err := io.WriteString(out.Out, `{"head":{}}`+"\n"+`{"said":{"success":{}}}`+"\n")
+		return 0, err
+	}
+	return d.code, d.err
+}
+
+// A disk that cannot be searched for copies is not one without copies.
+func TestLastRuns(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(sandboxapi.InstanceList{Instances: []cloud.Instance{{Name: "worker-0"}}})
+	}))
+	defer srv.Close()
+	for name, tt := range map[string]struct {
+		host disks
+		want recorder.Run
+	}{
+		"nothing is left":             {disks{code: 1}, recorder.Run{Node: "worker-0"}},
+		"copies are left":             {disks{}, recorder.Run{Node: "worker-0", Left: []string{agentCopies}}},
+		"the disk cannot be searched": {disks{err: errors.New("it is off")}, recorder.Run{Node: "worker-0", Err: "it is off"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := lastRuns(t.Context(), sandboxapi.NewClient(srv.URL, "token"), tt.host); !reflect.DeepEqual(got, []recorder.Run{tt.want}) {
+				t.Errorf("runs are %+v, want %+v", got, tt.want)
 			}
 		})
 	}

@@ -64,7 +64,7 @@ func killProgram(ctx context.Context, host sandbox.Machines, name, program strin
 		case isStandIn:
 			return stand.KillContainer(ctx, name, program) == nil
 		}
-		// Machines have no pkill. The relay is the operator's program in another role.
+		// Machines have no pkill. The relay is a process of the operator's program with --role=relay.
 		kill := `for p in /proc/[0-9]*; do case "$(readlink $p/exe)" in */agent) kill -9 ${p#/proc/} && exit 0;; esac; done; exit 1`
 		if program == "relay" {
 			kill = `for p in /proc/[0-9]*; do case "$(readlink $p/exe)" in */operator) grep -q -e --role=relay $p/cmdline && kill -9 ${p#/proc/} && exit 0;; esac; done; exit 1`
@@ -98,7 +98,10 @@ func lastRuns(ctx context.Context, box *sandboxapi.Client, host sandbox.Machines
 		default:
 			r.Stage = unfinished(out.Bytes())
 		}
-		if code, err := host.Exec(ctx, i.Name, []string{"test", "-e", agentCopies}, machine.Stdio{}); err == nil && code == 0 {
+		switch code, err := host.Exec(ctx, i.Name, []string{"test", "-e", agentCopies}, machine.Stdio{}); {
+		case err != nil:
+			r.Err = err.Error()
+		case code == 0:
 			r.Left = []string{agentCopies}
 		}
 		runs = append(runs, r)
