@@ -94,12 +94,14 @@ ip ntable change name arp_cache dev host0 delay_probe 100 retrans 100 # ms; a ma
 ip -n other addr add 10.9.0.2/24 dev peer0 && ip -n other link set peer0 up
 for address in 10.9.0.2 10.9.0.3 10.8.0.1; do sh "$0" $address; done
 ip -n other addr del 10.9.0.2/24 dev peer0 # an old entry proves nothing
-ip neigh replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev host0 nud stale
-sh "$0" 10.9.0.2`, probe).Output()
+for state in stale reachable; do
+  ip neigh replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev host0 nud $state
+  sh "$0" 10.9.0.2
+done`, probe).Output()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	want := "02:00:00:00:00:02\n-\n-\n-\n"
+	want := "02:00:00:00:00:02\n-\n-\n-\n-\n"
 	if string(out) != want {
 		t.Errorf("got\n%swant\n%s", out, want)
 	}

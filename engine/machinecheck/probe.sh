@@ -154,12 +154,15 @@ remains() {
 }
 
 # The hardware address that answers at an address of a network of this machine. A packet has the kernel find it out. An
-# old entry is confirmed or dropped within 10 s.
+# old entry is confirmed or dropped within 10 s. One that was confirmed lately is believed for up to a minute, so root has
+# the kernel forget it first.
 holder() {
   if ! have ip || ! have bash; then
     echo '?'
     return
   fi
+  device=$(ip -o neigh show to "$1" nud reachable 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p' | head -n 1)
+  [ -z "$device" ] || ip neigh del "$1" dev "$device" 2>/dev/null
   bash -c 'echo >/dev/udp/$1/9' bash "$1" 2>/dev/null
   tries=0
   while [ $tries -lt 100 ]; do
