@@ -82,7 +82,8 @@ func (r request) String() string {
 	return fmt.Sprintf("%s from %s%s: %v after %s", r.begun.UTC().Format("15:04:05.000"), where, r.machine, r.err, r.ended.Sub(r.begun).Round(time.Millisecond))
 }
 
-// startLoad deploys the workload and starts the clients.
+// startLoad deploys the workload and starts the clients. It waits until each of them had an answer: kube-proxies learn of the
+// pods a moment after they are ready. Clients of machines that come later count from their first request.
 func (c *cloud) startLoad() *load {
 	t := c.t
 	t.Helper()
@@ -94,6 +95,33 @@ func (c *cloud) startLoad() *load {
 	ctx, cancel := context.WithCancel(t.Context())
 	l := &load{stop: cancel}
 	t.Cleanup(func() { l.end() })
+	inside := func(i instance.Instance) func(context.Context) (net.Conn, error) {
+		return func(ctx context.Context) (net.Conn, error) { return host.DialFrom(ctx, i.Name, "tcp", vip+":80") }
+	}
+	outside := func(i instance.Instance) func(context.Context) (net.Conn, error) {
+		return func(ctx context.Context) (net.Conn, error) {
+			return host.Dial(ctx, "tcp", net.JoinHostPort(i.IP.String(), port))
+		}
+	}
+	list, err := machines.Instances(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := time.Now().Add(110 * time.Second)
+	for _, i := range list {
+		for _, dial := range []func(context.Context) (net.Conn, error){inside(i), outside(i)} {
+			for i.State == instance.Ready {
+				err := answered(ctx, dial)
+				if err == nil {
+					break
+				}
+				if time.Now().After(limit) {
+					t.Fatalf("the workload does not answer a client at %s: %v", i.Name, err)
+				}
+				pause(ctx, askEvery)
+			}
+		}
+	}
 	l.all.Go(func() {
 		users := map[string]bool{}
 		for ; ctx.Err() == nil; pause(ctx, askEvery) {
@@ -106,14 +134,8 @@ func (c *cloud) startLoad() *load {
 					continue
 				}
 				users[i.Name] = true
-				l.all.Go(func() {
-					l.ask(ctx, i.Name, false, func(ctx context.Context) (net.Conn, error) { return host.DialFrom(ctx, i.Name, "tcp", vip+":80") })
-				})
-				l.all.Go(func() {
-					l.ask(ctx, i.Name, true, func(ctx context.Context) (net.Conn, error) {
-						return host.Dial(ctx, "tcp", net.JoinHostPort(i.IP.String(), port))
-					})
-				})
+				l.all.Go(func() { l.ask(ctx, i.Name, false, inside(i)) })
+				l.all.Go(func() { l.ask(ctx, i.Name, true, outside(i)) })
 			}
 		}
 	})
