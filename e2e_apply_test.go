@@ -240,7 +240,7 @@ func (c *cloud) applies(to string, replaced int, args ...string) {
 // TestApplyOnRealMachines upgrades image and Kubernetes minor in one hop, while clients send
 // requests to a service with several replicas from inside and outside of the cluster. No
 // avoidable request failure is allowed; see load. It is the only upgrade of real machines in
-// the default test run.
+// the default test run. The upgraded cluster then keeps root on a worker in its place.
 func TestApplyOnRealMachines(t *testing.T) {
 	withNext(t)
 	c, _ := newCluster(t, realMachines, 1, 2, "--image", "v1.0.0", "--kubernetes", current)
@@ -278,6 +278,8 @@ func TestApplyOnRealMachines(t *testing.T) {
 	c.wantNodes(nodes...)
 	c.wantAnswer(nodes...)
 	c.run(2*time.Minute, append([]string{"upgrade", "apply", "--yes", "-o", "json"}, target...)...).want(plan.ExitNothing)
+
+	c.rootOnAWorkerGetsNoOtherIdentity(nodes[2], nodes[0], nodes[1])
 }
 
 // TestApplyOnSimulatedMachines upgrades a cluster hop by hop to the newest release, as an

@@ -10,18 +10,17 @@ import (
 	"encoding/pem"
 	"fmt"
 	"strings"
-	"testing"
 	"time"
 
 	"constellation/engine/plan"
 )
 
-// TestRootOnAWorkerGetsNoOtherIdentity acts as root on one worker of real machines. Its kubelet's
+// rootOnAWorkerGetsNoOtherIdentity acts as root on one of two workers of real machines. Its kubelet's
 // credentials, static pods, network position and a reboot yield no other identity. `machine revoke
 // --replace` then removes it while users send requests to a service of four replicas.
-func TestRootOnAWorkerGetsNoOtherIdentity(t *testing.T) {
-	c, _ := newCluster(t, realMachines, 1, 2)
-	const captured, controlPlane, other = "worker-1", "control-plane-0", "worker-0"
+func (c *cloud) rootOnAWorkerGetsNoOtherIdentity(captured, controlPlane, other string) {
+	t := c.t
+	t.Helper()
 	l := c.startLoad()
 	c.staysItself(captured, controlPlane)
 	c.kubectl("wait", "node/"+captured, "--for=condition=Ready=Unknown", "--timeout=110s")
