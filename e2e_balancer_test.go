@@ -35,7 +35,7 @@ func TestBalancerOfEnrolledMachines(t *testing.T) {
 	c.up(3, 0)
 	all := machineNames(3, 0)
 	a, login, connect := c.owner(all)
-	packages := debianPackages(t, "haproxy", "keepalived")
+	packages := debianPackages(t, "haproxy", "keepalived", "procps")
 	for _, m := range all {
 		c.unpack(m, packages)
 	}
