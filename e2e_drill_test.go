@@ -11,6 +11,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/internal/testneeds"
 )
 
 // Drills replace the machines of a cluster under fault injection, and clean up after
@@ -23,8 +24,9 @@ func TestDrillOfSimulatedMachines(t *testing.T) {
 	newSimulated(t).drill(simulatedMachines, 1) // a minute of processor time each; `make soak` runs more
 }
 
-// All faults except those of etcd's disk, which need /dev/fuse.
+// All faults except those of etcd's disk, which need /dev/fuse. `make soak` runs it.
 func TestDrillOfRealMachines(t *testing.T) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_DRILL", "four minutes")
 	newReal(t).drill(realMachines, 2, "--faults=api-429,api-500,api-latency,create-timeout,describe-lag,lost-delete,never-join,operator-killed,partial-list,console-killed,"+
 		"power-cut,frozen,isolated,tpm-hangs,disk-full,disk-read-only,cut-to-cloud,console-cut,component-corrupt,component-truncate,registry-empty")
 }

@@ -5,6 +5,7 @@
 #   DRILLS    drills of hollow machines (default 20)
 #   SIMULATED  drills of simulated machines (default 3)
 #   IN_PLACE  drills of simulated machines that are upgraded in place (default 5)
+#   REAL      drills of real machines that are upgraded in place (default 1)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=()
@@ -23,7 +24,7 @@ fuzz() { # fuzz each target of each package
 }
 optin() {
   bin/constellation sandbox fetch v1.35.4 || return # clusters of older programs, and two minors in one sitting
-  CONSTELLATION_E2E_ADOPT=1 CONSTELLATION_E2E_BALANCER=1 CONSTELLATION_E2E_ENROL=1 CONSTELLATION_E2E_ENROL_TPM=1+2 CONSTELLATION_E2E_REGISTRY=1 CONSTELLATION_E2E_ROLLOUT=1 CONSTELLATION_E2E_UPGRADE=1 CONSTELLATION_E2E_BACKUP=1 CONSTELLATION_E2E_STRANGER=1 CONSTELLATION_TEST_NETWORK=1 .ci/test.sh -timeout 6h
+  CONSTELLATION_E2E_ADOPT=1 CONSTELLATION_E2E_BALANCER=1 CONSTELLATION_E2E_DRILL=1 CONSTELLATION_E2E_ENROL=1 CONSTELLATION_E2E_ENROL_TPM=1+2 CONSTELLATION_E2E_REGISTRY=1 CONSTELLATION_E2E_ROLLOUT=1 CONSTELLATION_E2E_UPGRADE=1 CONSTELLATION_E2E_BACKUP=1 CONSTELLATION_E2E_STRANGER=1 CONSTELLATION_TEST_NETWORK=1 .ci/test.sh -timeout 6h
 }
 
 packages() {
@@ -39,6 +40,7 @@ step "packages" packages
 step "drills" bin/constellation -C bin/drills sandbox drill --machines=hollow --results bin/drills.jsonl --until "${DRILLS:-20}"
 step "drills of simulated machines" bin/constellation -C bin/drills sandbox drill --machines=simulated --results bin/drills.jsonl --until "${SIMULATED:-3}"
 step "drills in place" bin/constellation -C bin/drills sandbox drill --machines=simulated --in-place --results bin/drills.jsonl --until "${IN_PLACE:-5}"
+step "drills of real machines in place" bin/constellation -C bin/drills sandbox drill --machines=real --in-place --results bin/drills.jsonl --until "${REAL:-1}"
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed: %s\n' "${failed[*]}" >&2
   exit 1
