@@ -21,6 +21,10 @@
 // that somebody has that file: the Statement is not Attested, and a file takes the place of PCR 15.
 // That file survives reboots, and [ClearClusterID] removes it. Measurements are judged of neither.
 //
+// Clouds that certify keys in a format of their own have a [Vendor], which judges their certificates
+// and asks their API which group, role and address a machine has. Documents of variant [VendorTPM2]
+// have the digests of the event log in the place of the log, and prove the state of Secure Boot.
+//
 // The cloud's half, which certifies attestation keys, is in package attestationtest: only a test
 // cloud needs it. The trust root is configuration; nothing in here trusts anyone by default. The
 // implementation is in internal/evidence, the order of a validator's checks in its validator.go.
@@ -46,6 +50,16 @@ const TPM2 = evidence.TPM2
 
 // Enrolled is evidence by the key of a machine that the authority of a workspace certified.
 const Enrolled = evidence.Enrolled
+
+// VendorTPM2 is evidence by a TPM 2.0 whose attestation key the vendor of the cloud certified in a
+// format of its own. See Vendor.
+const VendorTPM2 = evidence.VendorTPM2
+
+// States of Secure Boot in a Statement.
+const (
+	SecureBootOn  = evidence.SecureBootOn
+	SecureBootOff = evidence.SecureBootOff
+)
 
 // Kinds of enrolled machines.
 const (
@@ -74,7 +88,8 @@ const (
 	MaxUserData = evidence.MaxUserData
 )
 
-// Why a validator refuses a document.
+// Why a validator refuses a document. An error of package cloud means instead that the method must
+// ask the cloud's API and cannot.
 var (
 	// ErrDocument means that the document is malformed, too large or inconsistent in itself.
 	ErrDocument = evidence.ErrDocument
@@ -109,6 +124,16 @@ type (
 	EnrolledIssuer = evidence.EnrolledIssuer
 	// EnrolledValidator verifies evidence of enrolled machines.
 	EnrolledValidator = evidence.EnrolledValidator
+	// VendorIssuer makes evidence with a TPM 2.0 for a Vendor.
+	VendorIssuer = evidence.VendorIssuer
+	// VendorValidator verifies evidence that a Vendor judges.
+	VendorValidator = evidence.VendorValidator
+	// Vendor is how a cloud certifies the keys of its machines' TPMs.
+	Vendor = evidence.Vendor
+	// NVKey is where a TPM has an attestation key.
+	NVKey = evidence.NVKey
+	// Certified is a machine as its vendor certified it.
+	Certified = evidence.Certified
 	// Kind is where the key of an enrolled machine is.
 	Kind = evidence.Kind
 	// EnrolledIdentity is who an enrolled machine is.
@@ -176,6 +201,18 @@ func TPMMethod() Method {
 		Issuer:  func(address string) Issuer { return NewTPMIssuer(address) },
 		Validator: func(roots *x509.CertPool, m Measurements, opts Options) Validator {
 			return NewTPMValidator(roots, m, opts)
+		},
+	}
+}
+
+// VendorMethod is the method of machines with a TPM 2.0 whose key a vendor certified in a format of its
+// own. The packages of clouds have the vendors.
+func VendorMethod(v Vendor) Method {
+	return Method{
+		Variant: VendorTPM2,
+		Issuer:  func(address string) Issuer { return evidence.NewVendorIssuer(v, address) },
+		Validator: func(roots *x509.CertPool, m Measurements, opts Options) Validator {
+			return evidence.NewVendorValidator(v, roots, m, opts)
 		},
 	}
 }

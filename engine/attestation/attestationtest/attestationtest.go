@@ -1,12 +1,13 @@
 // Package attestationtest is the cloud's half of attestation, for test clouds and tests: an
 // authority that certifies attestation keys, the provisioning of a TPM, the measurement of a
-// boot, and an issuer without a TPM. With an authority's key it forges evidence of any machine.
+// boot, an issuer without a TPM, and documents from their parts. With an authority's key it forges evidence of any machine.
 //
 // No production program imports it; a test of the module checks that.
 package attestationtest
 
 import (
 	"context"
+	"crypto"
 
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/authority"
@@ -66,6 +67,22 @@ func EnrolTPM(ctx context.Context, a *authority.Authority, dir, tpm string, id a
 	}
 	_, err = attestation.StoreIdentity(ctx, dir, certificate)
 	return err
+}
+
+// VendorParts are the parts of evidence of variant attestation.VendorTPM2, as tools for TPMs make them.
+type VendorParts = evidence.VendorParts
+
+// ParseVendorDocument returns the parts of a document.
+func ParseVendorDocument(b []byte) (VendorParts, error) { return evidence.ParseVendorDocument(b) }
+
+// BootLog returns what an issuer of variant attestation.VendorTPM2 makes of an event log of firmware.
+func BootLog(log []byte) ([]byte, error) { return evidence.BootLog(log) }
+
+// ProvisionKey does what a vendor does: it has the TPM at address make an attestation key, of RSA or on
+// P-256, and stores its template and the certificate that certify returns for it at the indices of at.
+// It must precede HandOver in a boot.
+func ProvisionKey(ctx context.Context, address string, at attestation.NVKey, rsa bool, certify func(crypto.PublicKey) ([]byte, error)) error {
+	return evidence.ProvisionKey(ctx, address, at, rsa, certify)
 }
 
 // SoftwareIssuer makes the document that a TPM would make, without a TPM.

@@ -46,11 +46,12 @@ type Validator interface {
 	Variant() Variant
 	// Validate returns what document states if it is genuine, binds exactly
 	// userData and describes an acceptable machine. Errors wrap one of the
-	// package's sentinels. It may be called concurrently and holds no lock.
+	// package's sentinels, or one of package cloud if the cloud's API is needed
+	// and cannot be asked. It may be called concurrently and holds no lock.
 	Validate(ctx context.Context, document, userData []byte) (Statement, error)
 }
 
-// Why evidence is refused. Every error of a Validator wraps exactly one of them.
+// Why evidence is refused. An error of a Validator wraps at most one of them.
 var (
 	// ErrDocument means that the document cannot be read: malformed, too large,
 	// or inconsistent in itself.
@@ -73,11 +74,15 @@ var (
 // used.
 var ErrTPM = errors.New("TPM not usable")
 
-// Identity is what the cloud certified about the instance that owns a TPM. It is
-// part of the attestation key's certificate, never of a request.
+// Identity is what the cloud certified about the instance that owns a TPM. It is never part of a
+// request, but of the attestation key's certificate. Certificates of variant VendorTPM2 name the
+// instance, and the API of the cloud has the rest.
 type Identity struct {
 	Name       string `json:"name"`
 	ProviderID string `json:"providerID"`
+	// Incarnation is that of the cloud.Instance; empty if the evidence does not prove it. Certificates
+	// of CA have no field for it.
+	Incarnation string `json:"incarnation,omitempty"`
 	// UID identifies the sandbox or project that the instance belongs to.
 	UID   string     `json:"uid"`
 	Group string     `json:"group"`
@@ -101,6 +106,9 @@ func (id Identity) check() error {
 		case !printable(f.value):
 			return fmt.Errorf("%s of the instance holds characters that cannot be printed", f.name)
 		}
+	}
+	if len(id.Incarnation) > maxIdentityField || !printable(id.Incarnation) {
+		return errors.New("incarnation of the instance is too long, or holds characters that cannot be printed")
 	}
 	if !id.Role.Valid() {
 		return fmt.Errorf("role of the instance is %q", id.Role)
@@ -140,6 +148,8 @@ type Statement struct {
 	PCRs map[uint32][]byte `json:"pcrs"`
 	// Warnings name registers that differ from a measurement which only warns.
 	Warnings []string `json:"warnings,omitempty"`
+	// SecureBoot is SecureBootOn or SecureBootOff. Only evidence of variant VendorTPM2 has it.
+	SecureBoot string `json:"secureBoot,omitempty"`
 	// Firmware is the version that the TPM reports, Resets how often it was reset.
 	Firmware uint64 `json:"firmware"`
 	Resets   uint32 `json:"resets"`

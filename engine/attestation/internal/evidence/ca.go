@@ -33,6 +33,8 @@ func (v Variant) OID() encasn1.ObjectIdentifier {
 		return encasn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 32473, 1, 1}
 	case Enrolled:
 		return encasn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 32473, 1, 2}
+	case VendorTPM2:
+		return encasn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 32473, 1, 3}
 	}
 	return nil
 }
@@ -64,6 +66,9 @@ const identityVersion = 1
 func (id Identity) marshal() ([]byte, error) {
 	if err := id.check(); err != nil {
 		return nil, err
+	}
+	if id.Incarnation != "" {
+		return nil, errors.New("a certificate has no field for the incarnation of an instance")
 	}
 	var b cryptobyte.Builder
 	b.AddASN1(asn1.SEQUENCE, func(b *cryptobyte.Builder) {

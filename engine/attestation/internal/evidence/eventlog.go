@@ -66,69 +66,108 @@ func replayLog(log []byte) (map[uint32][]byte, error) {
 	if len(log) == 0 {
 		return nil, nil
 	}
+	pcrs := map[uint32][]byte{}
+	if err := readLog(log, func(e logEvent) {
+		old := pcrs[e.pcr]
+		switch {
+		case e.kind == eventNoAction:
+			pcrs[0] = startValue(e.locality)
+			return
+		case old == nil:
+			old = make([]byte, pcrSize)
+		}
+		pcrs[e.pcr] = extend(old, e.digest)
+	}); err != nil {
+		return nil, err
+	}
+	return pcrs, nil
+}
+
+// startValue is PCR 0 after a start from a locality: a TPM sets the last byte.
+func startValue(locality byte) []byte {
+	v := make([]byte, pcrSize)
+	v[pcrSize-1] = locality
+	return v
+}
+
+// logEvent is an event that changes a register, or the start of the TPM.
+type logEvent struct {
+	pcr uint32
+	// kind is eventNoAction for the start of the TPM from a locality.
+	kind         uint32
+	digest, data []byte
+	locality     byte
+}
+
+// readLog calls each for the events of a log, in order. The start of the TPM comes before the
+// events of PCR 0.
+func readLog(log []byte, each func(logEvent)) error {
 	r := reader{b: log}
 	sizes, err := r.specID()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	pcrs := map[uint32][]byte{}
-	at := func(i uint32) []byte {
-		if v, ok := pcrs[i]; ok {
-			return v
-		}
-		return make([]byte, pcrSize)
-	}
+	began := false // PCR 0 has a value
 	for n := 1; len(r.b) > 0; n++ {
 		if n > maxEvents {
-			return nil, fmt.Errorf("it has more than %d events", maxEvents)
+			return fmt.Errorf("it has more than %d events", maxEvents)
 		}
-		pcr, kind, count := r.uint32(), r.uint32(), r.uint32()
-		if int64(count) > int64(len(sizes)) {
-			return nil, fmt.Errorf("event %d has %d digests, the log names %d algorithms", n, count, len(sizes))
+		e, err := r.event(n, sizes)
+		if err != nil {
+			return err
 		}
-		var digest []byte
-		for range count {
-			alg := r.uint16()
-			size, ok := sizes[alg]
-			if !ok {
-				if r.short {
-					break
-				}
-				return nil, fmt.Errorf("event %d has a digest of algorithm %#04x, which the log does not name", n, alg)
-			}
-			d := r.bytes(uint32(size))
-			if alg == algSHA256 {
-				if digest != nil {
-					return nil, fmt.Errorf("event %d has two SHA-256 digests", n)
-				}
-				digest = d
-			}
-		}
-		data := r.bytes(r.uint32())
-		if r.short {
-			return nil, fmt.Errorf("event %d is cut off", n)
-		}
-		if kind == eventNoAction {
+		if e.kind == eventNoAction {
 			// Started from another locality than 0, a TPM sets the last byte of PCR 0.
-			if len(data) == len(startupLocality)+1 && string(data[:len(startupLocality)]) == startupLocality {
-				if _, ok := pcrs[0]; ok {
-					return nil, fmt.Errorf("event %d sets the startup locality after PCR 0 was extended", n)
+			if len(e.data) == len(startupLocality)+1 && string(e.data[:len(startupLocality)]) == startupLocality {
+				if began {
+					return fmt.Errorf("event %d sets the startup locality after PCR 0 was extended", n)
 				}
-				v := make([]byte, pcrSize)
-				v[pcrSize-1] = data[len(data)-1]
-				pcrs[0] = v
+				began = true
+				each(logEvent{kind: eventNoAction, locality: e.data[len(e.data)-1]})
 			}
 			continue
 		}
-		if pcr > lastPCR {
-			return nil, fmt.Errorf("event %d is for PCR %d, which does not exist", n, pcr)
+		if e.pcr > lastPCR {
+			return fmt.Errorf("event %d is for PCR %d, which does not exist", n, e.pcr)
 		}
-		if digest == nil {
-			return nil, fmt.Errorf("event %d has no SHA-256 digest", n)
+		if e.digest == nil {
+			return fmt.Errorf("event %d has no SHA-256 digest", n)
 		}
-		pcrs[pcr] = extend(at(pcr), digest)
+		began = began || e.pcr == 0
+		each(e)
 	}
-	return pcrs, nil
+	return nil
+}
+
+// event reads the event with number n.
+func (r *reader) event(n int, sizes map[uint16]uint16) (logEvent, error) {
+	e := logEvent{pcr: r.uint32(), kind: r.uint32()}
+	count := r.uint32()
+	if int64(count) > int64(len(sizes)) {
+		return e, fmt.Errorf("event %d has %d digests, the log names %d algorithms", n, count, len(sizes))
+	}
+	for range count {
+		alg := r.uint16()
+		size, ok := sizes[alg]
+		if !ok {
+			if r.short {
+				break
+			}
+			return e, fmt.Errorf("event %d has a digest of algorithm %#04x, which the log does not name", n, alg)
+		}
+		d := r.bytes(uint32(size))
+		if alg == algSHA256 {
+			if e.digest != nil {
+				return e, fmt.Errorf("event %d has two SHA-256 digests", n)
+			}
+			e.digest = d
+		}
+	}
+	e.data = r.bytes(r.uint32())
+	if r.short {
+		return e, fmt.Errorf("event %d is cut off", n)
+	}
+	return e, nil
 }
 
 // reader takes little-endian numbers off the front of b. After it ran short,

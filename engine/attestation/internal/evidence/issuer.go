@@ -22,7 +22,8 @@ import (
 type TPMIssuer struct {
 	address string
 	log     string
-	machine *tpmKey         // nil: the key that Provision stored
+	keys    []NVKey         // where the certified key is; the first one that the TPM has counts
+	machine *tpmKey         // nil: the key that a cloud certified
 	turn    chan struct{}   // full while a quote is made
 	kept    *attestationKey // owned by the holder of the slot; nil: create it
 }
@@ -43,7 +44,7 @@ type attestationKey struct {
 // log is the one at EventLogPath(address); a machine without one gives evidence
 // without one.
 func NewTPMIssuer(address string) *TPMIssuer {
-	return &TPMIssuer{address: address, log: EventLogPath(address), turn: make(chan struct{}, 1)}
+	return &TPMIssuer{address: address, log: EventLogPath(address), keys: []NVKey{{Certificate: uint32(nvCertificate), Template: uint32(nvTemplate)}}, turn: make(chan struct{}, 1)}
 }
 
 // Variant implements Issuer.
@@ -132,17 +133,28 @@ func (i *TPMIssuer) create(t transport.TPM) (*attestationKey, tpm2.NamedHandle, 
 		handle, err := m.load(t)
 		return &attestationKey{public: m.public.raw}, handle, err
 	}
-	template, err := readNV(t, nvTemplate)
+	at, template, err := i.template(t)
 	if err != nil {
 		return nil, tpm2.NamedHandle{}, fmt.Errorf("read template of the attestation key (was the TPM provisioned?): %w", err)
 	}
 	k := &attestationKey{}
-	if k.certificate, err = readNV(t, nvCertificate); err != nil {
+	if k.certificate, err = readNV(t, tpm2.TPMHandle(at.Certificate)); err != nil {
 		return nil, tpm2.NamedHandle{}, fmt.Errorf("read certificate of the attestation key (was the TPM provisioned?): %w", err)
 	}
 	handle, public, err := primary(t, template)
 	k.public = public
 	return k, handle, err
+}
+
+// template returns what the TPM makes the first key from that it has.
+func (i *TPMIssuer) template(t transport.TPM) (at NVKey, template []byte, err error) {
+	for _, at = range i.keys {
+		template, err = readNV(t, tpm2.TPMHandle(at.Template))
+		if !errors.Is(err, tpm2.TPMRCHandle) {
+			break
+		}
+	}
+	return at, template, err
 }
 
 // quoteWith fills in the quote, its signature and the registers.

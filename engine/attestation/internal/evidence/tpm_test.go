@@ -254,7 +254,7 @@ func TestAnyKeyOfTheTPMIsNotEnough(t *testing.T) {
 	}
 	defer tpm.Close()
 	var d document
-	if err := new(TPMIssuer).quote(tpm, &d, nonce); err != nil {
+	if err := NewTPMIssuer("").quote(tpm, &d, nonce); err != nil {
 		t.Fatal(err)
 	}
 	own := d.certificate
@@ -311,7 +311,7 @@ func TestQuoteWhileRegistersChange(t *testing.T) {
 	defer tpm.Close()
 	m := &meddler{TPM: tpm, times: quoteAttempts - 1}
 	var d document
-	if err := new(TPMIssuer).quote(m, &d, nonce); err != nil {
+	if err := NewTPMIssuer("").quote(m, &d, nonce); err != nil {
 		t.Fatal(err)
 	}
 	if m.quotes != quoteAttempts {
@@ -325,7 +325,7 @@ func TestQuoteWhileRegistersChange(t *testing.T) {
 		t.Error(err)
 	}
 	m.times = quoteAttempts
-	if err := new(TPMIssuer).quote(m, &d, nonce); err == nil || !strings.Contains(err.Error(), "changed during each of 3 attempts") {
+	if err := NewTPMIssuer("").quote(m, &d, nonce); err == nil || !strings.Contains(err.Error(), "changed during each of 3 attempts") {
 		t.Errorf("got %v", err)
 	}
 }
