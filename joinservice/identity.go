@@ -64,6 +64,9 @@ func (d *directory) check(ctx context.Context, st attestation.Statement, age tim
 	if !ok || i.State == cloud.Terminating || i.State == cloud.Terminated {
 		return i, d.remedy(fmt.Errorf("%w: %s", errUnknownInstance, id.Name), "`constellation init` publishes the list after `machine add` and `machine remove`")
 	}
+	if id.Incarnation != "" && id.Incarnation != i.Incarnation { // the list may lag, or the machine is a former one
+		return i, fmt.Errorf("%w: %s with the incarnation %q, the list has %q", errUnknownInstance, id.Name, id.Incarnation, i.Incarnation)
+	}
 	for _, f := range []struct{ field, attested, known string }{
 		{"provider ID", id.ProviderID, i.ProviderID},
 		{"role", string(id.Role), string(i.Role)},

@@ -49,6 +49,18 @@ func TestNamesThatAreReusedLeadToTheNewMachine(t *testing.T) {
 	}
 }
 
+// Evidence that proves the incarnation is of one machine, also if another one has its name and address.
+func TestAttestedIncarnationNamesOneMachine(t *testing.T) {
+	for attested, want := range map[string]error{"": nil, "2": nil, "1": errUnknownInstance} {
+		id := oddIdentity
+		id.Incarnation = attested
+		key, err := newDirectory(listed{odd("2", cloud.Ready, 5)}).verify(t.Context(), attestation.Statement{Identity: id}, id.IP)
+		if !errors.Is(err, want) || err == nil && key != "odd://p/worker-0#2" {
+			t.Errorf("incarnation %q: got %q, %v, want %v", attested, key, err, want)
+		}
+	}
+}
+
 // A copied key that is used from another machine's address changes no record of the machine it belongs to.
 func TestEvidenceFromAnotherMachineIsNoSignOfASpare(t *testing.T) {
 	other := odd("9", cloud.Ready, 5)
