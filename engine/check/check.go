@@ -900,8 +900,12 @@ func SortFindings(found []plan.Finding) {
 // adopted cluster, which has none.
 func AttestationJSON(c *workspace.Config) (string, error) {
 	d := cluster.Demand{Variant: string(attestation.TPM2), Measurements: c.Attestation.TPM2.Measurements}
-	if p, ok := providers.Named(c.Provider.Name); ok && p.Attestation.Unmeasured {
-		d = cluster.Demand{Variant: string(p.Attestation.Variant), Measurements: attestation.Measurements{}}
+	p, ok := providers.Named(c.Provider.Name)
+	if ok && p.Attestation.Variant != "" {
+		d.Variant = string(p.Attestation.Variant)
+	}
+	if ok && p.Attestation.Unmeasured {
+		d.Measurements = attestation.Measurements{}
 	} else if d.Measurements == nil {
 		return "", nil
 	}
