@@ -5,9 +5,9 @@
 // # State of the work
 //
 // The package was run against the emulator of package gcptest alone, never against Google. It has the
-// view of the operator, [Cloud], and that of the console, [Console]. It has no metadata server's client,
-// no attestation and no infrastructure yet, so the registry of providers does not have it, and no
-// program links it. docs/clouds/gcp.md lists what tests cover.
+// view of the operator, [Cloud], and that of the console, [Console]. Package attest judges the evidence of
+// machines. There are no metadata server's client and no infrastructure yet, so the registry of providers
+// does not have it, and no program links it. docs/clouds/gcp.md lists what tests cover.
 //
 // # Names and identity
 //
