@@ -34,7 +34,7 @@ packages() {
 }
 
 evidence() { # 100,000 mutations of each part of recorded evidence
-  CONSTELLATION_EVIDENCE_MUTATIONS="${MUTATIONS:-100000}" go test -count=1 -v ./engine/cloud/gcp/attest -run '^TestMutated' -timeout 2h
+  CONSTELLATION_EVIDENCE_MUTATIONS="${MUTATIONS:-100000}" go test -count=1 -v ./engine/cloud/gcp/attest ./engine/attestation/sevsnp -run '^TestMutated' -timeout 2h
 }
 
 step "fuzzing" fuzz
