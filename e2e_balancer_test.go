@@ -225,7 +225,7 @@ func debianPackages(t *testing.T, names ...string) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	status, err := filepath.Glob(filepath.Join(dirs, "constellation/rootfs/*/tree/var/lib/dpkg/status"))
+	status, err := filepath.Glob(filepath.Join(dirs, "constellation/rootfs/bookworm-*/tree/var/lib/dpkg/status"))
 	if err != nil || len(status) == 0 {
 		t.Fatalf("the sandbox has no root file system: %v", err)
 	}

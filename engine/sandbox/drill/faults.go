@@ -247,9 +247,10 @@ var (
 	ofMachines = []string{pointKubeadm, pointAdopted, pointReady, pointCordoned}
 	// ofNodes are those of a node that is upgraded in place.
 	ofNodes = []string{pointKubeadm, pointScheduled, pointCordoned, pointUpgrading, pointApplying, pointUpgraded}
-	// unseen are rules that need two views, of which a fault makes one stale.
+	// unseen are rules that need two views, of which a fault makes one stale. A node that is upgraded in place can be
+	// cordoned, get its kubelet and be uncordoned meanwhile, and is then seen with the new kubelet alone.
 	unseen = []recorder.Rule{
-		recorder.ReadyFloor, recorder.Pairs, recorder.LeaseMoved, recorder.EtcdVoters, recorder.WorkersLast, recorder.AutoscalerPaused, recorder.MachineTracked, recorder.VersionSkew,
+		recorder.ReadyFloor, recorder.Pairs, recorder.LeaseMoved, recorder.EtcdVoters, recorder.WorkersLast, recorder.AutoscalerPaused, recorder.MachineTracked, recorder.MachineKept, recorder.VersionSkew,
 	}
 	// hurt are rules that a faulty machine breaks regardless of the operator, and
 	// those that cannot be evaluated if it is the control plane.
