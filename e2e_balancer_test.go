@@ -90,7 +90,7 @@ func TestBalancerOfEnrolledMachines(t *testing.T) {
 	begin = time.Now()
 	c.run(time.Minute, "sandbox", "machine", "on", holder).want(plan.ExitDone)
 	c.asRoot(holder, "mkdir -p /run/sshd && systemd-run --quiet --unit=sshd /usr/sbin/sshd -D -f /root/ssh/config") // lost with the power
-	a.wantReady(begin, all)
+	a.wantReady(begin, []string{holder}) // the others report a state that stays every five minutes only
 	if is := c.holder(all); is != next {
 		t.Errorf("the address moved back to %s", is)
 	}
