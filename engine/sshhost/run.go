@@ -408,7 +408,7 @@ func (h *Host) sudoOnce(ctx context.Context, c Command, password []byte) (Result
 				}
 				_, _ = s.input.Write(append(slices.Clone(password), '\n'))
 			case <-late.C:
-				s.stop(&plan.Error{Op: op, Err: fmt.Errorf("%w: it neither prompted for a password nor ran the command", ErrSudoRefused), Remedy: "sudo may ask for a second factor, which is not supported: permit the user NOPASSWD in sudoers, or log in as root"})
+				s.stop(&plan.Error{Op: op, Err: fmt.Errorf("%w: within %s it neither prompted for a password nor ran the command", ErrSudoRefused, h.timeout), Remedy: "raise --timeout for a slow machine. If sudo asks for a second factor, which is not supported, permit the user NOPASSWD in sudoers, or log in as root"})
 				return
 			}
 		}

@@ -2,13 +2,16 @@ package sshhost_test
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"constellation/engine/plan"
 	"constellation/engine/sshhost"
 	"constellation/engine/sshhost/sshdtest"
+	"constellation/internal/testneeds"
 )
 
 // sudoers starts a server with a user of its own, whom these rules concern.
@@ -118,4 +121,21 @@ func TestSudoIgnoresPassword(t *testing.T) {
 	h := dial(t, o)
 	h.SetPassword([]byte("right horse"))
 	asRoot(t, h, "input of the command")
+}
+
+func TestSudoThatIsTooSlow(t *testing.T) {
+	t.Parallel()
+	config := sshdtest.Sudoers(t, "tester ALL=(ALL) NOPASSWD: ALL")
+	slow := filepath.Join(t.TempDir(), "sudo")
+	if err := os.WriteFile(slow, []byte("#!/bin/sh\nexec sleep 60\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	config.Bind[testneeds.Program(t, "sudo", "sudo")] = slow
+	o := sshdtest.Start(t, config).Options()
+	o.Target.Sudo, o.Timeout = true, 5*time.Second
+	_, err := dial(t, o).Run(t.Context(), whoami)
+	checkError(t, err, sshhost.ErrSudoRefused, "--timeout")
+	if err == nil || !strings.Contains(err.Error(), "within 5s") {
+		t.Errorf("the error lacks the limit: %v", err)
+	}
 }
