@@ -178,6 +178,8 @@ type Clock struct {
 	Offset       time.Duration `json:"offset"` // nanoseconds in JSON
 	Uncertainty  time.Duration `json:"uncertainty"`
 	Synchronized Answer        `json:"synchronized"`
+	// Service is whether systemd has a time service turned on; empty if the answer lacks it.
+	Service Answer `json:"service,omitempty"`
 }
 
 // Limits of an answer.
@@ -283,6 +285,7 @@ var keys = map[string]key{
 	"clock.begin":        one(func(p *parser, v string) error { return setTime(&p.begin, v) }),
 	"clock.end":          one(func(p *parser, v string) error { return setTime(&p.end, v) }),
 	"clock.synchronized": one(func(p *parser, v string) error { return setAnswer(&p.Clock.Synchronized, v) }),
+	"clock.service":      {true, func(p *parser, v string) error { return setAnswer(&p.Clock.Service, v) }},
 	"user": one(func(p *parser, v string) error {
 		n, err := number(v)
 		p.Root = n == 0

@@ -217,14 +217,25 @@ func (j *judge) modules() {
 	}
 }
 
+// bridgeSysctl is the kernel parameter of the module br_netfilter.
+const bridgeSysctl = "net.bridge.bridge-nf-call-iptables"
+
+// loadable reports whether a module is not loaded, but can be.
+func (j *judge) loadable(module string) bool {
+	return slices.ContainsFunc(j.f.Modules, func(m Module) bool { return m.Name == module && m.State == "loadable" })
+}
+
 func (j *judge) sysctls() {
 	for _, s := range j.f.Sysctls {
 		set := fmt.Sprintf("echo '%s = 1' > /etc/sysctl.d/90-kubernetes-%s.conf", s.Name, s.Name[strings.LastIndexByte(s.Name, '.')+1:])
 		x := plan.Finding{Objects: []string{s.Name}, Remedy: "set it now and at each boot", Command: set + " && sysctl -w " + s.Name + "=1"}
 		severity := plan.Warn
 		switch {
+		case s.Name == bridgeSysctl && s.Value == "" && !s.AtBoot && !j.container() && j.loadable("br_netfilter"):
+			// The parameter does not exist yet. Loading the module sets it to 1.
+			x.Title, x.Remedy, x.Command = fmt.Sprintf("no configuration sets %s, which the module br_netfilter has", s.Name), "set it at each boot", set
 		case s.Value == "" || s.Value == "1" && (s.AtBoot || j.container()):
-			continue // without br_netfilter its parameter does not exist
+			continue
 		case s.Value == "1":
 			x.Title, x.Remedy, x.Command = fmt.Sprintf("%s is 1, and no configuration sets it after a reboot", s.Name), "set it at each boot", set
 		default:
@@ -349,6 +360,10 @@ func (j *judge) clock() {
 		how = "behind"
 	}
 	x := plan.Finding{Remedy: "synchronise the clock", Command: "timedatectl set-ntp true"}
+	waits := c.Service == Yes && c.Synchronized == No
+	if waits {
+		x = plan.Finding{Remedy: "let the time service reach a time server: it is on, and has not synchronised the clock", Command: "journalctl -n 20 -u systemd-timesyncd -u chrony -u ntpsec"}
+	}
 	if off -= c.Uncertainty; off > goodClock {
 		severity := plan.Warn
 		x.Title = fmt.Sprintf("the clock is %s %s this computer's", max(c.Offset, -c.Offset).Round(100*time.Millisecond), how)
@@ -364,6 +379,9 @@ func (j *judge) clock() {
 	}
 	switch {
 	case j.container():
+	case waits:
+		x.Title = "the clock is right, and its time service has not synchronised it"
+		j.add(plan.Warn, "machine-clock", x)
 	case c.Synchronized == No:
 		x.Title, x.Remedy = "the clock is right, and nothing synchronises it", "start a time service"
 		if command := j.install("systemd-timesyncd"); command != "" {

@@ -140,6 +140,8 @@ func TestFindings(t *testing.T) {
 		{name: "no memory controller", edits: []string{"cgroup v2 cpuset cpu io pids"}, severity: plan.Block, id: "machine-cgroup", text: "memory"},
 		{name: "unknown control groups", edits: []string{"cgroup ?"}, severity: plan.NotChecked, id: "machine-cgroup"},
 		{name: "nothing synchronises the clock", edits: []string{"clock.synchronized no"}, severity: plan.Warn, id: "machine-clock", command: "apt-get install -y systemd-timesyncd && timedatectl set-ntp true"},
+		{name: "a time service that reaches no server", edits: []string{"clock.synchronized no", "+clock.service yes"}, severity: plan.Warn, id: "machine-clock", text: "its time service has not synchronised it", command: "journalctl -n 20 -u systemd-timesyncd -u chrony -u ntpsec"},
+		{name: "a time service that is off", edits: []string{"clock.synchronized no", "+clock.service no"}, severity: plan.Warn, id: "machine-clock", text: "nothing synchronises it"},
 		{name: "unknown synchronisation", edits: []string{"clock.synchronized ?"}, severity: plan.NotChecked, id: "machine-clock"},
 		{name: "node of another cluster", edits: []string{"cluster.server https://10.9.9.9:6443", "cluster.ca " + ca, "+remains /etc/kubernetes/kubelet.conf", "+listen 10250 kubelet"}, ca: strings.Repeat("cd", 32), severity: plan.Block, id: "machine-other-cluster", text: "https://10.9.9.9:6443", command: "kubeadm reset"},
 		{name: "node of no known cluster", edits: []string{"cluster.server https://10.9.9.9:6443", "+remains /etc/kubernetes/kubelet.conf"}, severity: plan.Block, id: "machine-other-cluster"},
@@ -283,6 +285,21 @@ func TestTPMOutsideOfTheKernelIsNamed(t *testing.T) {
 				t.Errorf("findings %+v", found)
 			}
 		})
+	}
+}
+
+// A new Debian gets all its commands at once: no finding appears only after the first commands.
+func TestFixesOfANewMachine(t *testing.T) {
+	edits := []string{"module br_netfilter loadable no", "sysctl net.ipv4.ip_forward 0 no", "+sysctl net.bridge.bridge-nf-call-iptables - no", "swap.fstab yes"}
+	r := Result{Findings: Judge(parse(t, recorded(t, "debian12.txt", edits...)), Needs{Role: cloud.Worker})}
+	want := []string{
+		"echo 'net.ipv4.ip_forward = 1' > /etc/sysctl.d/90-kubernetes-ip_forward.conf && sysctl -w net.ipv4.ip_forward=1",
+		"modprobe br_netfilter && echo br_netfilter > /etc/modules-load.d/br_netfilter.conf",
+		"echo 'net.bridge.bridge-nf-call-iptables = 1' > /etc/sysctl.d/90-kubernetes-bridge-nf-call-iptables.conf",
+		`sed -i.before-kubernetes -E '/^[^#].*[[:space:]]swap[[:space:]]/s/^/#/' /etc/fstab`,
+	}
+	if got := Fixes(&r); !slices.Equal(got, want) {
+		t.Errorf("commands %q, want %q", got, want)
 	}
 }
 
@@ -474,6 +491,14 @@ func TestScript(t *testing.T) {
 		}
 		if c := f.Clock; max(c.Offset, -c.Offset) > c.Uncertainty+10*time.Millisecond {
 			t.Errorf("%s: the clock of this computer differs from itself by %s, within %s", shell, c.Offset, c.Uncertainty)
+		}
+	}
+	// Values are one line of printable ASCII.
+	for _, shell := range []string{"dash", "bash"} {
+		cmd := exec.Command(shell, "-c", script[:strings.Index(script, "# One fact for each line")]+`fact text "$1" b; fact none ""; fact long "$2"; fact last "$(printf '\374~')"`, "-", "x\ty\nz\n\x1b[1m", strings.Repeat("a", 500))
+		want := "text x y z  [1m b\nnone -\nlong " + strings.Repeat("a", 400) + "\nlast  ~\n"
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != want {
+			t.Errorf("%s: %q %v, want %q", shell, out, err, want)
 		}
 	}
 	// A part of the script runs nothing.

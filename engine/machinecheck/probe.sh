@@ -10,7 +10,9 @@ n=0
 fact() {
   key=$1
   shift
-  v=$(printf '%s' "$*" | tr -c ' -~' ' ' | cut -c1-400)
+  v=$*
+  case $v in *[!\ -~]*) v=$(printf '%s' "$v" | tr -c ' -~' ' ') ;; esac
+  if [ ${#v} -gt 400 ]; then v=$(printf '%s' "$v" | cut -c1-400); fi
   printf '%s %s\n' "$key" "${v:--}"
   n=$((n + 1))
 }
@@ -258,6 +260,7 @@ main() {
   if [ -e /run/systemd/resolve/resolv.conf ]; then fact resolved yes; else fact resolved no; fi
   if have timedatectl && synced=$(brief timedatectl show -p NTPSynchronized --value) && [ -n "$synced" ]; then
     fact clock.synchronized "$synced"
+    case $(brief timedatectl show -p NTP --value) in yes) fact clock.service yes ;; no) fact clock.service no ;; esac
   elif have chronyc && brief chronyc -n tracking | grep -q '^Leap status *: Normal'; then
     fact clock.synchronized yes
   else
