@@ -2,6 +2,8 @@ package console
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -47,6 +49,19 @@ func (f *form) list(key string) []string {
 }
 
 func (f *form) yes(key string) bool { return f.value(key) == "yes" }
+
+// path is the value of a field that names a file or folder. No shell expands ~ in it, so path does.
+func (f *form) path(key string) string {
+	v := strings.TrimSpace(f.value(key))
+	if v != "~" && !strings.HasPrefix(v, "~/") {
+		return v
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return v
+	}
+	return filepath.Join(home, v[1:])
+}
 
 // set changes the value of a field.
 func (f *form) set(key, value string) {

@@ -224,7 +224,7 @@ func (scr *machineAddScreen) wanted() NewMachines {
 	text := func(key string) string { return strings.TrimSpace(f.value(key)) }
 	n := NewMachines{
 		Way: text(wayKey), Group: text("--group"), Labels: f.list("--label"), Taints: f.list("--taint"), Spare: f.yes("--spare"),
-		TPM: text("--tpm"), TPMRoots: text("--tpm-roots"), Programs: text("--programs"), Packages: text("--packages"), Proxy: text("--proxy"),
+		TPM: text("--tpm"), TPMRoots: f.path("--tpm-roots"), Programs: f.path("--programs"), Packages: f.path("--packages"), Proxy: text("--proxy"),
 	}
 	if n.Way == BySSH {
 		n.MachineLogin, n.Name, n.Address = loginOf(f), text("--name"), text("--address")

@@ -45,7 +45,7 @@ type MachineLogin struct {
 
 // loginOf returns the login that a form names.
 func loginOf(f *form) MachineLogin {
-	return MachineLogin{Machines: f.list("--ssh"), Key: strings.TrimSpace(f.value("--key")), Jump: f.list("--jump"), HostKeys: f.list("--host-key"), Sudo: f.yes("--sudo")}
+	return MachineLogin{Machines: f.list("--ssh"), Key: f.path("--key"), Jump: f.list("--jump"), HostKeys: f.list("--host-key"), Sudo: f.yes("--sudo")}
 }
 
 // flags are the flags of a verb for the same login.
