@@ -337,7 +337,7 @@ func TestMachineAddWithABalancer(t *testing.T) {
 
 	// The third one alone is refused: the others would not know it.
 	e.checked, e.batches = all[2:], nil
-	if out, code := add("13"); code != plan.ExitUsage || !strings.Contains(out, "the balancer on node-11 and node-12") || !strings.Contains(out, "--ssh USER@10.0.0.11 --ssh USER@10.0.0.12") || len(e.batches) > 0 || !needs.Balancer.Expected {
+	if out, code := add("13"); code != plan.ExitUsage || !strings.Contains(out, "the balancer on node-11 and node-12") || !strings.Contains(out, "--ssh USER@10.0.0.11 --ssh USER@10.0.0.12") || len(e.batches) > 0 || !needs.Balancer.Expected || needs.Listed["node-12"] != netip.MustParseAddr("10.0.0.12") {
 		t.Errorf("one more: exit code %d, %s", code, out)
 	}
 	if out, errs, code := e.run("machine", "add", "node-13", "--address", "10.0.0.13", "--group", "control-plane", "--print-command"); code != plan.ExitUsage || !strings.Contains(errs, "name the other control planes in the same command") || out != "" {

@@ -144,22 +144,23 @@ func runMachineCheck(ctx context.Context, s *session, o *sshOptions, role string
 
 // needsOf are what the check of a machine is for: a role in the cluster of a workspace.
 func needsOf(ws *workspace.Workspace, role workspace.Role) machinecheck.Needs {
-	return machinecheck.Needs{Role: role, CA: ownCA(ws), Balancer: ownBalancer(ws), TPMs: ownTPMs(ws)}
-}
-
-// ownTPMs are the TPMs of the workspace's machines, by address.
-func ownTPMs(ws *workspace.Workspace) map[netip.Addr]string {
+	n := machinecheck.Needs{Role: role, CA: ownCA(ws), Balancer: ownBalancer(ws)}
 	l, err := ws.MachineList()
 	if err != nil {
-		return nil
+		return n
 	}
-	out := map[netip.Addr]string{}
+	n.TPMs, n.Listed = map[netip.Addr]string{}, map[string]netip.Addr{}
 	for _, m := range l.Machines {
-		if ip, err := netip.ParseAddr(m.Address); err == nil && m.TPM != "" {
-			out[ip] = m.TPM
+		ip, err := netip.ParseAddr(m.Address)
+		if err != nil {
+			continue
+		}
+		n.Listed[m.Name] = ip
+		if m.TPM != "" {
+			n.TPMs[ip] = m.TPM
 		}
 	}
-	return out
+	return n
 }
 
 // ownCA is the digest of the certificate authority of the workspace's cluster, whose nodes are recognised by it.

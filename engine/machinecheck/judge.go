@@ -26,6 +26,8 @@ type Needs struct {
 	// other one than the kernel's. TPMs are those of enrolled machines, by address.
 	TPM  string
 	TPMs map[netip.Addr]string
+	// Listed are the addresses of the workspace's machines, by name.
+	Listed map[string]netip.Addr
 }
 
 // Limits of a judgement. Memory and cores of a control plane are those of kubeadm's own preflight.
@@ -87,7 +89,7 @@ func Ports(r cloud.Role) (out []int) {
 func Judge(f Facts, n Needs) []plan.Finding {
 	j := &judge{f: f, n: n}
 	for _, check := range []func(*judge){
-		(*judge).root, (*judge).system, (*judge).host, (*judge).modules, (*judge).sysctls, (*judge).swap, (*judge).size, (*judge).disks, (*judge).cgroup, (*judge).clock,
+		(*judge).root, (*judge).system, (*judge).host, (*judge).listed, (*judge).modules, (*judge).sysctls, (*judge).swap, (*judge).size, (*judge).disks, (*judge).cgroup, (*judge).clock,
 		(*judge).cluster, (*judge).programs, (*judge).containerd, (*judge).balancer, (*judge).ports, (*judge).firewalls, (*judge).security, (*judge).network, (*judge).tpm,
 	} {
 		check(j)
@@ -184,6 +186,24 @@ func (j *judge) host() {
 // container reports whether the kernel is shared with a host, whose settings these are.
 func (j *judge) container() bool {
 	return slices.Contains([]string{"docker", "podman", "lxc", "lxc-libvirt", "systemd-nspawn", "openvz", "rkt", "wsl", "proot", "pouch", "container-other"}, j.f.Virtualization)
+}
+
+// listed compares the addresses of the machine with the list of the workspace.
+func (j *judge) listed() {
+	name := strings.ToLower(j.f.HostName)
+	want, ok := j.n.Listed[name]
+	if !ok || len(j.f.Addresses) == 0 || slices.ContainsFunc(j.f.Addresses, func(p netip.Prefix) bool { return p.Addr() == want }) {
+		return
+	}
+	var has []string
+	for _, p := range j.f.Addresses {
+		has = append(has, p.Addr().String())
+	}
+	j.add(plan.Warn, "machine-address", plan.Finding{
+		Title:  fmt.Sprintf("%s is in the list with address %s, and the machine has %s", name, want, words.And(has)),
+		Detail: "its certificate, its kubelet and the other machines use the address of the list, unless another machine has this name",
+		Remedy: "give it the address of the list again; else drain it, delete its Node, and run `constellation machine remove` and `machine add`",
+	})
 }
 
 func (j *judge) modules() {

@@ -265,6 +265,29 @@ func TestContainerd(t *testing.T) {
 	}
 }
 
+// A machine got another address, for example by DHCP.
+func TestChangedAddress(t *testing.T) {
+	f := parse(t, recorded(t, "debian12.txt"))
+	for _, tt := range []struct {
+		name   string
+		listed map[string]netip.Addr
+		want   string
+	}{
+		{name: "the machine has the address", listed: map[string]netip.Addr{"node-11": netip.MustParseAddr("10.0.0.11")}},
+		{name: "it is not listed", listed: map[string]netip.Addr{"node-12": netip.MustParseAddr("10.0.0.12")}},
+		{name: "it is listed with another address", listed: map[string]netip.Addr{"node-11": netip.MustParseAddr("10.0.0.12")}, want: "node-11 is in the list with address 10.0.0.12, and the machine has 10.0.0.11"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			found := Judge(f, Needs{Role: cloud.Worker, Listed: tt.listed})
+			switch {
+			case tt.want == "" && len(found) == 0:
+			case len(found) != 1 || found[0].ID != "machine-address" || found[0].Severity != plan.Warn || found[0].Title != tt.want:
+				t.Errorf("findings %+v, want %q", found, tt.want)
+			}
+		})
+	}
+}
+
 func TestTPMOutsideOfTheKernelIsNamed(t *testing.T) {
 	f := parse(t, recorded(t, "debian12.txt", "tpm -"))
 	const other = "unix:/run/tpm/sock"
