@@ -35,7 +35,7 @@ func TestBalancerOfEnrolledMachines(t *testing.T) {
 	c.up(3, 0)
 	all := machineNames(3, 0)
 	a, login, connect := c.owner(all)
-	packages := debianPackages(t, "haproxy", "keepalived", "procps")
+	packages := debianPackages(t, debian12, "haproxy", "keepalived", "procps")
 	for _, m := range all {
 		c.unpack(m, packages)
 	}
@@ -216,27 +216,33 @@ func (c *cloud) pollAPI() func() polled {
 	}
 }
 
-// debianPackages downloads packages, with all that they need on a machine of the sandbox, and returns an archive of a
-// repository with them.
-func debianPackages(t *testing.T, names ...string) []byte {
+// debianPackages downloads packages of a release of Debian, with all that they need on a machine of the sandbox, and
+// returns an archive of a repository with them.
+func debianPackages(t *testing.T, release string, names ...string) []byte {
 	t.Helper()
 	testneeds.Program(t, "dpkg-scanpackages", "dpkg-dev")
 	dirs, err := os.UserCacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	status, err := filepath.Glob(filepath.Join(dirs, "constellation/rootfs/bookworm-*/tree/var/lib/dpkg/status"))
-	if err != nil || len(status) == 0 {
-		t.Fatalf("the sandbox has no root file system: %v", err)
+	trees, err := filepath.Glob(filepath.Join(dirs, "constellation/rootfs", release+"-*", "tree"))
+	if err != nil || len(trees) == 0 {
+		t.Fatalf("the sandbox has no root file system of %s: %v", release, err)
 	}
 	dir := t.TempDir()
-	script := `mkdir -p repo/partial
-apt-get -o Dir::State::status="$0" -o Dir::Cache::archives="$PWD/repo" -o Debug::NoLocking=1 --download-only -y --no-install-recommends install "$@" >&2
+	script := `mkdir -p repo/partial lists/partial cache
+apt() {
+  apt-get -q -o APT::Sandbox::User=root -o Debug::NoLocking=1 -o Dir::State::status="$tree/var/lib/dpkg/status" -o Dir::State::lists="$PWD/lists" \
+    -o Dir::Etc::SourceList="$tree/etc/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null -o Dir::Cache="$PWD/cache" -o Dir::Cache::archives="$PWD/repo" "$@" >&2
+}
+tree=$0
+apt update
+apt --download-only -y --no-install-recommends install "$@"
 cd repo
 rm -rf partial lock
 dpkg-scanpackages -m . >Packages
 cd .. && tar -cf - repo`
-	cmd := exec.CommandContext(t.Context(), "bash", append([]string{"-ec", script, status[len(status)-1]}, names...)...)
+	cmd := exec.CommandContext(t.Context(), "bash", append([]string{"-ec", script, trees[len(trees)-1]}, names...)...)
 	cmd.Dir = dir
 	var errs strings.Builder
 	cmd.Stderr = &errs

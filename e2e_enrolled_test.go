@@ -19,33 +19,55 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/build"
+	"constellation/engine/sandbox/machine"
 	"constellation/engine/sshhost/sshdtest"
 	"constellation/internal/testneeds"
+)
+
+// Releases of Debian that machines can run.
+const (
+	debian12 = "bookworm"
+	debian13 = "trixie"
 )
 
 // Linux machines that have OpenSSH and nothing of ours are enrolled, become a cluster whose network their owner brings, are
 // upgraded in place to the next minor, and one is given back. The console is in their network. It logs in to three by SSH, and
 // the last one calls it.
 //
-// It takes five minutes, so it is opt-in:
+// It takes five minutes, so it is opt-in. The variable can have the release of Debian that the machines run:
 //
 //	CONSTELLATION_E2E_ENROL=1 CONSTELLATION_TEST_NETWORK=1 go test -run TestEnrolledMachinesBecomeACluster .
+//	CONSTELLATION_E2E_ENROL=trixie CONSTELLATION_TEST_NETWORK=1 go test -run TestEnrolledMachinesBecomeACluster .
 func TestEnrolledMachinesBecomeACluster(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_E2E_ENROL", "five minutes")
 	const to = "v1.37.2"
 	testneeds.Kubernetes(t, to)
 	testneeds.Network(t, "to download wget of Debian")
+	release := debian12
+	if v := os.Getenv("CONSTELLATION_E2E_ENROL"); v == debian13 {
+		release = v
+	} else if v != "1" {
+		t.Fatalf("CONSTELLATION_E2E_ENROL is %q, want 1 or %s", v, debian13)
+	}
 	c := newReal(t)
+	if release != debian12 {
+		c.env = append(c.env, machine.DebianVariable+"="+release)
+	}
 	c.up(1, 3)
 	all := machineNames(1, 3)
 	a, login, connect := c.owner(all)
 	given := "worker-2"
-	wget := debianPackages(t, "wget") // for the command that is printed
+	wget := debianPackages(t, release, "wget") // for the command that is printed
 	for _, m := range []string{given, "worker-1"} {
 		c.unpack(m, wget)
 		if out, code := c.asRoot(m, "apt-get update -q && apt-get install -qy wget"); code != 0 {
 			t.Fatalf("install wget on %s: %s", m, out)
 		}
+	}
+	if out, _ := c.asRoot(given, ". /etc/os-release; echo $VERSION_CODENAME; containerd --version; runc --version | head -n 1; systemctl --version | head -n 1"); strings.Fields(out + " -")[0] != release {
+		t.Fatalf("%s runs\n%s\nwant %s", given, out, release)
+	} else {
+		t.Logf("machines:\n%s", out)
 	}
 	before, _ := c.asRoot(given, enrolledFiles)
 

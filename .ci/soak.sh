@@ -27,6 +27,9 @@ optin() {
   bin/constellation sandbox fetch v1.35.4 || return # clusters of older programs, and two minors in one sitting
   CONSTELLATION_E2E_ADOPT=1 CONSTELLATION_E2E_BALANCER=1 CONSTELLATION_E2E_DRILL=1 CONSTELLATION_E2E_ENROL=1 CONSTELLATION_E2E_ENROL_TPM=1+2 CONSTELLATION_E2E_REGISTRY=1 CONSTELLATION_E2E_ROLLOUT=1 CONSTELLATION_E2E_UPGRADE=1 CONSTELLATION_E2E_BACKUP=1 CONSTELLATION_E2E_STRANGER=1 CONSTELLATION_TEST_NETWORK=1 .ci/test.sh -timeout 6h
 }
+trixie() { # machines of Debian 13
+  CONSTELLATION_E2E_ENROL=trixie CONSTELLATION_TEST_NETWORK=1 go test -count=1 -v -run '^TestEnrolledMachinesBecomeACluster$' -timeout 60m .
+}
 
 packages() {
   make release TARGET="$(go env GOHOSTOS)_$(go env GOHOSTARCH)" || return
@@ -42,6 +45,7 @@ step "mutated evidence" evidence
 step "simulator" make sim SEEDS="${SEEDS:-100000}"
 step "model check" make explore
 step "tests, the opt-in ones too" optin
+step "enrolled machines of Debian 13" trixie
 step "packages" packages
 step "drills" bin/constellation -C bin/drills sandbox drill --machines=hollow --results bin/drills.jsonl --until "${DRILLS:-20}"
 step "drills of simulated machines" bin/constellation -C bin/drills sandbox drill --machines=simulated --results bin/drills.jsonl --until "${SIMULATED:-3}"

@@ -44,6 +44,10 @@ var (
 	MetadataAddr = netip.MustParseAddr("169.254.169.254")
 )
 
+// DebianVariable is the environment variable with the release of Debian of machines, such
+// as trixie. It is for tests; empty is the release that OS images are made of.
+const DebianVariable = "CONSTELLATION_SANDBOX_DEBIAN"
+
 // Paths and addresses inside a machine.
 const (
 	// TPMDir is the directory of the machine's TPM socket, tpm.sock, and of

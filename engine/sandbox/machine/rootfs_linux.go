@@ -18,13 +18,18 @@ import (
 	"constellation/assets"
 )
 
-// The root file system is the same on every computer, regardless of its own Debian: the
-// release whose systemd runs under cgroup v1 and v2 and whose containerd every
-// supported kubelet accepts.
-const (
-	rootfsSuite   = "bookworm"
-	rootfsKeyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
-)
+const rootfsKeyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+// rootfsSuite is the release of Debian of the root file system. It is the same on every
+// computer, regardless of its own Debian: the release whose systemd runs under cgroup v1
+// and v2 and whose containerd every supported kubelet accepts. [DebianVariable] selects
+// another one, for tests of enrolled machines.
+func rootfsSuite() string {
+	if suite := os.Getenv(DebianVariable); suite != "" {
+		return suite
+	}
+	return "bookworm"
+}
 
 // rootfsPackages are added to Debian's minimal system. None of them may set sysctls
 // or load modules during installation, since that affects this computer's kernel:
@@ -228,11 +233,11 @@ func plainDirs(string) (fs.FileMode, error) { return 0o755, nil }
 // is known in advance.
 func rootfsKey(changes []change) string {
 	h := sha256.New()
-	fmt.Fprintf(h, "%s %q\n", rootfsSuite, rootfsPackages)
+	fmt.Fprintf(h, "%s %q\n", rootfsSuite(), rootfsPackages)
 	for _, c := range changes {
 		fmt.Fprint(h, c)
 	}
-	return rootfsSuite + "-" + hex.EncodeToString(h.Sum(nil))[:16]
+	return rootfsSuite() + "-" + hex.EncodeToString(h.Sum(nil))[:16]
 }
 
 // Rootfs makes the root file system that all OS images share, and returns its
@@ -341,7 +346,7 @@ func debootstrap(ctx context.Context, tree string, report func(string)) error {
 	// All users may read the system, regardless of the umask.
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", `umask 022 && exec "$@"`, "sh",
 		tool("debootstrap"), "--variant=minbase", "--keyring="+rootfsKeyring,
-		"--include="+strings.Join(rootfsPackages, ","), rootfsSuite, tree, mirror)
+		"--include="+strings.Join(rootfsPackages, ","), rootfsSuite(), tree, mirror)
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive",
 		// By default only root's login shell has these.
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
