@@ -20,6 +20,8 @@ var mayNameSandbox = map[string]string{
 	"engine/sandbox/":                   "the cloud itself",
 	"engine/cloud/sandboxapi/":          "its client",
 	"engine/cloud/providers/sandbox.go": "its entry in the registry",
+	"engine/cloud/gcp/gcptest/":         "the emulator, which a sandbox contains",
+	"engine/cloud/cloudtest/wire/":      "parts of the emulator, which a sandbox contains",
 
 	"main.go":                          "wires the verb sandbox to its program",
 	"engine/sandbox.go":                "contract of the verb sandbox, which another program implements",

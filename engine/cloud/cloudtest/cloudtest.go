@@ -294,7 +294,7 @@ func (s *suite) eventually(what string, holds func() (string, bool)) {
 }
 
 func newToken() string {
-	b := make([]byte, 12)
+	b := make([]byte, 20)
 	_, _ = rand.Read(b) // never fails
-	return hex.EncodeToString(b)
+	return hex.EncodeToString(b[:12]) + "-" + hex.EncodeToString(b[12:])
 }

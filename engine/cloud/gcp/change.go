@@ -35,7 +35,7 @@ func (c *Cloud) CreateInstances(ctx context.Context, groupID string, tokens []st
 	}
 	for _, token := range tokens {
 		if !hexToken.MatchString(token) {
-			return nil, fmt.Errorf("%s: token %q has not %d hexadecimal digits", op, token, tokenSize)
+			return nil, fmt.Errorf("%s: token %q is not valid: want 24 hexadecimal digits, or these, a hyphen and 16 more", op, token)
 		}
 	}
 	if err := c.look(ctx, g.zone); err != nil {

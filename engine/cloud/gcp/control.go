@@ -303,9 +303,7 @@ func (c *Cloud) instance(ctx context.Context, zone string, m *compute.Instance) 
 		Name: m.Name, ProviderID: ProviderID(c.project, zone, m.Name), Incarnation: strconv.FormatUint(m.Id, 10), Group: GroupID(c.project, zone, base(by)),
 		Role: cloud.Role(m.Labels[LabelRole]), State: state(m.Status), Image: imageOf(t), Message: m.StatusMessage,
 	}
-	if n := len(m.Name) - tokenSize - 1; n > 0 {
-		i.Token = tokenOf(m.Name[:n], m.Name)
-	}
+	i.Token = tokenIn(m.Name)
 	i.Created, _ = time.Parse(time.RFC3339, m.CreationTimestamp) // zero: the cloud reports none
 	if len(m.NetworkInterfaces) > 0 {
 		nic := m.NetworkInterfaces[0]

@@ -139,6 +139,8 @@ func explain(op string, err error, now time.Time) error {
 		return nil
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("%s: %w", op, err)
+	case errors.As(err, new(*Error)):
+		return fmt.Errorf("%s: %w", op, err) // of the credentials
 	case !errors.As(err, &answer):
 		return fmt.Errorf("%s: %w: %w", op, cloud.ErrUnavailable, err)
 	}

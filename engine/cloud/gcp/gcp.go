@@ -5,9 +5,9 @@
 // # State of the work
 //
 // The package was run against the emulator of package gcptest alone, never against Google. It has the
-// view of the operator, [Cloud], and that of the console, [Console]. Package attest judges the evidence of
-// machines. There are no metadata server's client and no infrastructure yet, so the registry of providers
-// does not have it, and no program links it. docs/clouds/gcp.md lists what tests cover.
+// view of the operator, [Cloud], that of the console, [Console], and that of a machine, [Machine]. Package
+// attest judges the evidence of machines, and no provider uses it yet. There is no infrastructure yet. So
+// init refuses machines at Google. docs/clouds/gcp.md lists what tests cover.
 //
 // # Names and identity
 //
@@ -53,6 +53,8 @@ import (
 )
 
 const (
+	// Name is the name of the provider.
+	Name = "gcp"
 	// LabelUID is the label of machines with the UID of their cluster. A group belongs to a cluster if its
 	// instance template has this label and LabelRole.
 	LabelUID = "constellation-uid"
@@ -68,7 +70,7 @@ const (
 
 	scope     = "https://www.googleapis.com/auth/compute"
 	pageSize  = 500 // the largest of Compute Engine
-	tokenSize = 24
+	tokenSize = 41  // of the longest: 24 digits, a hyphen and 16 digits
 	maxName   = 63
 )
 
@@ -234,7 +236,18 @@ func path(url string) string {
 	return url
 }
 
-var hexToken = regexp.MustCompile(`^[0-9a-f]{24}$`)
+var (
+	hexToken  = regexp.MustCompile(`^[0-9a-f]{24}(-[0-9a-f]{16})?$`)
+	tokenName = regexp.MustCompile(`^.+?-([0-9a-f]{24}(?:-[0-9a-f]{16})?)$`)
+)
+
+// tokenIn returns the token in the name of a machine whose group is not known; empty if it has none.
+func tokenIn(name string) string {
+	if m := tokenName.FindStringSubmatch(name); m != nil {
+		return m[1]
+	}
+	return ""
+}
 
 // tokenOf returns the token in the name of a machine of a group; empty if it has none.
 func tokenOf(base, name string) string {

@@ -1,7 +1,7 @@
-// Package wire has the parts that emulators of vendors' clouds share. It exists only for tests.
+// Package wire has the parts that emulators of vendors' clouds share. Emulators run in tests and in sandboxes.
 //
 // An emulator is a [Vendor] behind a [Gate]. The gate refuses each request that the vendor's own schema
-// does not have, and reports it as a failure of the test. Then it checks credentials and rate limits,
+// does not have, and reports it: a test fails, a sandbox logs it. Then it checks credentials and rate limits,
 // counts the call, and passes it to the vendor. Answers are checked with the schema, too.
 //
 // The vendor's machines are those of a [Fleet]: [Records] has machines that exist in memory only.
@@ -14,7 +14,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"sync"
 	"time"
@@ -181,16 +180,32 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body == nil {
 		r.Body = http.NoBody
 	}
-	rec := httptest.NewRecorder()
+	rec := &recorder{header: http.Header{}, status: http.StatusOK}
 	t.ServeHTTP(rec, r)
 	if err := r.Context().Err(); err != nil {
 		return nil, err
 	}
-	out := rec.Result()
-	out.Body = io.NopCloser(bytes.NewReader(rec.Body.Bytes()))
-	out.Request = r
-	return out, nil
+	return &http.Response{
+		Status: http.StatusText(rec.status), StatusCode: rec.status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: rec.header,
+		Body: io.NopCloser(&rec.body), ContentLength: int64(rec.body.Len()), Request: r,
+	}, nil
 }
+
+// recorder implements http.ResponseWriter.
+type recorder struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+// Header implements http.ResponseWriter.
+func (r *recorder) Header() http.Header { return r.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (r *recorder) WriteHeader(status int) { r.status = status }
+
+// Write implements http.ResponseWriter.
+func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }
 
 // Machine describes a machine that a cloud creates.
 type Machine struct {
@@ -202,10 +217,17 @@ type Machine struct {
 	Token    string
 }
 
+// Place is where a machine is in the network.
+type Place struct {
+	IP netip.Addr
+	// Pods is the range that the cloud routes to the machine; invalid: none.
+	Pods netip.Prefix
+}
+
 // Fleet has the machines of an emulated cloud. It is safe for concurrent use.
 type Fleet interface {
-	// Start starts a machine and returns its address, before it has booted.
-	Start(m Machine) (netip.Addr, error)
+	// Start starts a machine and returns its addresses, before it has booted.
+	Start(m Machine) (Place, error)
 	// Stop ends the machine of an ID for good. It returns before the machine is gone.
 	Stop(id string)
 	// State returns how far a machine is: cloud.Creating, Ready, Failed, Stopped, Terminating, or
@@ -228,7 +250,7 @@ type record struct {
 }
 
 // Start implements Fleet.
-func (f *Records) Start(m Machine) (netip.Addr, error) {
+func (f *Records) Start(m Machine) (Place, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.all == nil {
@@ -236,7 +258,7 @@ func (f *Records) Start(m Machine) (netip.Addr, error) {
 	}
 	f.all[m.ID] = &record{started: time.Now()}
 	f.next++
-	return netip.AddrFrom4([4]byte{10, byte(f.next >> 16), byte(f.next >> 8), byte(f.next)}), nil
+	return Place{IP: netip.AddrFrom4([4]byte{10, byte(f.next >> 16), byte(f.next >> 8), byte(f.next)})}, nil
 }
 
 // Stop implements Fleet.

@@ -1,5 +1,5 @@
-// Package gcptest emulates Compute Engine in front of machines of any kind, for tests. No program imports
-// it.
+// Package gcptest emulates Compute Engine, and the metadata servers of its machines, in front of machines of
+// any kind. Tests use it, and sandboxes of package sandbox. No other program contains it.
 //
 // The table [Semantics] lists the emulated rules with the addresses of Google's documentation. The emulator
 // was written from that documentation, and was never compared with Google. Requests pass a gate that is built
@@ -12,6 +12,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
@@ -36,17 +38,27 @@ type Options struct {
 	Insert, Retry time.Duration
 	// Page is the largest page of a list; zero: 500.
 	Page int
+	// Project and Zones are those of the cloud; empty: the constants of this package.
+	Project string
+	Zones   []string
+	// Attributes are metadata of all machines, in the templates of AddGroup.
+	Attributes map[string]string
+	// State is what Save was called with last; empty: the cloud is new.
+	State []byte
+	// Save stores the state of the cloud after each change. It is called with a lock held. Nil: the state ends
+	// with the process.
+	Save func(state []byte)
 	// LateConflicts has an operation fail for a name that is taken, and not its request.
 	LateConflicts bool
 }
 
-// Project and UID are those of every cloud. Zones are its zones.
+// Defaults of Options.Project and Options.Zones, and a UID of clusters.
 const (
 	Project = "demo-project"
 	UID     = "0123456789abcdef"
 )
 
-// Zones are the zones.
+// Zones is the default of Options.Zones.
 var Zones = []string{"europe-west3-a", "europe-west3-b", "europe-west3-c"}
 
 // Cloud is an emulated Compute Engine. It is safe for concurrent use.
@@ -68,6 +80,7 @@ type Cloud struct {
 	endless   map[string]int        // of the next operations of a method, so many do not end
 	tokens    map[string]token
 	waking    bool // a later call of settle is scheduled for machines that are recreated
+	changed   bool // since the state was saved last
 }
 
 // group is a managed instance group.
@@ -101,12 +114,20 @@ func New(fail func(problem string), o Options) (*Cloud, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Page = cmp.Or(o.Page, 500)
+	o.Page, o.Project = cmp.Or(o.Page, 500), cmp.Or(o.Project, Project)
+	if len(o.Zones) == 0 {
+		o.Zones = Zones
+	}
 	c := &Cloud{
 		o: o, api: d, serial: 1 << 40, templates: map[string]*compute.InstanceTemplate{}, groups: map[string]*group{}, requests: map[string]*operation{},
 		stockout: map[string]bool{}, revoked: map[string]bool{}, endless: map[string]int{}, tokens: map[string]token{},
 	}
 	c.Gate = wire.NewGate(vendor{c}, limits, fail)
+	if len(o.State) > 0 {
+		if err := c.restore(o.State); err != nil {
+			return nil, err
+		}
+	}
 	return c, nil
 }
 
@@ -114,8 +135,9 @@ func New(fail func(problem string), o Options) (*Cloud, error) {
 func (c *Cloud) AddImage(name, version string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.changed = true
 	c.images = append(c.images, &compute.Image{Name: name, Status: "READY", Labels: map[string]string{gcp.LabelVersion: strings.ReplaceAll(version, ".", "-")}})
-	return "projects/" + Project + "/global/images/" + name
+	return "projects/" + c.o.Project + "/global/images/" + name
 }
 
 // AddGroup adds an empty group of a role, whose template has an image. Change, unless it is nil, edits the
@@ -126,34 +148,45 @@ func (c *Cloud) AddGroup(zone, name string, role cloud.Role, image, uid string, 
 	t := &compute.InstanceTemplate{Name: name + "-template", Properties: &compute.InstanceProperties{
 		MachineType: "n2-standard-4", Labels: map[string]string{gcp.LabelUID: uid, gcp.LabelRole: string(role)},
 		Disks:             []*compute.AttachedDisk{{Boot: true, AutoDelete: true, InitializeParams: &compute.AttachedDiskInitializeParams{SourceImage: image, DiskSizeGb: 20}}},
-		NetworkInterfaces: []*compute.NetworkInterface{{Network: "global/networks/" + uid}},
+		NetworkInterfaces: []*compute.NetworkInterface{{Network: "global/networks/" + uid, AliasIpRanges: []*compute.AliasIpRange{{IpCidrRange: "/24"}}}},
+		Metadata:          &compute.Metadata{},
 	}}
-	c.templates[t.Name] = t
-	url := "https://www.googleapis.com/compute/v1/projects/" + Project + "/global/instanceTemplates/" + t.Name
+	for key, value := range map[string]string{gcp.LabelUID: uid, gcp.LabelRole: string(role), gcp.AttributeZones: strings.Join(c.o.Zones, " ")} {
+		t.Properties.Metadata.Items = append(t.Properties.Metadata.Items, &compute.MetadataItems{Key: key, Value: &value})
+	}
+	slices.SortFunc(t.Properties.Metadata.Items, func(a, b *compute.MetadataItems) int { return strings.Compare(a.Key, b.Key) })
+	for _, key := range slices.Sorted(maps.Keys(c.o.Attributes)) {
+		value := c.o.Attributes[key]
+		t.Properties.Metadata.Items = append(t.Properties.Metadata.Items, &compute.MetadataItems{Key: key, Value: &value})
+	}
+	if role == cloud.ControlPlane {
+		t.Properties.ServiceAccounts = []*compute.ServiceAccount{{Email: "control-plane@" + c.o.Project + ".iam.gserviceaccount.com", Scopes: []string{scope}}}
+	}
+	c.templates[t.Name], c.changed = t, true
+	url := "https://www.googleapis.com/compute/v1/projects/" + c.o.Project + "/global/instanceTemplates/" + t.Name
 	g := &group{zone: zone, InstanceGroupManager: compute.InstanceGroupManager{
-		Name: name, Zone: zoneURL(zone), BaseInstanceName: name, InstanceTemplate: url, Versions: []*compute.InstanceGroupManagerVersion{{InstanceTemplate: url}},
+		Name: name, Zone: c.zoneURL(zone), BaseInstanceName: name, InstanceTemplate: url, Versions: []*compute.InstanceGroupManagerVersion{{InstanceTemplate: url}},
 		UpdatePolicy: &compute.InstanceGroupManagerUpdatePolicy{Type: "OPPORTUNISTIC"},
 	}}
 	if change != nil {
 		change(&g.InstanceGroupManager)
 	}
 	c.groups[zone+"/"+name] = g
-	return gcp.GroupID(Project, zone, name)
+	return gcp.GroupID(c.o.Project, zone, name)
 }
 
 // Seed adds machines that exist to a group. It returns their keys.
 func (c *Cloud) Seed(groupID string, n int) (keys []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p := strings.Split(groupID, "/")
-	g := c.groups[p[3]+"/"+p[5]]
+	g := c.byID(groupID)
 	for range n {
 		c.serial++
 		m := &managed{name: fmt.Sprintf("%s-%024x", g.BaseInstanceName, c.serial), template: g.Versions[0].InstanceTemplate}
 		g.managed = append(g.managed, m)
 		g.TargetSize++
 		c.make(g, m, time.Now())
-		keys = append(keys, cloud.Key(gcp.ProviderID(Project, g.zone, m.name), strconv.FormatUint(m.vm.Id, 10)))
+		keys = append(keys, cloud.Key(gcp.ProviderID(c.o.Project, g.zone, m.name), strconv.FormatUint(m.vm.Id, 10)))
 	}
 	return keys
 }
@@ -210,8 +243,8 @@ func (c *Cloud) end(g *group, m *managed, now time.Time) {
 	c.performed("delete", g, m.name, m.vm.Id, now, "", "")
 }
 
-func zoneURL(zone string) string {
-	return "https://www.googleapis.com/compute/v1/projects/" + Project + "/zones/" + zone
+func (c *Cloud) zoneURL(zone string) string {
+	return "https://www.googleapis.com/compute/v1/projects/" + c.o.Project + "/zones/" + zone
 }
 
 // wake settles the cloud after a time.
@@ -219,8 +252,74 @@ func (c *Cloud) wake(after time.Duration) {
 	time.AfterFunc(after, func() { c.locked(func() { c.settle(time.Now()) }) })
 }
 
+// Resize sets the target size of a group, as a person does in Google's console. New machines have names of four
+// random characters. The newest machines of a group that shrinks are deleted.
+func (c *Cloud) Resize(groupID string, n int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g := c.byID(groupID)
+	if g == nil {
+		return fmt.Errorf("resize group %s: %w", groupID, cloud.ErrNotFound)
+	}
+	now := time.Now()
+	stay := slices.DeleteFunc(slices.Clone(g.managed), func(m *managed) bool { return m.action == "DELETING" })
+	for ; len(stay) > n; stay = stay[:len(stay)-1] {
+		c.discard(g, stay[len(stay)-1], now)
+	}
+	for k := len(stay); k < n; k++ {
+		g.managed = append(g.managed, &managed{name: c.randomName(g), action: "CREATING", template: g.Versions[len(g.Versions)-1].InstanceTemplate, next: now})
+		g.TargetSize++
+	}
+	c.changed = true
+	c.settle(now)
+	return nil
+}
+
+// Groups returns the IDs of the groups.
+func (c *Cloud) Groups() (ids []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, g := range c.groups {
+		ids = append(ids, gcp.GroupID(c.o.Project, g.zone, g.Name))
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func (c *Cloud) byID(groupID string) *group {
+	p := strings.Split(groupID, "/")
+	if len(p) != 6 {
+		return nil
+	}
+	return c.groups[p[3]+"/"+p[5]]
+}
+
+// randomName returns a name for a machine that nobody named.
+func (c *Cloud) randomName(g *group) string {
+	const letters = "bcdfghjklmnpqrstvwxz0123456789"
+	for {
+		name := []byte(g.BaseInstanceName + "-")
+		for range 4 {
+			name = append(name, letters[rand.IntN(len(letters))])
+		}
+		if !slices.ContainsFunc(g.managed, func(m *managed) bool { return m.name == string(name) }) {
+			return string(name)
+		}
+	}
+}
+
+// discard deletes a managed instance and its machine.
+func (c *Cloud) discard(g *group, m *managed, now time.Time) {
+	m.action = "DELETING"
+	g.TargetSize--
+	if m.vm != nil {
+		c.end(g, m, now)
+	}
+}
+
 // settle ends operations, creates machines and forgets deleted ones whose time has come.
 func (c *Cloud) settle(now time.Time) {
+	defer c.save()
 	again := false
 	for _, o := range c.ops {
 		if o.Status == "DONE" || o.endless {
@@ -229,6 +328,7 @@ func (c *Cloud) settle(now time.Time) {
 		if !now.Before(o.runs) {
 			o.Status = "RUNNING"
 		}
+		c.changed = true
 		if now.Before(o.ends) {
 			continue
 		}
@@ -241,7 +341,7 @@ func (c *Cloud) settle(now time.Time) {
 	for _, g := range c.groups {
 		for _, m := range g.managed {
 			if m.vm != nil && c.state(m.vm) == cloud.Terminated {
-				m.vm = nil
+				m.vm, c.changed = nil, true
 				if m.action == "RECREATING" {
 					m.next = now
 				}
@@ -284,16 +384,22 @@ func (c *Cloud) attempt(g *group, m *managed, now time.Time) {
 	}
 	switch {
 	case c.stockout[g.zone]:
-		code, message = "ZONE_RESOURCE_POOL_EXHAUSTED", fmt.Sprintf("The zone 'projects/%s/zones/%s' does not have enough resources available to fulfill the request.", Project, g.zone)
+		code, message = "ZONE_RESOURCE_POOL_EXHAUSTED", fmt.Sprintf("The zone 'projects/%s/zones/%s' does not have enough resources available to fulfill the request.", c.o.Project, g.zone)
 	case c.quota > 0 && existing >= c.quota:
 		code, message = "QUOTA_EXCEEDED", fmt.Sprintf("Quota 'INSTANCES' exceeded. Limit: %d.0 in region europe-west3.", c.quota)
 	default:
-		m.failed = nil
+		m.failed, c.changed = nil, true
 		c.make(g, m, now)
 		return
 	}
+	c.failed(g, m, now, code, message)
+}
+
+// failed records that an attempt to create a machine failed.
+func (c *Cloud) failed(g *group, m *managed, now time.Time, code, message string) {
 	m.next = now.Add(c.o.Retry)
 	c.wake(c.o.Retry)
+	c.changed = true
 	m.failed = &compute.ManagedInstanceLastAttempt{Errors: &compute.ManagedInstanceLastAttemptErrors{Errors: []*compute.ManagedInstanceLastAttemptErrorsErrors{{Code: code, Message: message}}}}
 	c.performed("insert", g, m.name, 0, now, code, message)
 }
@@ -303,18 +409,23 @@ func (c *Cloud) make(g *group, m *managed, now time.Time) {
 	c.serial += 7
 	t := c.templates[m.template[strings.LastIndexByte(m.template, '/')+1:]]
 	by, with := "projects/123456789012/zones/"+g.zone+"/instanceGroupManagers/"+g.Name, "projects/123456789012/global/instanceTemplates/"+t.Name
-	address, err := c.o.Fleet.Start(wire.Machine{
+	place, err := c.o.Fleet.Start(wire.Machine{
 		ID: strconv.FormatUint(c.serial, 10), Name: m.name, Group: g.Name, Role: cloud.Role(t.Properties.Labels[gcp.LabelRole]),
 		Image: t.Properties.Disks[0].InitializeParams.SourceImage, Token: strings.TrimPrefix(m.name, g.BaseInstanceName+"-"),
 	})
-	if err != nil {
-		m.next = now.Add(c.o.Retry)
+	if err != nil { // the computer that runs the machines has no room for one more
+		c.failed(g, m, now, "ZONE_RESOURCE_POOL_EXHAUSTED", err.Error())
 		return
 	}
+	c.changed = true
+	nic := &compute.NetworkInterface{NetworkIP: place.IP.String()}
+	if place.Pods.IsValid() {
+		nic.AliasIpRanges = []*compute.AliasIpRange{{IpCidrRange: place.Pods.String()}}
+	}
 	m.vm = &compute.Instance{
-		Id: c.serial, Name: m.name, Zone: zoneURL(g.zone), CreationTimestamp: now.Format(time.RFC3339Nano), Labels: t.Properties.Labels,
-		Metadata:          &compute.Metadata{Items: []*compute.MetadataItems{{Key: "instance-template", Value: &with}, {Key: "created-by", Value: &by}}},
-		NetworkInterfaces: []*compute.NetworkInterface{{NetworkIP: address.String()}},
+		Id: c.serial, Name: m.name, Zone: c.zoneURL(g.zone), CreationTimestamp: now.Format(time.RFC3339Nano), Labels: t.Properties.Labels,
+		Metadata:          &compute.Metadata{Items: append(slices.Clone(t.Properties.Metadata.Items), &compute.MetadataItems{Key: "instance-template", Value: &with}, &compute.MetadataItems{Key: "created-by", Value: &by})},
+		NetworkInterfaces: []*compute.NetworkInterface{nic}, ServiceAccounts: t.Properties.ServiceAccounts,
 	}
 	m.action = cmp.Or(m.action, "CREATING")
 	c.performed("insert", g, m.name, m.vm.Id, now, "", "")
@@ -322,7 +433,7 @@ func (c *Cloud) make(g *group, m *managed, now time.Time) {
 
 // performed records an operation of a group that inserts or deletes a machine. It has ended.
 func (c *Cloud) performed(kind string, g *group, name string, id uint64, now time.Time, code, message string) {
-	o := c.operation(kind, g.zone, zoneURL(g.zone)+"/instances/"+name, id, now)
+	o := c.operation(kind, g.zone, c.zoneURL(g.zone)+"/instances/"+name, id, now)
 	o.Status, o.Progress, o.EndTime = "DONE", 100, o.InsertTime
 	if code != "" {
 		o.Error = &compute.OperationError{Errors: []*compute.OperationErrorErrors{{Code: code, Message: message}}}
@@ -338,9 +449,9 @@ func (c *Cloud) operation(kind, zone, target string, id uint64, now time.Time) *
 		InsertTime: now.Format(time.RFC3339Nano),
 	}
 	if zone != "" {
-		o.Zone = zoneURL(zone)
+		o.Zone = c.zoneURL(zone)
 	}
-	c.ops = append(c.ops, o)
+	c.ops, c.changed = append(c.ops, o), true
 	if id == 0 {
 		c.wake(c.o.Pending + c.o.Running)
 	}
@@ -374,11 +485,11 @@ func (c *Cloud) serve(ctx context.Context, call wire.Call) wire.Reply {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.settle(time.Now())
-	if zone, ok := call.Params["zone"]; call.Params["project"] != Project || ok && !slices.Contains(Zones, zone) {
+	if zone, ok := call.Params["zone"]; call.Params["project"] != c.o.Project || ok && !slices.Contains(c.o.Zones, zone) {
 		return refusal(http.StatusNotFound, "notFound", fmt.Sprintf("The resource 'projects/%s/zones/%s' was not found", call.Params["project"], zone))
 	}
 	if right := permissionOf(call.Method); c.revoked[right] {
-		return refusal(http.StatusForbidden, "forbidden", fmt.Sprintf("Required '%s' permission for 'projects/%s'", right, Project))
+		return refusal(http.StatusForbidden, "forbidden", fmt.Sprintf("Required '%s' permission for 'projects/%s'", right, c.o.Project))
 	}
 	if id, ok := call.Params["requestId"]; ok && !validUUID(id) {
 		return refusal(http.StatusBadRequest, "invalid", "Invalid value for field 'requestId': "+id)
@@ -447,6 +558,6 @@ func refusal(status int, reason, message string) wire.Reply {
 // Refusal is an answer of Compute Engine with a reason, for Gate.Refuse.
 func Refusal(status int, reason, message string) wire.Reply { return refusal(status, reason, message) }
 
-func missing(what string) wire.Reply {
-	return refusal(http.StatusNotFound, "notFound", fmt.Sprintf("The resource 'projects/%s/%s' was not found", Project, what))
+func (c *Cloud) missing(what string) wire.Reply {
+	return refusal(http.StatusNotFound, "notFound", fmt.Sprintf("The resource 'projects/%s/%s' was not found", c.o.Project, what))
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"regexp"
 	"slices"
@@ -70,13 +71,16 @@ func (v vendor) Serve(ctx context.Context, call wire.Call) wire.Reply { return v
 
 // token is a bearer token.
 type token struct {
-	audience string
-	scopes   []string
-	expires  time.Time
+	Audience string    `json:"audience"`
+	Scopes   []string  `json:"scopes"`
+	Expires  time.Time `json:"expires"`
 }
 
-// audience is that of tokens for Compute Engine.
-const audience = "https://compute.googleapis.com/"
+// audience is that of tokens for Compute Engine, scope that of accounts that may change machines.
+const (
+	audience = "https://compute.googleapis.com/"
+	scope    = "https://www.googleapis.com/auth/compute"
+)
 
 // Authorize implements wire.Vendor.
 func (v vendor) Authorize(r *http.Request, call wire.Call) *wire.Reply {
@@ -92,10 +96,10 @@ func (v vendor) Authorize(r *http.Request, call wire.Call) *wire.Reply {
 	v.c.mu.Lock()
 	t, ok := v.c.tokens[bearer]
 	v.c.mu.Unlock()
-	if !ok || t.audience != audience || time.Now().After(t.expires) {
+	if !ok || t.Audience != audience || time.Now().After(t.Expires) {
 		return refuse(http.StatusUnauthorized, "authError", "Invalid Credentials")
 	}
-	if !slices.ContainsFunc(v.c.api.methods[call.Method].Scopes, func(s string) bool { return slices.Contains(t.scopes, s) }) {
+	if !slices.ContainsFunc(v.c.api.methods[call.Method].Scopes, func(s string) bool { return slices.Contains(t.Scopes, s) }) {
 		return refuse(http.StatusForbidden, "insufficientPermissions", "Request had insufficient authentication scopes.")
 	}
 	return nil
@@ -109,13 +113,15 @@ func (c *Cloud) NewToken(aud string, lifetime time.Duration, scopes ...string) s
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	bearer := rand.Text()
-	c.tokens[bearer] = token{aud, scopes, time.Now().Add(lifetime)}
+	maps.DeleteFunc(c.tokens, func(_ string, t token) bool { return time.Since(t.Expires) > time.Minute })
+	c.tokens[bearer], c.changed = token{aud, scopes, time.Now().Add(lifetime)}, true
+	c.save()
 	return bearer
 }
 
 // Client returns a client with a token for Compute Engine. It needs no network.
 func (c *Cloud) Client() *http.Client {
-	return c.ClientWith(c.NewToken("", 24*time.Hour, "https://www.googleapis.com/auth/compute"))
+	return c.ClientWith(c.NewToken("", 24*time.Hour, scope))
 }
 
 // ClientWith returns a client with a token; empty: with none.
@@ -135,31 +141,6 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 		r.Header.Set("Authorization", "Bearer "+b.token)
 	}
 	return b.next.RoundTrip(r)
-}
-
-// Metadata returns the part of a machine's metadata server that has its account's token. Credentials of
-// Google's libraries come from it.
-func (c *Cloud) Metadata() http.Handler {
-	mux := http.NewServeMux()
-	serve := func(pattern string, answer func(r *http.Request) string) {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			if r.Header.Get("Metadata-Flavor") != "Google" {
-				http.Error(w, "Missing required header: Metadata-Flavor", http.StatusForbidden)
-				return
-			}
-			w.Header().Set("Metadata-Flavor", "Google")
-			fmt.Fprint(w, answer(r))
-		})
-	}
-	serve("/", func(*http.Request) string { return "computeMetadata/\n" })
-	serve("/computeMetadata/v1/project/project-id", func(*http.Request) string { return Project })
-	serve("/computeMetadata/v1/universe/universe-domain", func(*http.Request) string { return "googleapis.com" })
-	serve("/computeMetadata/v1/instance/service-accounts/default/token", func(r *http.Request) string {
-		scopes := strings.Split(r.URL.Query().Get("scopes"), ",")
-		b, _ := json.Marshal(map[string]any{"access_token": c.NewToken("", time.Hour, scopes...), "expires_in": 3600, "token_type": "Bearer"}) // never fails
-		return string(b)
-	})
-	return mux
 }
 
 var uuid = regexp.MustCompile(`^[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$`)
@@ -236,7 +217,7 @@ func (c *Cloud) find(call wire.Call) *group {
 }
 
 func (c *Cloud) noGroup(call wire.Call) wire.Reply {
-	return missing("zones/" + call.Params["zone"] + "/instanceGroupManagers/" + call.Params["instanceGroupManager"])
+	return c.missing("zones/" + call.Params["zone"] + "/instanceGroupManagers/" + call.Params["instanceGroupManager"])
 }
 
 func (c *Cloud) getGroup(call wire.Call) wire.Reply {
@@ -264,7 +245,7 @@ func (c *Cloud) createInstances(call wire.Call) wire.Reply {
 		for _, i := range body.Instances {
 			for _, m := range g.managed {
 				if m.name == i.Name {
-					return fmt.Sprintf("The instance 'projects/%s/zones/%s/instances/%s' already exists", Project, g.zone, i.Name)
+					return fmt.Sprintf("The instance 'projects/%s/zones/%s/instances/%s' already exists", c.o.Project, g.zone, i.Name)
 				}
 			}
 		}
@@ -273,7 +254,7 @@ func (c *Cloud) createInstances(call wire.Call) wire.Reply {
 	if m := taken(); m != "" && !c.o.LateConflicts && c.requests[call.Params["requestId"]] == nil {
 		return refusal(http.StatusConflict, "alreadyExists", m)
 	}
-	return c.mutate(call, "compute.instanceGroupManagers.createInstances", zoneURL(g.zone)+"/instanceGroupManagers/"+g.Name, func(now time.Time) (string, string) {
+	return c.mutate(call, "compute.instanceGroupManagers.createInstances", c.zoneURL(g.zone)+"/instanceGroupManagers/"+g.Name, func(now time.Time) (string, string) {
 		if m := taken(); m != "" {
 			return "RESOURCE_ALREADY_EXISTS", m
 		}
@@ -297,7 +278,7 @@ func (c *Cloud) deleteInstances(call wire.Call) wire.Reply {
 	if err := json.Unmarshal(call.Body, &body); err != nil || len(body.Instances) == 0 || len(body.Instances) > 1000 {
 		return refusal(http.StatusBadRequest, "invalid", "Invalid value for field 'instances': 1 to 1000 are allowed")
 	}
-	return c.mutate(call, "compute.instanceGroupManagers.deleteInstances", zoneURL(g.zone)+"/instanceGroupManagers/"+g.Name, func(now time.Time) (string, string) {
+	return c.mutate(call, "compute.instanceGroupManagers.deleteInstances", c.zoneURL(g.zone)+"/instanceGroupManagers/"+g.Name, func(now time.Time) (string, string) {
 		var leave []*managed
 		for _, url := range body.Instances {
 			if !strings.Contains(url, "zones/"+g.zone+"/instances/") {
@@ -313,11 +294,7 @@ func (c *Cloud) deleteInstances(call wire.Call) wire.Reply {
 			}
 		}
 		for _, m := range leave {
-			m.action = "DELETING"
-			g.TargetSize--
-			if m.vm != nil {
-				c.end(g, m, now)
-			}
+			c.discard(g, m, now)
 		}
 		return "", ""
 	})
@@ -331,7 +308,7 @@ func (c *Cloud) listManaged(call wire.Call) wire.Reply {
 	all := make([]*compute.ManagedInstance, 0, len(g.managed))
 	for _, m := range g.managed {
 		x := &compute.ManagedInstance{
-			Name: m.name, Instance: zoneURL(g.zone) + "/instances/" + m.name, CurrentAction: m.action, LastAttempt: m.failed,
+			Name: m.name, Instance: c.zoneURL(g.zone) + "/instances/" + m.name, CurrentAction: m.action, LastAttempt: m.failed,
 			Version: &compute.ManagedInstanceVersion{InstanceTemplate: m.template},
 		}
 		if m.vm != nil {
@@ -359,10 +336,10 @@ func (c *Cloud) patchGroup(call wire.Call) wire.Reply {
 	}
 	for _, v := range body.Versions {
 		if c.templates[v.InstanceTemplate[strings.LastIndexByte(v.InstanceTemplate, '/')+1:]] == nil {
-			return missing(v.InstanceTemplate)
+			return c.missing(v.InstanceTemplate)
 		}
 	}
-	return c.mutate(call, "patch", zoneURL(g.zone)+"/instanceGroupManagers/"+g.Name, func(time.Time) (string, string) {
+	return c.mutate(call, "patch", c.zoneURL(g.zone)+"/instanceGroupManagers/"+g.Name, func(time.Time) (string, string) {
 		if len(body.Versions) > 0 {
 			g.Versions = body.Versions
 			g.InstanceTemplate = body.Versions[0].InstanceTemplate
@@ -404,14 +381,14 @@ func (c *Cloud) getInstance(call wire.Call) wire.Reply {
 			return c.reply(call, i)
 		}
 	}
-	return missing("zones/" + call.Params["zone"] + "/instances/" + call.Params["instance"])
+	return c.missing("zones/" + call.Params["zone"] + "/instances/" + call.Params["instance"])
 }
 
 func (c *Cloud) getTemplate(call wire.Call) wire.Reply {
 	if t := c.templates[call.Params["instanceTemplate"]]; t != nil {
 		return c.reply(call, t)
 	}
-	return missing("global/instanceTemplates/" + call.Params["instanceTemplate"])
+	return c.missing("global/instanceTemplates/" + call.Params["instanceTemplate"])
 }
 
 func (c *Cloud) insertTemplate(call wire.Call) wire.Reply {
@@ -420,9 +397,9 @@ func (c *Cloud) insertTemplate(call wire.Call) wire.Reply {
 		return refusal(http.StatusBadRequest, "parseError", err.Error())
 	}
 	if c.templates[t.Name] != nil && c.requests[call.Params["requestId"]] == nil {
-		return refusal(http.StatusConflict, "alreadyExists", fmt.Sprintf("The resource 'projects/%s/global/instanceTemplates/%s' already exists", Project, t.Name))
+		return refusal(http.StatusConflict, "alreadyExists", fmt.Sprintf("The resource 'projects/%s/global/instanceTemplates/%s' already exists", c.o.Project, t.Name))
 	}
-	return c.mutate(call, "insert", "https://www.googleapis.com/compute/v1/projects/"+Project+"/global/instanceTemplates/"+t.Name, func(time.Time) (string, string) {
+	return c.mutate(call, "insert", "https://www.googleapis.com/compute/v1/projects/"+c.o.Project+"/global/instanceTemplates/"+t.Name, func(time.Time) (string, string) {
 		c.templates[t.Name] = &t
 		return "", ""
 	})
@@ -433,7 +410,7 @@ func (c *Cloud) listImages(call wire.Call) wire.Reply { return page(c, call, c.i
 func (c *Cloud) listOperations(call wire.Call) wire.Reply {
 	var all []*compute.Operation
 	for _, o := range c.ops {
-		if o.Zone == zoneURL(call.Params["zone"]) {
+		if o.Zone == c.zoneURL(call.Params["zone"]) {
 			all = append(all, &o.Operation)
 		}
 	}
@@ -453,5 +430,5 @@ func (c *Cloud) getOperation(call wire.Call) wire.Reply {
 			return c.reply(call, &o.Operation)
 		}
 	}
-	return missing("operations/" + call.Params["operation"])
+	return c.missing("operations/" + call.Params["operation"])
 }

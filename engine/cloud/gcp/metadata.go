@@ -1,0 +1,364 @@
+package gcp
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"cloud.google.com/go/auth"
+	"cloud.google.com/go/auth/httptransport"
+	"cloud.google.com/go/compute/metadata"
+
+	"constellation/engine/cloud"
+)
+
+// Metadata of machines, which the templates of their groups have beside the labels of the same names.
+const (
+	// AttributeZones are the zones of the cluster, separated by spaces. Without it, all machines are in one zone.
+	AttributeZones = "constellation-zones"
+	// AttributeLoadBalancer is the host of the load balancer in front of the control planes.
+	AttributeLoadBalancer = "constellation-load-balancer"
+	// AttributeInitSecretHash is the SHA-256 of the init secret in hex.
+	AttributeInitSecretHash = "constellation-init-secret-hash"
+)
+
+// DefaultMetadata is the address of the metadata server of every machine.
+const DefaultMetadata = "http://metadata.google.internal"
+
+// metadataTimeout is the time that an answer of the metadata server may take. It needs milliseconds.
+const metadataTimeout = 5 * time.Second
+
+// server is a metadata server.
+type server struct {
+	base string
+	// compute is the endpoint of Compute Engine; empty: Google's.
+	compute   string
+	transport *http.Transport
+}
+
+// openServer returns the server at an address: its URL, or that of an emulator, whose parameter "compute" names the
+// endpoint of the emulated Compute Engine. An emulator serves both at a socket, with the address unix:PATH.
+func openServer(address string) server {
+	dialer := &net.Dialer{Timeout: metadataTimeout}
+	transport := &http.Transport{Proxy: nil, DialContext: dialer.DialContext, MaxIdleConnsPerHost: 2, IdleConnTimeout: 30 * time.Second}
+	s := server{base: cmp.Or(address, DefaultMetadata), transport: transport}
+	if path, ok := strings.CutPrefix(address, "unix:"); ok {
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return dialer.DialContext(ctx, "unix", path) }
+		s.base, s.compute = "http://emulator", "http://emulator"+ComputePath
+		return s
+	}
+	if u, err := url.Parse(s.base); err == nil {
+		s.compute = u.Query().Get("compute")
+		u.RawQuery = ""
+		s.base = strings.TrimSuffix(u.String(), "/")
+	}
+	return s
+}
+
+// ComputePath is the path of the API of Compute Engine, and DefaultEndpoint its URL.
+const (
+	ComputePath     = "/compute/v1/"
+	DefaultEndpoint = "https://compute.googleapis.com" + ComputePath
+)
+
+// EmulatorAddress returns the address of an emulated metadata server, for the views of a machine.
+func EmulatorAddress(metadata, compute string) string {
+	return metadata + "?compute=" + compute + ComputePath
+}
+
+// RoundTrip sends a request of Google's client to the server. It implements http.RoundTripper.
+func (s server) RoundTrip(r *http.Request) (*http.Response, error) {
+	to, err := url.Parse(s.base)
+	if err != nil {
+		return nil, err
+	}
+	r = r.Clone(r.Context())
+	r.URL.Scheme, r.URL.Host, r.Host = to.Scheme, to.Host, ""
+	answer, err := s.transport.RoundTrip(r)
+	if err == nil && answer.Header.Get("Metadata-Flavor") != "Google" {
+		answer.Body.Close()
+		return nil, fmt.Errorf("the answer lacks the header Metadata-Flavor: %s is no metadata server of Google", s.base)
+	}
+	return answer, err
+}
+
+// get reads an entry of the metadata. Google's client repeats a failed request until metadataTimeout.
+func (s server) get(ctx context.Context, path string) (string, error) {
+	limited, cancel := context.WithTimeout(ctx, metadataTimeout)
+	defer cancel()
+	client := metadata.NewWithOptions(&metadata.Options{Client: &http.Client{
+		Transport: s, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}})
+	text, err := client.GetWithContext(limited, path)
+	if err == nil {
+		return strings.TrimSpace(text), nil
+	}
+	path, _, _ = strings.Cut(path, "?")
+	if ctx.Err() != nil {
+		return "", ctx.Err()
+	}
+	if _, ok := errors.AsType[metadata.NotDefinedError](err); ok {
+		return "", fmt.Errorf("read metadata %s: %w", path, cloud.ErrNotFound)
+	}
+	if refused, ok := errors.AsType[*metadata.Error](err); ok && refused.Code == http.StatusForbidden {
+		return "", fmt.Errorf("read metadata %s: %w: %s", path, cloud.ErrDenied, strings.TrimSpace(refused.Message))
+	}
+	if limited.Err() != nil {
+		return "", fmt.Errorf("read metadata %s: %w: no answer of %s within %v", path, cloud.ErrUnavailable, s.base, metadataTimeout)
+	}
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		err = u.Err // it repeats method and URL
+	}
+	return "", fmt.Errorf("read metadata %s: %w: %w", path, cloud.ErrUnavailable, err)
+}
+
+// Token returns a token of the account of the machine. It implements auth.TokenProvider.
+func (s server) Token(ctx context.Context) (*auth.Token, error) {
+	b, err := s.get(ctx, "instance/service-accounts/default/token?scopes="+url.QueryEscape(scope))
+	if errors.Is(err, cloud.ErrNotFound) {
+		return nil, &Error{
+			Op: "find credentials", Kind: cloud.ErrDenied, Message: "the machine has no service account", Remedy: "add a service account to a new template of the group, and replace the machine",
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	var t struct {
+		AccessToken string `json:"access_token"`
+		ExpiresIn   int    `json:"expires_in"`
+		TokenType   string `json:"token_type"`
+	}
+	if err := json.Unmarshal([]byte(b), &t); err != nil || t.AccessToken == "" || t.ExpiresIn <= 0 {
+		return nil, fmt.Errorf("read the token of the machine's account: %w: the metadata server sent none", cloud.ErrUnavailable)
+	}
+	return &auth.Token{Value: t.AccessToken, Type: t.TokenType, Expiry: time.Now().Add(time.Duration(t.ExpiresIn) * time.Second)}, nil
+}
+
+// client returns a client with the account of the machine, or of the user of an emulator.
+func (s server) client() (*http.Client, error) {
+	c := &http.Client{Transport: s.transport}
+	if s.compute == "" {
+		c.Transport = http.DefaultTransport // it follows the proxy of the environment
+	}
+	err := httptransport.AddAuthorizationMiddleware(c, auth.NewCredentials(&auth.CredentialsOptions{TokenProvider: auth.NewCachedTokenProvider(s, nil)}))
+	return c, err
+}
+
+// self is the metadata of a machine.
+type self struct {
+	ID                json.Number       `json:"id"`
+	Name              string            `json:"name"`
+	Zone              string            `json:"zone"`
+	Image             string            `json:"image"`
+	Attributes        map[string]string `json:"attributes"`
+	NetworkInterfaces []struct {
+		IP        string   `json:"ip"`
+		IPAliases []string `json:"ipAliases"`
+	} `json:"networkInterfaces"`
+
+	project string
+}
+
+// self reads the metadata of the machine.
+func (s server) self(ctx context.Context) (self, error) {
+	var out self
+	b, err := s.get(ctx, "instance/?recursive=true")
+	if err != nil {
+		return out, err
+	}
+	if err := json.Unmarshal([]byte(b), &out); err != nil {
+		return out, fmt.Errorf("read metadata of the machine: %w", err)
+	}
+	project, err := s.get(ctx, "project/project-id")
+	if err != nil {
+		return out, err
+	}
+	out.project = project
+	if !segment.MatchString(out.project) || !segment.MatchString(out.Name) || !segment.MatchString(base(out.Zone)) || out.ID == "" {
+		return out, fmt.Errorf("read metadata of the machine: project %q, zone %q, name %q or ID %q is not valid", out.project, base(out.Zone), out.Name, out.ID)
+	}
+	for _, name := range []string{LabelUID, LabelRole, "created-by"} {
+		if out.Attributes[name] == "" {
+			return out, fmt.Errorf("read metadata of the machine: attribute %s is missing, which the template of its group needs: %w", name, cloud.ErrNotFound)
+		}
+	}
+	return out, nil
+}
+
+// zones returns the zones of the cluster.
+func (m self) zones() []string {
+	if zones := strings.Fields(m.Attributes[AttributeZones]); len(zones) > 0 {
+		return zones
+	}
+	return []string{base(m.Zone)}
+}
+
+// instance returns the machine.
+func (m self) instance() (cloud.Instance, error) {
+	by := m.Attributes["created-by"]
+	i := cloud.Instance{
+		Name: m.Name, ProviderID: ProviderID(m.project, base(m.Zone), m.Name), Incarnation: m.ID.String(), Group: GroupID(m.project, base(m.Zone), base(by)),
+		Role: cloud.Role(m.Attributes[LabelRole]), State: cloud.Ready, Image: path(m.Image),
+	}
+	if !i.Role.Valid() {
+		return i, fmt.Errorf("read metadata of the machine: attribute %s is %q, want %s or %s", LabelRole, i.Role, cloud.ControlPlane, cloud.Worker)
+	}
+	i.Token = tokenIn(m.Name)
+	if len(m.NetworkInterfaces) == 0 {
+		return i, errors.New("read metadata of the machine: it has no network interface")
+	}
+	nic := m.NetworkInterfaces[0]
+	var err error
+	if i.IP, err = netip.ParseAddr(nic.IP); err != nil {
+		return i, fmt.Errorf("read metadata of the machine: %w", err)
+	}
+	if len(nic.IPAliases) > 0 {
+		i.PodCIDR, _ = netip.ParsePrefix(nic.IPAliases[0]) // invalid: a single address, which is no range of pods
+	}
+	return i, nil
+}
+
+// Machine is the view that a machine has of itself and of its cluster. It implements providers.Metadata and
+// providers.Control, and is safe for concurrent use. Peers, and the methods of Control, need the account of the machine.
+type Machine struct {
+	server server
+
+	mu    sync.Mutex
+	cloud *Cloud
+}
+
+// NewMachine returns the view of the machine whose metadata server has an address; empty: DefaultMetadata. It sends
+// nothing yet. compute is the endpoint of Compute Engine; empty: that of the address.
+func NewMachine(address, compute string) *Machine {
+	s := openServer(address)
+	s.compute = cmp.Or(compute, s.compute)
+	return &Machine{server: s}
+}
+
+// Self implements providers.Metadata.
+func (m *Machine) Self(ctx context.Context) (cloud.Instance, error) {
+	me, err := m.server.self(ctx)
+	if err != nil {
+		return cloud.Instance{}, err
+	}
+	return me.instance()
+}
+
+// LoadBalancer implements providers.Metadata.
+func (m *Machine) LoadBalancer(ctx context.Context) (string, error) {
+	return m.server.get(ctx, "instance/attributes/"+AttributeLoadBalancer)
+}
+
+// InitSecretHash implements providers.Metadata.
+func (m *Machine) InitSecretHash(ctx context.Context) ([]byte, error) {
+	b, err := m.server.get(ctx, "instance/attributes/"+AttributeInitSecretHash)
+	if err != nil {
+		return nil, err
+	}
+	sum, err := hex.DecodeString(b)
+	if err != nil || len(sum) != sha256.Size {
+		return nil, fmt.Errorf("read metadata %s: it has %d characters, want %d bytes in hex", AttributeInitSecretHash, len(b), sha256.Size)
+	}
+	return sum, nil
+}
+
+// Peers implements providers.Metadata.
+func (m *Machine) Peers(ctx context.Context) ([]cloud.Instance, error) { return m.Instances(ctx) }
+
+// open returns Compute Engine for the cluster of the machine.
+func (m *Machine) open(ctx context.Context) (*Cloud, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.cloud != nil {
+		return m.cloud, nil
+	}
+	me, err := m.server.self(ctx)
+	if err != nil {
+		return nil, err
+	}
+	client, err := m.server.client()
+	if err != nil {
+		return nil, fmt.Errorf("open Google Cloud: %w", err)
+	}
+	// The client outlives this call.
+	c, err := New(context.WithoutCancel(ctx), Options{Project: me.project, UID: me.Attributes[LabelUID], Zones: me.zones(), Endpoint: m.server.compute, HTTP: client})
+	if err == nil {
+		m.cloud = c
+	}
+	return c, err
+}
+
+// with calls f with Compute Engine.
+func with[T any](ctx context.Context, m *Machine, f func(*Cloud) (T, error)) (T, error) {
+	c, err := m.open(ctx)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return f(c)
+}
+
+// Groups implements providers.Control.
+func (m *Machine) Groups(ctx context.Context) ([]cloud.Group, error) {
+	return with(ctx, m, func(c *Cloud) ([]cloud.Group, error) { return c.Groups(ctx) })
+}
+
+// Instances implements providers.Control.
+func (m *Machine) Instances(ctx context.Context) ([]cloud.Instance, error) {
+	return with(ctx, m, func(c *Cloud) ([]cloud.Instance, error) { return c.Instances(ctx) })
+}
+
+// Instance implements providers.Control.
+func (m *Machine) Instance(ctx context.Context, key string) (cloud.Instance, error) {
+	return with(ctx, m, func(c *Cloud) (cloud.Instance, error) { return c.Instance(ctx, key) })
+}
+
+// Describe returns those of the machines that exist, as [Cloud.Describe] does.
+func (m *Machine) Describe(ctx context.Context, keys []string) ([]cloud.Instance, error) {
+	return with(ctx, m, func(c *Cloud) ([]cloud.Instance, error) { return c.Describe(ctx, keys) })
+}
+
+// SetGroupImage implements providers.Control.
+func (m *Machine) SetGroupImage(ctx context.Context, groupID, image string) error {
+	_, err := with(ctx, m, func(c *Cloud) (struct{}, error) { return struct{}{}, c.SetGroupImage(ctx, groupID, image) })
+	return err
+}
+
+// CreateInstances implements providers.Control.
+func (m *Machine) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
+	return with(ctx, m, func(c *Cloud) ([]cloud.Instance, error) { return c.CreateInstances(ctx, groupID, slices.Clone(tokens)) })
+}
+
+// DeleteInstances implements providers.Control.
+func (m *Machine) DeleteInstances(ctx context.Context, keys []string) error {
+	_, err := with(ctx, m, func(c *Cloud) (struct{}, error) { return struct{}{}, c.DeleteInstances(ctx, keys) })
+	return err
+}
+
+// NewEmulatorConsole returns the view of the console on machines of an emulator, whose socket has a path. The metadata
+// server at that socket has the credentials.
+func NewEmulatorConsole(ctx context.Context, socket string, o Options) (Console, error) {
+	s := openServer("unix:" + socket)
+	client, err := s.client()
+	if err != nil {
+		return Console{}, fmt.Errorf("open the emulator of Google Cloud: %w", err)
+	}
+	o.Endpoint, o.HTTP = s.compute, client
+	c, err := New(ctx, o)
+	if err != nil {
+		return Console{}, err
+	}
+	return NewConsole(c), nil
+}
