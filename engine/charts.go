@@ -65,7 +65,7 @@ func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
 	if err != nil {
 		return nil, err
 	}
-	cloudValues := from.ChartValues(i.section)
+	cloudValues := from.At(i.state.Infrastructure.Section).ChartValues(i.section)
 	var out []cluster.Chart
 	for _, c := range i.release.Charts {
 		if from.NoJoin && i.serves(c.Name, release.JoinService) {

@@ -135,7 +135,7 @@ func TestNextStepsNameRegisteredProviders(t *testing.T) {
 	for _, x := range engine.NextSteps(engine.Home{Stage: engine.StageEmpty}) {
 		verbs = append(verbs, x.Verb)
 	}
-	if got, want := strings.Join(verbs, ", "), "sandbox up, config generate enrolled, config generate moon, config generate sandbox"; got != want {
+	if got, want := strings.Join(verbs, ", "), "sandbox up, config generate enrolled, config generate gcp, config generate moon, config generate sandbox"; got != want {
 		t.Errorf("next steps %s, want %s", got, want)
 	}
 	if got := engine.NextSteps(engine.Home{Stage: engine.StageConfigured, Config: &workspace.Config{Provider: workspace.ProviderConfig{Name: "moon"}}}); len(got) > 0 {

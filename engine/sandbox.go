@@ -71,6 +71,8 @@ type SandboxSpec struct {
 	Kubernetes    string // such as v1.35.4
 	Image         string // version of the OS image, such as v1.0.0
 	Release       string // what init will deploy
+	// Cloud is the provider whose cloud the sandbox emulates; empty: none, or that of an existing sandbox.
+	Cloud string
 	// Machines is real, which is the default, or hollow: simulated, on a control plane of
 	// plain processes that is complete when Up returns. An existing sandbox keeps its kind.
 	Machines string
@@ -93,9 +95,12 @@ type SandboxStatus struct {
 	State   string    `json:"state"` // running, stopped (the daemon does not answer)
 	Created time.Time `json:"created,omitzero"`
 	// KubernetesVersions are those that its mirror serves.
-	KubernetesVersions []string         `json:"kubernetesVersions,omitempty"`
-	Faults             []string         `json:"faults,omitempty"`
-	Machines           []SandboxMachine `json:"machines"`
+	KubernetesVersions []string `json:"kubernetesVersions,omitempty"`
+	Faults             []string `json:"faults,omitempty"`
+	// Calls counts the calls of the API of an emulated cloud by method, Problems those that the API does not have.
+	Calls    map[string]int   `json:"calls,omitempty"`
+	Problems int              `json:"problems,omitempty"`
+	Machines []SandboxMachine `json:"machines"`
 }
 
 // SandboxMachine is one machine of a sandbox.

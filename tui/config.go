@@ -3,6 +3,7 @@ package tui
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -43,8 +44,10 @@ machines stands for provider enrolled.`,
 			if err != nil {
 				return err
 			}
-			if args[0] == providers.Local {
-				o.Sandbox = s.findSandbox(cmd.Context(), dir)
+			if slices.Contains(providers.Sandboxed(), args[0]) {
+				if o.Sandbox = s.findSandbox(cmd.Context(), dir); o.Sandbox != nil && o.Sandbox.Provider() != args[0] {
+					o.Sandbox = nil
+				}
 			}
 			b, err := workspace.GenerateConfig(args[0], o)
 			if err != nil {

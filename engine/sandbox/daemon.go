@@ -56,6 +56,7 @@ type daemon struct {
 	ca       *attestationtest.CA
 	trust    string // PEM
 	fleet    *fleet
+	emulator *emulator // nil: the sandbox is a cloud of its own
 	mirror   *mirror
 	registry *registry
 
@@ -138,6 +139,9 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 	case <-time.After(serveGrace):
 		d.log.Warn("machine operations abandoned", "after", serveGrace)
 	}
+	if d.emulator != nil {
+		d.log.Info("calls of the emulated cloud counted", "cloud", d.emulator.provider.Name, "calls", d.emulator.calls(), "problems", d.emulator.problems.Load())
+	}
 	d.log.Info("sandbox no longer served", "sandbox", d.name, "err", err)
 	return err
 }
@@ -147,6 +151,10 @@ func (d *daemon) assemble(st *state) (err error) {
 	d.fleet = &fleet{
 		log: d.log, platform: d.host, firmware: d.firmware, spec: d.complete, admit: d.admit,
 		save: func(s *state) error { return s.write(d.dirs.of(d.name, stateName)) },
+	}
+	// The emulator restores its groups. It starts no machine before the fleet is started.
+	if d.emulator, err = d.emulate(st); err != nil {
+		return err
 	}
 	d.mirror = &mirror{
 		log: d.log, base: "http://" + netip.AddrPortFrom(st.gateway(), mirrorPort).String(), faults: d.fleet.Faults,
@@ -181,9 +189,13 @@ func (d *daemon) assemble(st *state) (err error) {
 
 // servers begins to answer requests on all listeners until ctx ends.
 func (d *daemon) servers(ctx context.Context, st *state, on listeners) *errgroup.Group {
+	var owned Fleet = d.fleet
+	if d.emulator != nil {
+		owned = emulatedFleet{d.fleet, d.emulator}
+	}
 	a := &api{
-		Control: NewControl(d.fleet, d.log), log: d.log, fleet: d.fleet, mirror: d.mirror, images: d.images, refresh: d.refresh, shutdown: d.shutdown,
-		info: func(i *sandboxapi.Info) { i.TrustRoots = d.trust },
+		Control: NewControl(owned, d.log), log: d.log, fleet: d.fleet, mirror: d.mirror, images: d.images, refresh: d.refresh, shutdown: d.shutdown,
+		info: func(i *sandboxapi.Info) { i.TrustRoots, i.Emulator = d.trust, d.emulator.about() },
 	}
 	apiServers := d.balancer("kubernetes", func() []backend { return d.fleet.controlPlanes(apiServerPort) })
 	apiServers.probe = readyz(d.host.Dial)
@@ -191,18 +203,21 @@ func (d *daemon) servers(ctx context.Context, st *state, on listeners) *errgroup
 	joins := d.balancer("join", func() []backend { return d.fleet.controlPlanes(joinPort) })
 
 	g, gctx := errgroup.WithContext(ctx)
-	control := a.control()
+	control, metadata, host := a.control(), a.metadata(), a.host()
+	if e := d.emulator; e != nil {
+		control, metadata, host = e.api, a.machineMetadata(e), e.host(host)
+	}
 	if st.Simulated {
 		for _, l := range []*net.Listener{&on.control, &on.registry, &on.mirror} {
 			*l = forOwner(*l, d.log)
 		}
 		control = atItsAddress(control)
-		g.Go(func() error { d.metadataOfEach(gctx, a.metadata()); return nil })
+		g.Go(func() error { d.metadataOfEach(gctx, metadata); return nil })
 	} else {
-		g.Go(func() error { return serveHTTP(gctx, on.metadata, a.metadata(), d.log) })
+		g.Go(func() error { return serveHTTP(gctx, on.metadata, metadata, d.log) })
 	}
 	g.Go(func() error { return serveHTTP(gctx, on.control, control, d.log) })
-	g.Go(func() error { return serveHTTP(gctx, on.socket, a.host(), d.log) })
+	g.Go(func() error { return serveHTTP(gctx, on.socket, host, d.log) })
 	g.Go(func() error { return serveHTTP(gctx, on.registry, d.registry, d.log) })
 	g.Go(func() error { return serveHTTP(gctx, on.mirror, d.mirror, d.log) })
 	if on.foreign != nil {
@@ -462,6 +477,9 @@ func (d *daemon) firmware(i cloud.Instance) machine.Firmware {
 			return err
 		}
 		if p.First {
+			if d.emulator != nil {
+				i.ProviderID, i.Group = d.emulator.identity(i.Name, i.Group)
+			}
 			if err := attestationtest.Provision(ctx, p.TPM, d.ca, attestation.Identity{
 				Name: i.Name, ProviderID: i.ProviderID, UID: s.UID, Group: i.Group, Role: i.Role, IP: i.IP,
 			}); err != nil {
@@ -474,15 +492,17 @@ func (d *daemon) firmware(i cloud.Instance) machine.Firmware {
 
 // complete adds the cloud's data that a machine needs.
 func (d *daemon) complete(_ cloud.Instance, spec *machine.Spec) {
-	if d.simulated {
-		spec.Files = map[string]machine.File{"/etc/constellation/attestation-roots.pem": {Data: []byte(d.trust)}}
-		return
+	provider, metadata := "sandbox", sandboxapi.DefaultMetadata
+	if d.emulator != nil {
+		provider, metadata = d.emulator.provider.Name, d.emulator.provider.MetadataAddress
 	}
-	spec.PauseImage = d.pause
 	spec.Files = map[string]machine.File{
-		"/etc/constellation/environment": {Data: fmt.Appendf(nil,
-			"CONSTELLATION_PROVIDER=sandbox\nCONSTELLATION_METADATA=%s\nCONSTELLATION_TPM=%s\n", sandboxapi.DefaultMetadata, machine.TPMAddress)},
+		"/" + machine.EnvironmentFile: {Data: fmt.Appendf(nil,
+			"CONSTELLATION_PROVIDER=%s\nCONSTELLATION_METADATA=%s\nCONSTELLATION_TPM=%s\n", provider, metadata, machine.TPMAddress)},
 		"/etc/constellation/attestation-roots.pem": {Data: []byte(d.trust)},
+	}
+	if !d.simulated {
+		spec.PauseImage = d.pause
 	}
 }
 
@@ -657,6 +677,9 @@ func measurements(img machine.Image) map[uint32]string {
 // if requested.
 func (d *daemon) shutdown(ctx context.Context, machines bool) error {
 	if machines {
+		d.fleet.mu.Lock()
+		d.fleet.ending = true
+		d.fleet.mu.Unlock()
 		if err := d.fleet.clear(ctx); err != nil {
 			return err
 		}

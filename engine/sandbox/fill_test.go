@@ -73,7 +73,7 @@ func TestGeneratedConfigurationGetsWhatOnlyTheSandboxKnows(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := ws.CheckForSandbox(info.Name, ""); err != nil {
+			if err := ws.CheckForSandbox(workspace.SandboxInfo{Name: info.Name}); err != nil {
 				t.Errorf("refused before there is a sandbox: %v", err)
 			}
 			filled, differs, err := ws.FillConfig(info)

@@ -66,6 +66,7 @@ type fleet struct {
 	faults  *Faults
 	drivers map[string]*driver
 	changed chan struct{} // closed and replaced with each change
+	ending  bool          // the machines are being deleted with the sandbox
 
 	ctx context.Context
 	wg  sync.WaitGroup

@@ -36,6 +36,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -59,6 +60,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/plan"
 	"constellation/engine/release"
@@ -66,6 +68,7 @@ import (
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/simulated"
 	"constellation/engine/version"
+	"constellation/engine/words"
 	"constellation/engine/workspace"
 )
 
@@ -293,9 +296,9 @@ func (s *Sandboxes) admit(op string, spec engine.SandboxSpec) (st *state, fresh 
 	if err != nil && !fresh {
 		return nil, false, &plan.Error{Op: op, Err: err, Remedy: "run `constellation sandbox down` for it with the program that made it, or again with this one"}
 	}
-	uid := ""
+	info := workspace.SandboxInfo{Name: spec.Name, Cloud: spec.Cloud}
 	if !fresh {
-		uid = st.UID
+		info.UID, info.Cloud = st.UID, st.Cloud
 		if err := agree(st, spec); err != nil {
 			return nil, false, err
 		}
@@ -311,7 +314,7 @@ func (s *Sandboxes) admit(op string, spec engine.SandboxSpec) (st *state, fresh 
 	if err != nil {
 		return nil, false, err
 	}
-	if err := ws.CheckForSandbox(spec.Name, uid); err != nil {
+	if err := ws.CheckForSandbox(info); err != nil {
 		return nil, false, err
 	}
 	if spec.Machines == hollowKind {
@@ -428,6 +431,17 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 	case p != 0 && spec.Machines != machinesReal:
 		return spec, usage(op, "add --machines real", "only real machines pull images")
 	}
+	if have := providers.Sandboxed(); spec.Cloud != "" && !slices.Contains(have, spec.Cloud) {
+		return spec, usage(op, "pass --cloud "+words.Or(have)+", or omit the flag", "there is no sandbox of cloud %q", spec.Cloud)
+	}
+	if spec.Cloud != "" && spec.Cloud != providers.Local {
+		if spec.Machines == hollowKind {
+			return spec, usage(op, "leave --hollow or --cloud out", "hollow machines are in the sandbox's own cloud only")
+		}
+		if len(spec.Faults) > 0 {
+			return spec, usage(op, "leave the faults or --cloud out", "faults are injected into the sandbox's own cloud only")
+		}
+	}
 	switch spec.Machines {
 	case "":
 		spec.Machines = machinesAuto
@@ -442,6 +456,14 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 		return spec, usage(op, "correct or leave out the faults", "%w", err)
 	}
 	return spec, nil
+}
+
+// emulatedCloud is the cloud of a new sandbox for its state.
+func emulatedCloud(spec engine.SandboxSpec) string {
+	if spec.Cloud == providers.Local {
+		return ""
+	}
+	return spec.Cloud
 }
 
 // machineNames lists the machines of a sandbox, or those that spec gives a new one.
@@ -469,6 +491,9 @@ func agree(st *state, spec engine.SandboxSpec) error {
 	}
 	if is := kindOf(st); spec.Machines != machinesAuto && spec.Machines != is {
 		return usage(op, "leave --machines out, or run `constellation sandbox down` first, which deletes it, or use another workspace with -C", "its machines are %s, not %s", is, spec.Machines)
+	}
+	if spec.Cloud != "" && spec.Cloud != cmp.Or(st.Cloud, providers.Local) {
+		return usage(op, "leave --cloud out, or run `constellation sandbox down` first, which deletes it, or use another workspace with -C", "its cloud is %s, not %s", cmp.Or(st.Cloud, providers.Local), spec.Cloud)
 	}
 	if spec.RegistryPort != 0 && spec.RegistryPort != int(st.RegistryPort) {
 		return usage(op, "run `constellation sandbox down` first, which deletes it, or use another workspace with -C", "it was made for another registry")
@@ -518,6 +543,16 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 		return usage(op, fmt.Sprintf("choose a version of Kubernetes %s", strings.Join(rel.Minors(), " or ")), "%w", err)
 	}
 
+	if emulatedCloud(spec) != "" {
+		files, err := assets.ChartFor("constellation-operator", spec.Release)
+		if err != nil {
+			return &plan.Error{Op: op, Err: err}
+		}
+		if !assets.HasValue(files, "cloudURL") { // it is built into the chart
+			return usage(op, "choose a newer --release, or leave --cloud out", "the operator of release %s works in the sandbox's own cloud only", spec.Release)
+		}
+	}
+
 	t.step(stepCheck, plan.StateRunning, "Check this computer")
 	if simulate, why := s.kind(ctx, spec); simulate {
 		return s.simulate(ctx, spec, cat, why, t)
@@ -546,7 +581,7 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 	t.step(stepImages, plan.StateRunning, "Prepare images")
 	st := newState(spec.Name, spec.Workspace, time.Now())
 	st.Release, st.Kubernetes, st.Image, st.Faults = spec.Release, artifacts.Version, spec.Image, spec.Faults
-	st.RegistryPort = uint16(spec.RegistryPort)
+	st.RegistryPort, st.Cloud = uint16(spec.RegistryPort), emulatedCloud(spec)
 	if err := s.images(ctx, st, cat, rootfs, t); err != nil {
 		t.step(stepImages, plan.StateFailed, err.Error())
 		return err
@@ -995,7 +1030,7 @@ func (s *Sandboxes) handOver(spec engine.SandboxSpec, info workspace.SandboxInfo
 		return info, err
 	}
 	if len(differs) > 0 {
-		t.warn(stepFiles, fmt.Sprintf("%s has other values than the sandbox in %s: init needs provider.sandbox.name: %s, and measurements and trustRoots as `constellation sandbox status -o json` shows them",
+		t.warn(stepFiles, fmt.Sprintf("%s has other values than the sandbox in %s: init needs the provider's section of sandbox %s, and measurements and trustRoots as `constellation sandbox status -o json` shows them",
 			workspace.ConfigFile, strings.Join(differs, ", "), info.Name))
 	}
 	if len(written) == 0 {
@@ -1010,27 +1045,27 @@ func (s *Sandboxes) handOver(spec engine.SandboxSpec, info workspace.SandboxInfo
 // repeated until it succeeds. If there is nothing to remove, it succeeds.
 func (s *Sandboxes) Down(ctx context.Context, name string, emit func(plan.Event)) error {
 	t := newTeller(emit)
-	workspace := ""
+	at := "" // the workspace
 	if filepath.IsAbs(name) {
-		workspace = name
+		at = name
 	}
 	name, err := s.dirs.resolve(name)
 	if err != nil {
 		return usage("take sandbox down", "give its name, or the directory it was made for", "%w", err)
 	}
 	op := "take sandbox " + name + " down"
-	if workspace != "" {
-		if err := s.downDrill(ctx, workspace, t); err != nil {
+	if at != "" {
+		if err := s.downDrill(ctx, at, t); err != nil {
 			return err
 		}
 	}
 	hollow := s.dirs.isHollow(name)
 	none := func() error {
 		t.step(stepRemove, plan.StateNothing, "there is no sandbox "+name+otherUsers())
-		if workspace == "" {
+		if at == "" {
 			return nil
 		}
-		if err := forgetTold(t, workspace, name, "", ""); err != nil {
+		if err := forgetTold(t, at, workspace.SandboxInfo{Name: name}, ""); err != nil {
 			return &plan.Error{Op: op, Err: err}
 		}
 		return nil
@@ -1077,7 +1112,7 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(plan.Event)
 	// The workspace first: while this directory exists, its sandbox can be found.
 	err = nil
 	if st != nil {
-		err = forgetTold(t, st.Workspace, name, st.UID, strings.TrimSpace(string(sum)))
+		err = forgetTold(t, st.Workspace, workspace.SandboxInfo{Name: name, UID: st.UID, Cloud: st.Cloud}, strings.TrimSpace(string(sum)))
 	}
 	if err == nil {
 		err = s.dirs.remove(name)
@@ -1158,7 +1193,7 @@ func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStat
 	}
 	out = engine.SandboxStatus{
 		SandboxInfo: workspace.SandboxInfo{
-			Name: st.Name, UID: st.UID, Release: st.Release, Kubernetes: st.Kubernetes, Image: st.Image, TrustRoots: string(trust),
+			Name: st.Name, Cloud: st.Cloud, UID: st.UID, Release: st.Release, Kubernetes: st.Kubernetes, Image: st.Image, TrustRoots: string(trust),
 			ClusterEndpoint: loopback(st.KubernetesPort), InitEndpoint: loopback(st.InitPort), InClusterEndpoint: st.gateway().String(),
 			Simulated: st.Simulated, NodeCIDR: st.nodes().String(), PodCIDR: podCIDR.String(), ServiceCIDR: serviceCIDR,
 			Socket: s.dirs.of(name, socketName),
@@ -1181,6 +1216,9 @@ func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStat
 	info, err := sandboxapi.NewClient("unix:"+out.Socket, "").Sandbox(ctx)
 	if err == nil {
 		out.State, out.KubernetesVersions = "running", info.KubernetesVersions
+		if e := info.Emulator; e != nil {
+			out.Calls, out.Problems = e.Calls, e.Problems
+		}
 		for _, m := range info.Machines {
 			out.Machines = append(out.Machines, describeMachine(m))
 		}

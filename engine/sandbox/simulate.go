@@ -49,6 +49,7 @@ func (s *Sandboxes) simulate(ctx context.Context, spec engine.SandboxSpec, cat *
 
 	t.step(stepImages, plan.StateRunning, "Prepare images")
 	st.Release, st.Kubernetes, st.Image, st.Faults = spec.Release, artifacts.Version, spec.Image, spec.Faults
+	st.Cloud = emulatedCloud(spec)
 	if err := s.clear(ctx, st.Name); err != nil {
 		return &plan.Error{Op: op, Err: err}
 	}

@@ -35,6 +35,9 @@ type state struct {
 	Simulated bool         `json:"simulated,omitempty"`
 	Nodes     netip.Prefix `json:"nodes,omitzero"`
 
+	// Cloud is the name of the provider that the sandbox emulates; empty: it is a cloud of its own.
+	Cloud string `json:"cloud,omitempty"`
+
 	// Release, Kubernetes and Image (its version) are what the sandbox was made for.
 	Release    string `json:"release"`
 	Kubernetes string `json:"kubernetes"`
@@ -105,6 +108,7 @@ type instance struct {
 	Created time.Time       `json:"created"`
 	Started time.Time       `json:"started"`
 	Token   string          `json:"token,omitempty"` // of the call that created it, if any
+	ID      string          `json:"id,omitempty"`    // in the emulated cloud
 	// Nodes is the address range of its sandbox, if that is not package machine's.
 	Nodes netip.Prefix `json:"nodes,omitzero"`
 }

@@ -59,7 +59,7 @@ func adopt(w string, info workspace.SandboxInfo, sumFile string) (written, diffe
 			}
 			return written, differs, err
 		}
-		b, err := workspace.GenerateConfig("sandbox", workspace.GenerateOptions{Sandbox: &info})
+		b, err := workspace.GenerateConfig(info.Provider(), workspace.GenerateOptions{Sandbox: &info})
 		if err != nil {
 			return written, nil, err
 		}
@@ -81,13 +81,13 @@ func adopt(w string, info workspace.SandboxInfo, sumFile string) (written, diffe
 	return written, nil, nil
 }
 
-// forget removes from a workspace the files that describe the sandbox called name and its
+// forget removes from a workspace the files that describe a sandbox, of which name, UID and cloud are known, and its
 // cluster, which are useless once the sandbox is gone: state, kubeconfig, master
 // secret, and the configuration if it is as Up wrote it.
 // Files of another sandbox, or of anything else, are left alone. With an empty uid
 // it accepts any sandbox of that name whose own directory is gone. It returns the names
 // of the removed files, and whether an edited configuration stays.
-func forget(w, name, uid, configSHA256 string) (removed []string, kept bool, err error) {
+func forget(w string, info workspace.SandboxInfo, configSHA256 string) (removed []string, kept bool, err error) {
 	ws, err := workspace.OpenWorkspace(w)
 	if err != nil {
 		if _, gone := os.Stat(w); errors.Is(gone, fs.ErrNotExist) {
@@ -101,12 +101,15 @@ func forget(w, name, uid, configSHA256 string) (removed []string, kept bool, err
 		return nil, false, nil
 	}
 	have := st.Infrastructure
-	if have.Provider != "sandbox" || have.Section.Text("name") != name || uid != "" && have.UID != uid {
+	if info.UID == "" { // only the state of the workspace has the cloud of the sandbox
+		info.Cloud = have.Provider
+	}
+	if !info.Has(st) || info.UID != "" && have.UID != info.UID {
 		return nil, false, nil
 	}
-	if _, err := os.Lstat(filepath.Dir(have.Section.Text("socket"))); uid == "" && err == nil {
+	if _, err := os.Lstat(filepath.Dir(have.Section.Text("socket"))); info.UID == "" && err == nil {
 		// It belongs to another state directory than the one in use.
-		return nil, false, fmt.Errorf("sandbox %s lives in %s: set XDG_STATE_HOME as it was when it was started", name, filepath.Dir(have.Section.Text("socket")))
+		return nil, false, fmt.Errorf("sandbox %s lives in %s: set XDG_STATE_HOME as it was when it was started", info.Name, filepath.Dir(have.Section.Text("socket")))
 	}
 	sum, err := configSum(w)
 	hasConfig := err == nil
@@ -129,8 +132,8 @@ func forget(w, name, uid, configSHA256 string) (removed []string, kept bool, err
 }
 
 // forgetTold calls forget and reports the outcome to the user.
-func forgetTold(t *teller, ws, name, uid, configSHA256 string) error {
-	removed, kept, err := forget(ws, name, uid, configSHA256)
+func forgetTold(t *teller, ws string, info workspace.SandboxInfo, configSHA256 string) error {
+	removed, kept, err := forget(ws, info, configSHA256)
 	if len(removed) > 0 {
 		t.progress(stepClean, "removed "+strings.Join(removed, ", "), 0, 0)
 	}

@@ -124,7 +124,7 @@ func TestForgetRemovesWhatDescribesTheSandboxAlone(t *testing.T) {
 			if tt.uid == "" {
 				sum = ""
 			}
-			_, kept, err := forget(w, "demo-1a2b", tt.uid, sum)
+			_, kept, err := forget(w, workspace.SandboxInfo{Name: "demo-1a2b", UID: tt.uid}, sum)
 			if got := files(t, w); err != nil || kept != tt.kept || !slices.Equal(got, tt.want) {
 				t.Errorf("left %v, configuration kept %t, %v; want %v, %t", got, kept, err, tt.want, tt.kept)
 			}
@@ -132,7 +132,7 @@ func TestForgetRemovesWhatDescribesTheSandboxAlone(t *testing.T) {
 	}
 	t.Run("another sandbox", func(t *testing.T) {
 		w, sum := adopted(t, dirs)
-		if _, _, err := forget(w, "other", "uid-1", sum); err != nil || !slices.Equal(files(t, w), everything) {
+		if _, _, err := forget(w, workspace.SandboxInfo{Name: "other", UID: "uid-1"}, sum); err != nil || !slices.Equal(files(t, w), everything) {
 			t.Errorf("left %v, %v", files(t, w), err)
 		}
 	})
@@ -141,12 +141,12 @@ func TestForgetRemovesWhatDescribesTheSandboxAlone(t *testing.T) {
 		if err := os.MkdirAll(dirs.of("demo-1a2b"), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := forget(w, "demo-1a2b", "", ""); err == nil || !strings.Contains(err.Error(), "XDG_STATE_HOME") || !slices.Equal(files(t, w), everything) {
+		if _, _, err := forget(w, workspace.SandboxInfo{Name: "demo-1a2b", UID: ""}, ""); err == nil || !strings.Contains(err.Error(), "XDG_STATE_HOME") || !slices.Equal(files(t, w), everything) {
 			t.Errorf("left %v, %v", files(t, w), err)
 		}
 	})
 	t.Run("no workspace any more", func(t *testing.T) {
-		if _, _, err := forget(filepath.Join(t.TempDir(), "gone"), "demo-1a2b", "", ""); err != nil {
+		if _, _, err := forget(filepath.Join(t.TempDir(), "gone"), workspace.SandboxInfo{Name: "demo-1a2b", UID: ""}, ""); err != nil {
 			t.Error(err)
 		}
 	})

@@ -136,7 +136,6 @@ func TestGenerateRefusesWhatValidateWouldRefuse(t *testing.T) {
 		o              GenerateOptions
 		want           string
 	}{
-		{name: "a provider of another release", provider: "gcp", o: GenerateOptions{}, want: "gcp is not in this release"},
 		{name: "a provider that does not exist", provider: "moon", o: GenerateOptions{}, want: "moon is not in this release"},
 		{name: "a name in capitals", provider: "sandbox", o: GenerateOptions{Name: "Demo"}, want: "cannot name a cluster"},
 		{name: "a minor without patch", provider: "sandbox", o: GenerateOptions{Kubernetes: "1.35"}, want: "not a full version"},
@@ -200,9 +199,9 @@ func TestConfigProblems(t *testing.T) {
 		{name: "a missing field", old: "image: v1.0.0\n", want: []FieldError{{"image", 0, "is missing", "`constellation config generate` shows an example"}}},
 		{name: "an empty field", old: "image: v1.0.0\n", new: "image:\n", want: []FieldError{{"image", line(good, "image: v1"), "is empty, want a text", "put the value in quotes"}}},
 		{name: "a minor", old: "kubernetesVersion: v1.35.4", new: "kubernetesVersion: 1.35", want: []FieldError{{"kubernetesVersion", line(good, "kubernetesVersion"), `"1.35" is not a full version`, "write major, minor and patch, such as v1.35.4"}}},
-		{name: "a provider of another release", old: "  sandbox:\n    name: demo", new: "  gcp:\n    project: p", want: []FieldError{{"provider.gcp", line(good, "  sandbox:"), "is not in this release", "use enrolled or sandbox"}}},
-		{name: "no section provider", old: "provider:\n  sandbox:\n    name: demo\n", want: []FieldError{{"provider", 0, "is missing", "write it with enrolled or sandbox: below it"}}},
-		{name: "no provider", old: "  sandbox:\n    name: demo", new: "  {}", want: []FieldError{{"provider", line(good, "provider:"), "names no provider", "write enrolled or sandbox: below it"}}},
+		{name: "a provider of another release", old: "  sandbox:\n    name: demo", new: "  moon:\n    project: p", want: []FieldError{{"provider.moon", line(good, "  sandbox:"), "is not in this release", "use enrolled, gcp or sandbox"}}},
+		{name: "no section provider", old: "provider:\n  sandbox:\n    name: demo\n", want: []FieldError{{"provider", 0, "is missing", "write it with enrolled, gcp or sandbox: below it"}}},
+		{name: "no provider", old: "  sandbox:\n    name: demo", new: "  {}", want: []FieldError{{"provider", line(good, "provider:"), "names no provider", "write enrolled, gcp or sandbox: below it"}}},
 		{name: "an unknown role", old: "role: worker", new: "role: wroker", want: []FieldError{{"nodeGroups.workers.role", line(good, "role: worker"), `"wroker" is no role`, "write control-plane or worker"}}},
 		{name: "ranges that overlap", old: "podCIDR: 10.244.0.0/16", new: "podCIDR: 10.100.0.0/16", want: []FieldError{{"podCIDR", line(good, "podCIDR:"), "10.100.0.0/16 overlaps serviceCIDR 10.96.0.0/12", "pods and services need ranges of their own"}}},
 		{name: "an address that is no range", old: "podCIDR: 10.244.0.0/16", new: "podCIDR: 10.244.0.1/16", want: []FieldError{{"podCIDR", line(good, "podCIDR:"), "10.244.0.1/16 has bits beyond its length", "write 10.244.0.0/16"}}},

@@ -100,7 +100,7 @@ func fillConfig(b []byte, i SandboxInfo) (out []byte, filled []string, err error
 		}
 	}
 	s := newSource(b)
-	p, err := providers.Find(i.provider())
+	p, err := providers.Find(i.Provider())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -191,7 +191,7 @@ func (s *source) fillRoots(m, n *yaml.Node, roots string) error {
 
 // configDiffers lists the fields in which a configuration is not for this sandbox.
 func configDiffers(c *Config, i SandboxInfo) (fields []string) {
-	if p, err := providers.Find(i.provider()); err == nil && c.Provider.Name == p.Name {
+	if p, err := providers.Find(i.Provider()); err == nil && c.Provider.Name == p.Name {
 		if f := section.Differs(p.Config, p.State, c.Provider.Section, i.state()); f != "" {
 			fields = append(fields, sectionField(p.Name, f))
 		}
@@ -233,19 +233,19 @@ func (w *Workspace) FillConfig(i SandboxInfo) (filled, differs []string, err err
 	return filled, configDiffers(c, i), nil
 }
 
-// CheckForSandbox reports why AdoptSandbox and FillConfig would fail for the sandbox with
-// this name and UID, before it is there; an empty UID is that of one that will be made.
+// CheckForSandbox reports why AdoptSandbox and FillConfig would fail for a sandbox of which name, cloud
+// and UID are known, before it is there; an empty UID is that of one that will be made.
 // Files that are absent will be written, and placeholders filled in.
-func (w *Workspace) CheckForSandbox(name, uid string) error {
+func (w *Workspace) CheckForSandbox(i SandboxInfo) error {
 	switch s, err := w.State(); {
 	case errors.Is(err, ErrAbsent):
-		if err := w.checkLeftovers("sandbox " + name); err != nil {
+		if err := w.checkLeftovers("sandbox " + i.Name); err != nil {
 			return err
 		}
 	case err != nil:
 		return err
 	default:
-		if err := w.sameSandbox(s, SandboxInfo{Name: name, UID: uid}); err != nil {
+		if err := w.sameSandbox(s, i); err != nil {
 			return err
 		}
 	}

@@ -76,7 +76,7 @@ func TestSectionOfAnotherProvider(t *testing.T) {
 		{name: "a missing field", old: "    crater: tycho\n", want: "provider.moon.crater: is missing"},
 		{name: "an image that the cloud does not select", old: "\nname: demo\n", new: "\nname: demo\nimage: v1.1.0\n", want: "image: is not selected by provider moon (remove it)"},
 		{name: "two providers", old: "provider:\n", new: "provider:\n  sandbox: {name: demo}\n", want: "is a second provider beside sandbox"},
-		{name: "a provider that is not registered", old: "  moon:\n", new: "  mars:\n", want: "provider.mars: is not in this release (use enrolled, moon or sandbox)"},
+		{name: "a provider that is not registered", old: "  moon:\n", new: "  mars:\n", want: "provider.mars: is not in this release (use enrolled, gcp, moon or sandbox)"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := ParseConfig([]byte(strings.Replace(text, tt.old, tt.new, 1))); err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -133,7 +133,7 @@ func TestStateOfAnotherProvider(t *testing.T) {
 		{name: "no section", old: "  moon:\n    crater: tycho\n", want: "infrastructure.moon: is missing"},
 		{name: "the section of another provider", old: "  moon:\n    crater: tycho\n", new: "  sandbox:\n    name: demo\n    socket: /x\n", want: "infrastructure.moon: is missing"},
 		{name: "no provider", old: "  provider: moon\n", want: "infrastructure.provider: is missing"},
-		{name: "a provider that is not registered", old: "provider: moon", new: "provider: mars", want: `"mars" is no provider of this release (this release has enrolled, moon and sandbox)`},
+		{name: "a provider that is not registered", old: "provider: moon", new: "provider: mars", want: `"mars" is no provider of this release (this release has enrolled, gcp, moon and sandbox)`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := ParseState([]byte(strings.Replace(string(b), tt.old, tt.new, 1)))

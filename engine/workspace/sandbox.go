@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -16,6 +17,8 @@ import (
 // SandboxInfo is what a workspace must know about its sandbox.
 type SandboxInfo struct {
 	Name string `json:"name"`
+	// Cloud is the name of the provider that the sandbox emulates; empty: it is a cloud of its own.
+	Cloud string `json:"cloud,omitempty"`
 	// Hollow says that its machines are simulated, and that its cluster is there.
 	Hollow     bool   `json:"hollow,omitempty"`
 	UID        string `json:"uid"`
@@ -48,19 +51,30 @@ type SandboxInfo struct {
 	Kubeconfig []byte `json:"-"`
 }
 
-// provider is the name of the provider that the information is of.
-func (i SandboxInfo) provider() string { return providers.Local }
+// Provider is the name of the provider that the information is of.
+func (i SandboxInfo) Provider() string { return cmp.Or(i.Cloud, providers.Local) }
 
 // config returns the provider's section of a configuration.
 func (i SandboxInfo) config() section.Values {
-	c, _ := providers.LocalSections(i.Name, i.Socket, i.Hollow, i.Simulated)
+	c, _ := i.sections()
 	return c
 }
 
 // state returns the provider's section of a state.
 func (i SandboxInfo) state() section.Values {
-	_, s := providers.LocalSections(i.Name, i.Socket, i.Hollow, i.Simulated)
+	_, s := i.sections()
 	return s
+}
+
+func (i SandboxInfo) sections() (config, state section.Values) {
+	return providers.SandboxSections(i.Provider(), providers.SandboxOf{Name: i.Name, UID: i.UID, Socket: i.Socket, Hollow: i.Hollow, Simulated: i.Simulated})
+}
+
+// Has reports whether a state is of machines of the sandbox, or of an earlier one of its name.
+func (i SandboxInfo) Has(s *State) bool {
+	have := s.Infrastructure
+	p, ok := providers.Named(have.Provider)
+	return ok && have.Provider == i.Provider() && section.Differs(p.State, p.State, have.Section, i.state()) == ""
 }
 
 // hollowNote is the comment above the attestation of hollow machines.
@@ -125,7 +139,7 @@ func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
 		return nil, err
 	}
 	if !w.Has(ConfigFile) {
-		b, err := GenerateConfig(i.provider(), GenerateOptions{Sandbox: &i})
+		b, err := GenerateConfig(i.Provider(), GenerateOptions{Sandbox: &i})
 		if err != nil {
 			return written, err
 		}
@@ -166,7 +180,7 @@ func (w *Workspace) checkLeftovers(machines string) error {
 func (w *Workspace) sameSandbox(s *State, i SandboxInfo) error {
 	var why string
 	switch have := s.Infrastructure; {
-	case have.Provider != i.provider() || have.Section.Text("name") != i.Name:
+	case !i.Has(s):
 		why = fmt.Sprintf("it belongs to %s %q", have.Provider, have.Name)
 	case have.UID != i.UID:
 		why = fmt.Sprintf("it belongs to an earlier sandbox %q, which was taken down", i.Name)
@@ -182,7 +196,7 @@ func (w *Workspace) sameSandbox(s *State, i SandboxInfo) error {
 // newState returns the state of a sandbox that has no cluster yet.
 func newState(i SandboxInfo) (*State, error) {
 	s := &State{Version: StateVersion, Infrastructure: Infrastructure{
-		UID: i.UID, Name: i.clusterName(), Provider: i.provider(),
+		UID: i.UID, Name: i.clusterName(), Provider: i.Provider(),
 		ClusterEndpoint: i.ClusterEndpoint, InitEndpoint: i.InitEndpoint, InClusterEndpoint: i.InClusterEndpoint,
 		InitSecret: i.InitSecret,
 		Section:    i.state(),

@@ -87,7 +87,7 @@ func TestStateProblems(t *testing.T) {
 		{name: "a secret that is no hex", old: secret, new: "swordfish-" + secret, field: "infrastructure.initSecret"},
 		{name: "an endpoint without port", old: "127.0.0.1:36443", new: "127.0.0.1", field: "infrastructure.clusterEndpoint"},
 		{name: "an invalid address range", old: "10.42.0.0/24", new: "10.42.0.0", field: "infrastructure.ipCidrNode"},
-		{name: "another provider", old: "provider: sandbox", new: "provider: gcp", field: "infrastructure.provider"},
+		{name: "another provider", old: "provider: sandbox", new: "provider: mars", field: "infrastructure.provider"},
 		{name: "a relative socket", old: "socket: /run", new: "socket: run", field: "infrastructure.sandbox.socket"},
 		{name: "a cluster ID without its salt", old: "measurementSalt:", new: "#", field: "clusterValues.measurementSalt"},
 		{name: "a list where a text belongs", old: "uid: 0123456789abcdef", new: "uid: [x]", field: "infrastructure.uid"},

@@ -9,9 +9,9 @@ func TestNoProviderIsAssumed(t *testing.T) {
 		args []string
 		want string
 	}{
-		{name: "no provider", want: "--provider: no provider is named: use enrolled or sandbox"},
-		{name: "an empty provider", args: []string{"--provider="}, want: "--provider: no provider is named: use enrolled or sandbox"},
-		{name: "another provider", args: []string{"--provider=moon"}, want: `--provider: provider "moon" is not known: use enrolled or sandbox`},
+		{name: "no provider", want: "--provider: no provider is named: use enrolled or gcp or sandbox"},
+		{name: "an empty provider", args: []string{"--provider="}, want: "--provider: no provider is named: use enrolled or gcp or sandbox"},
+		{name: "another provider", args: []string{"--provider=moon"}, want: `--provider: provider "moon" is not known: use enrolled or gcp or sandbox`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if err := run(t.Context(), tt.args); err == nil || err.Error() != tt.want {

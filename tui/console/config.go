@@ -211,7 +211,7 @@ func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formF
 				Remedy: providers.Start(),
 			}
 		}
-		b, err := workspace.GenerateConfig(providers.Local, o)
+		b, err := workspace.GenerateConfig(o.Sandbox.Provider(), o)
 		if err != nil {
 			return "", err
 		}

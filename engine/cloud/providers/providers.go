@@ -67,7 +67,8 @@ type Control interface {
 	// CreateInstances creates a machine for each token and returns them in the order
 	// of the tokens, before they have booted. A token never makes a second machine:
 	// a repeated one returns the first machine, with state cloud.Terminated after its
-	// deletion, for cloud.TokenMemory at least. Tokens are 24 hexadecimal digits.
+	// deletion, for cloud.TokenMemory at least. Tokens are 24 hexadecimal digits; the operator's have a
+	// hyphen and 16 more digits.
 	CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error)
 	// DeleteInstances starts to delete the machines with these keys. Those that do not exist
 	// are no error. Another incarnation of a machine is not deleted.
@@ -162,11 +163,63 @@ type Provider struct {
 	// AutoscalerStandIn is whether the operator's chart installs a Deployment in the place
 	// of the cluster autoscaler, which knows no groups of this cloud.
 	AutoscalerStandIn bool
+	// Sandbox returns the sections of configuration and state for machines of a sandbox; nil: no sandbox is this
+	// cloud, or emulates it.
+	Sandbox func(SandboxOf) (config, state section.Values)
+	// Emulator returns the addresses of the emulator that a state names. It reports false for machines of the cloud itself;
+	// so does nil.
+	Emulator func(state section.Values) (Emulator, bool)
 	// Metadata returns a client of the metadata server at address. It sends nothing yet.
 	Metadata func(address string) Metadata
 	// Control returns a client of the control API at address for a control plane whose
 	// metadata server has the credentials. It sends nothing yet.
 	Control func(metadata, address string) Control
+}
+
+// SandboxOf describes a sandbox.
+type SandboxOf struct {
+	Name, UID string
+	// Socket is the path of its control socket.
+	Socket            string
+	Hollow, Simulated bool
+}
+
+// Emulator has the addresses of an emulated cloud, as machines reach it, in the place of those of the entry.
+type Emulator struct{ Metadata, Control, TPM, TPMDir string }
+
+// At returns the entry for the machines of a state: with the addresses of the emulator, if the state names one.
+func (p Provider) At(state section.Values) Provider {
+	if p.Emulator == nil {
+		return p
+	}
+	e, ok := p.Emulator(state)
+	if !ok {
+		return p
+	}
+	p.MetadataAddress, p.ControlAddress, p.TPMAddress, p.TPMDir, p.TPMDevice = e.Metadata, e.Control, e.TPM, e.TPMDir, ""
+	p.AutoscalerStandIn = true // no cluster autoscaler reaches an emulator
+	return p
+}
+
+// SandboxSections returns the sections of configuration and state for a sandbox that is, or emulates, the cloud of a
+// provider.
+func SandboxSections(provider string, s SandboxOf) (config, state section.Values) {
+	p, ok := Named(provider)
+	if !ok || p.Sandbox == nil {
+		return nil, nil
+	}
+	return p.Sandbox(s)
+}
+
+// Sandboxed returns the names of the providers that a sandbox is, or emulates, sorted.
+func Sandboxed() []string {
+	var names []string
+	for _, p := range Clouds() {
+		if p.Sandbox != nil {
+			names = append(names, p.Name)
+		}
+	}
+	return names
 }
 
 // Advice has the sentences about a cloud in errors and findings. {field} stands for a
@@ -340,7 +393,7 @@ func LocalValues() map[string]any { return sandbox().ChartValues(nil) }
 var registry = struct {
 	sync.Mutex
 	list []Provider
-}{list: []Provider{enrolled(), inventory(), sandbox()}}
+}{list: []Provider{enrolled(), googleCloud(), inventory(), sandbox()}}
 
 // Register adds a provider to the registry, and returns what removes it again. A test
 // registers a cloud of its own this way. It panics if the name is taken.

@@ -11,11 +11,6 @@ import (
 // Local is the provider of a cloud that this program runs on this computer.
 const Local = "sandbox"
 
-// LocalSections returns the sections of configuration and state of a cloud on this computer.
-func LocalSections(name, socket string, hollow, simulated bool) (config, state section.Values) {
-	return section.Values{"name": name}, section.Values{"name": name, "socket": socket, "hollow": hollow, "simulated": simulated}
-}
-
 // sandbox is the cloud that package sandbox runs on this computer.
 func sandbox() Provider {
 	const problem = "cannot name a sandbox"
@@ -75,7 +70,10 @@ func sandbox() Provider {
 		TPMDir:          sandboxapi.TPMDir,
 
 		AutoscalerStandIn: true,
-		Metadata:          func(address string) Metadata { return sandboxapi.NewMetadata(address) },
+		Sandbox: func(s SandboxOf) (config, state section.Values) {
+			return section.Values{"name": s.Name}, section.Values{"name": s.Name, "socket": s.Socket, "hollow": s.Hollow, "simulated": s.Simulated}
+		},
+		Metadata: func(address string) Metadata { return sandboxapi.NewMetadata(address) },
 		Control: func(metadata, address string) Control {
 			return sandboxapi.NewInCluster(sandboxapi.NewMetadata(metadata), address)
 		},

@@ -153,8 +153,20 @@ type Info struct {
 	Machines   []Machine     `json:"machines"`
 	Faults     []string      `json:"faults,omitempty"`
 	Created    time.Time     `json:"created"`
+	// Emulator is nil for a sandbox that is a cloud of its own.
+	Emulator *Emulator `json:"emulator,omitempty"`
 	// Hollow is nil where machines are real.
 	Hollow *Hollow `json:"hollow,omitempty"`
+}
+
+// Emulator describes a sandbox that emulates the cloud of a vendor.
+type Emulator struct {
+	// Cloud is the name of its provider.
+	Cloud string `json:"cloud"`
+	// Calls counts the calls of the vendor's API by method, since the start of the daemon. Problems counts those that the
+	// API does not have.
+	Calls    map[string]int `json:"calls"`
+	Problems int            `json:"problems"`
 }
 
 // Hollow is what a sandbox with simulated machines has to tell besides.

@@ -13,6 +13,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/sandboxapi/sandboxexec"
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/build"
@@ -101,6 +102,10 @@ Machines are real if this computer can run them, otherwise simulated; the comman
 the reason. --machines selects the kind. All output about simulated machines marks them as
 simulated.
 
+With --cloud gcp, the machines are in an emulated Google Cloud: the console and the services
+use them through Google's client of Compute Engine and a metadata server. Nothing leaves
+this computer. No faults can be injected there.
+
 If Debian packages are missing, the command lists them and prompts before it installs them;
 --yes installs them without a prompt.
 
@@ -114,6 +119,7 @@ new one.`,
   constellation -C demo sandbox up --control-planes 3 --workers 2 --yes
   constellation sandbox up --release v1.0.0 --image v1.0.0
   constellation sandbox up --machines simulated
+  constellation -C google sandbox up --cloud gcp --machines simulated
   constellation sandbox up --fault boot-delay=worker-1:30s --fault api-429=0.2
   constellation -C many sandbox up --hollow 500 --image v1.0.0
   constellation -C many sandbox up --hollow 1000 --boot 20s --join 5s --drain 10s
@@ -168,6 +174,8 @@ new one.`,
 	f.StringVar(&spec.Release, "release", "", "release that init deploys (default "+v.releases[0]+")")
 	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: auto, real or simulated; auto prefers real ones")
 	_ = cmd.RegisterFlagCompletionFunc("machines", tui.Fixed("auto", "real", "simulated"))
+	f.StringVar(&spec.Cloud, "cloud", "", "cloud of the machines: "+words.Or(providers.Sandboxed())+" (default "+providers.Local+")")
+	_ = cmd.RegisterFlagCompletionFunc("cloud", tui.Fixed(providers.Sandboxed()...))
 	f.StringArrayVar(&spec.Faults, "fault", nil, "fault to inject, such as never-boot=worker-1; may be repeated; "+noFaults+" removes all faults")
 	f.IntVar(&spec.RegistryPort, "registry-port", 0, "pull all images from the registry on this computer at 127.0.0.1:`PORT`; it is 10.42.0.1:PORT for machines")
 	f.BoolVarP(&spec.Install, "yes", "y", false, "install missing Debian packages without a prompt")
@@ -313,6 +321,17 @@ func (v *verbs) sandboxText(st *engine.SandboxStatus) []string {
 		lines = append(lines, image.Col(term.Plain, term.Clean(st.Image), 22).Col(term.Faint, "init", 12).Add(term.Plain, term.Clean(st.InitEndpoint)).String(),
 			release.Col(term.Plain, term.Clean(st.Release), 22).Col(term.Faint, "mirror has", 12).Add(term.Plain, term.Clean(strings.Join(st.KubernetesVersions, " "))).String())
 	}
+	if st.Cloud != "" {
+		calls := 0
+		for _, n := range st.Calls {
+			calls += n
+		}
+		style, text := term.Plain, fmt.Sprintf("%s, emulated: %s of its API", term.Clean(st.Cloud), words.Count(calls, "call"))
+		if st.Problems > 0 {
+			style, text = term.Bad, text+fmt.Sprintf(", and %d outside of its schema", st.Problems)
+		}
+		lines = append(lines, t.Row(view.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "cloud", 12).Add(style, text).String())
+	}
 	switch {
 	case st.Hollow && st.State == "stopped":
 		lines = append(lines, t.Row(view.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "stopped", 12).Add(term.Caution, "the daemon and the hollow cluster have ended; `"+v.Command("sandbox up")+"` creates a new one").String())
@@ -329,6 +348,10 @@ func (v *verbs) sandboxText(st *engine.SandboxStatus) []string {
 		return append(lines, v.hollowRows(st)...)
 	}
 	lines = append(lines, t.Rule(view.PrintedWidth, fmt.Sprintf("Machines %d", len(st.Machines)), ""))
+	width := 18
+	for _, m := range st.Machines {
+		width = max(width, len(m.Name)+2)
+	}
 	for _, m := range st.Machines {
 		sign, sty := t.Pending, term.Faint
 		switch m.Boot {
@@ -339,10 +362,10 @@ func (v *verbs) sandboxText(st *engine.SandboxStatus) []string {
 		case "stopped":
 			sign, sty = t.Stopped, term.Caution
 		}
-		lines = append(lines, t.Row(view.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, term.Clean(m.Name), 18).Col(sty, term.Clean(m.Boot), 9).
+		lines = append(lines, t.Row(view.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, term.Clean(m.Name), width).Col(sty, term.Clean(m.Boot), 9).
 			Col(term.Plain, term.Clean(m.Group), 14).Col(term.Plain, term.Clean(m.IP), 15).Col(term.Plain, term.Clean(m.Image), 8).Add(term.Faint, term.Clean(m.Message)).String())
 		if (m.Boot == "failed" || m.Boot == "stopped") && m.Console != "" {
-			lines = append(lines, t.Row(view.PrintedWidth).Pad(3).Col(term.Faint, "console", 18).Add(term.Plain, term.Clean(m.Console)).String())
+			lines = append(lines, t.Row(view.PrintedWidth).Pad(3).Col(term.Faint, "console", width).Add(term.Plain, term.Clean(m.Console)).String())
 		}
 	}
 	return lines

@@ -163,6 +163,9 @@ type Spec struct {
 	Faults Faults
 }
 
+// EnvironmentFile has the environment of the bootstrapper's unit, relative to the root.
+const EnvironmentFile = "etc/constellation/environment"
+
 // PowerOn is the input of a [Firmware].
 type PowerOn struct {
 	Machine string

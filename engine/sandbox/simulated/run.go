@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"constellation/engine/sandbox/machine"
 	"constellation/internal/delay"
 )
 
@@ -112,8 +113,21 @@ func (r record) metadata() string { return fmt.Sprintf("http://%s:%d", r.IP, Met
 
 func (c *computer) bootstrapper() *exec.Cmd {
 	cmd := exec.Command(filepath.Join(c.Image.Dir, "bootstrapper"), "-root", c.root(), "-listen", net.JoinHostPort(c.IP.String(), "9000")) //nolint:noctx // see spawn
-	cmd.Env = append(os.Environ(), "CONSTELLATION_PROVIDER=sandbox", "CONSTELLATION_METADATA="+c.metadata(), "CONSTELLATION_TPM=unix:"+c.path(tpmDir, tpmSocket))
+	cmd.Env = append(append(os.Environ(), c.cloudEnvironment()...), "CONSTELLATION_TPM=unix:"+c.path(tpmDir, tpmSocket))
 	return cmd
+}
+
+// cloudEnvironment returns the cloud of the machine, as the bootstrapper's unit has it. Machines of older programs have no
+// file.
+func (c *computer) cloudEnvironment() (env []string) {
+	b, err := os.ReadFile(c.root(machine.EnvironmentFile))
+	if err != nil {
+		return []string{"CONSTELLATION_PROVIDER=sandbox", "CONSTELLATION_METADATA=" + c.metadata()}
+	}
+	for line := range strings.Lines(string(b)) {
+		env = append(env, c.translate(strings.TrimSpace(line), nil))
+	}
+	return env
 }
 
 func (c *computer) agent() *exec.Cmd {

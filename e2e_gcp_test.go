@@ -1,0 +1,79 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"constellation/engine"
+	"constellation/engine/plan"
+)
+
+// emulated returns the description of a sandbox that emulates a cloud, and the number of calls of its API.
+func (c *cloud) emulated() (st engine.SandboxStatus, calls int) {
+	c.t.Helper()
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "sandbox", "status", "-o", "json").want(plan.ExitDone).stdout), &st); err != nil {
+		c.t.Fatal(err)
+	}
+	for _, n := range st.Calls {
+		calls += n
+	}
+	return st, calls
+}
+
+// wantNoProblems fails the test for each call that the API of the emulated cloud does not have.
+func (c *cloud) wantNoProblems() {
+	c.t.Helper()
+	b, err := os.ReadFile(filepath.Join(c.sandboxDir(), "daemon.log"))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if strings.Contains(line, "outside the schema") {
+			c.t.Error(strings.TrimSpace(line))
+		}
+	}
+	if st, _ := c.emulated(); st.Problems != 0 {
+		c.t.Errorf("%d calls are outside of the schema", st.Problems)
+	}
+}
+
+// TestGoogleCloudOfSimulatedMachines makes a cluster in an emulated Google Cloud, and replaces all of its machines. The
+// console, the operator and the machines use it as they would use Google's.
+func TestGoogleCloudOfSimulatedMachines(t *testing.T) {
+	t.Parallel()
+	c := newSimulated(t)
+	up := []string{"sandbox", "up", "--cloud", "gcp", "--machines", "simulated"}
+	c.run(time.Minute, append(up, "--fault", "api-429=0.5")...).want(plan.ExitUsage)
+	c.run(time.Minute, append(up, "--control-planes", "1", "--workers", "1", "--image", "v1.0.0")...).want(plan.ExitDone)
+	c.run(time.Minute, "sandbox", "up", "--cloud", "sandbox").want(plan.ExitUsage) // it is another one
+	c.run(8*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
+	const oldImage, newImage = "constellation-v1-0-0", "constellation-v1-1-0"
+	c.wantVersions(oldImage, current, 1, 1)
+	for id := range strings.FieldsSeq(c.kubectl("get", "nodes", "-o", "jsonpath={.items[*].spec.providerID}")) {
+		if !strings.HasPrefix(id, "gce://sandbox-"+c.name()+"/europe-west3-a/") {
+			t.Errorf("a Node has the provider ID %s", id)
+		}
+	}
+
+	// A new daemon finds groups, operations and tokens again.
+	if err := unix.Kill(c.daemonPID(), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c.run(time.Minute, "sandbox", "up").want(plan.ExitDone)
+	c.run(time.Minute, "upgrade", "check", "--write-config", "--to", "v1.1.0", "--kubernetes", current).want(plan.ExitDone)
+	_, before := c.emulated()
+	begun := time.Now()
+	c.run(15*time.Minute, "upgrade", "apply", "--non-interactive", "--yes").want(plan.ExitDone)
+	took := time.Since(begun)
+	_, after := c.emulated()
+	c.wantVersions(newImage, current, 1, 1)
+	c.run(2*time.Minute, "upgrade", "apply", "--non-interactive", "--yes").want(plan.ExitNothing)
+	c.wantNoProblems()
+	t.Logf("2 machines were replaced in %v with %.1f calls for each", took.Round(time.Second), float64(after-before)/2)
+}

@@ -1,0 +1,218 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync/atomic"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/cloudtest/wire"
+	"constellation/engine/cloud/providers"
+	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/sandbox/machine"
+)
+
+// emulator is the cloud of a vendor in front of the machines of a sandbox. Its groups own the machines: the sandbox
+// creates and deletes none by itself.
+type emulator struct {
+	provider providers.Provider
+	// api serves the vendor's API, below apiPath.
+	api     http.Handler
+	apiPath string
+	// metadata returns the metadata server of a machine, or of the owner's computer if name is empty. It serves
+	// metadataPath.
+	metadata     func(name string) http.Handler
+	metadataPath string
+	// resize sets the size of a group of the sandbox.
+	resize func(group string, n int) error
+	// identity returns provider ID and group ID of a machine, as the vendor's API has them.
+	identity func(machine, group string) (providerID, groupID string)
+	// calls counts the calls by method. problems counts requests and answers that the vendor's API does not have.
+	calls    func() map[string]int
+	problems atomic.Int64
+}
+
+// emulators open the emulators by the names of their providers.
+var emulators = map[string]func(d *daemon, st *state, e *emulator) error{"gcp": emulateGCP}
+
+// emulate opens the emulator of a sandbox; nil: it is a cloud of its own.
+func (d *daemon) emulate(st *state) (*emulator, error) {
+	if st.Cloud == "" {
+		return nil, nil
+	}
+	open := emulators[st.Cloud]
+	p, ok := providers.Named(st.Cloud)
+	if open == nil || !ok {
+		return nil, fmt.Errorf("this program cannot emulate cloud %q", st.Cloud)
+	}
+	e := &emulator{}
+	_, section := p.Sandbox(providers.SandboxOf{Name: st.Name, UID: st.UID, Socket: d.dirs.of(st.Name, socketName), Simulated: st.Simulated})
+	e.provider = p.At(section)
+	if err := open(d, st, e); err != nil {
+		return nil, fmt.Errorf("emulate cloud %s: %w", st.Cloud, err)
+	}
+	return e, nil
+}
+
+// problem records a request or an answer that the vendor's API does not have.
+func (e *emulator) problem(d *daemon) func(string) {
+	return func(text string) {
+		d.log.Warn("call outside the schema of the emulated cloud", "cloud", e.provider.Name, "problem", text, "problems", e.problems.Add(1))
+	}
+}
+
+// host adds the vendor's API and the metadata server of the owner to the API on the owner's socket.
+func (e *emulator) host(next http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/", next)
+	mux.Handle(e.apiPath, e.api)
+	mux.Handle(e.metadataPath, e.metadata(""))
+	return mux
+}
+
+// machineMetadata serves each machine its metadata of the emulated cloud.
+func (a *api) machineMetadata(e *emulator) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		self, err := a.caller(r)
+		if err != nil {
+			a.refuse(w, err)
+			return
+		}
+		e.metadata(self.Name).ServeHTTP(w, r)
+	})
+}
+
+// emulatedFleet is the fleet whose machines the groups of an emulator own, for the API on the owner's socket.
+type emulatedFleet struct {
+	*fleet
+	emulator *emulator
+}
+
+// errOwned means that only the emulated cloud changes machines.
+var errOwned = fmt.Errorf("%w: the groups of the emulated cloud own the machines", ErrConflict)
+
+// SetCount implements Fleet.
+func (f emulatedFleet) SetCount(ctx context.Context, group string, n int) error {
+	limit := lastIndex - firstIndex + 1
+	if n < 0 || n > limit {
+		return fmt.Errorf("%w: a group has 0 to %d machines", ErrConflict, limit)
+	}
+	s, _ := f.snapshot()
+	g := s.group(group)
+	if g == nil {
+		return fmt.Errorf("group %s: %w", group, errNoSuch)
+	}
+	if err := f.check(ctx, g.Role, n-g.Count); err != nil {
+		return err
+	}
+	return f.emulator.resize(group, n)
+}
+
+// SetImage implements Fleet.
+func (emulatedFleet) SetImage(string, string) error { return errOwned }
+
+// Create implements Fleet.
+func (emulatedFleet) Create(context.Context, string, []string) ([]cloud.Instance, error) {
+	return nil, errOwned
+}
+
+// Remove implements Fleet.
+func (emulatedFleet) Remove(...string) error { return errOwned }
+
+// SetFaults implements Fleet.
+func (f emulatedFleet) SetFaults(spec []string) error {
+	if len(spec) > 0 {
+		return errNoFaults
+	}
+	return f.fleet.SetFaults(spec)
+}
+
+var errNoFaults = fmt.Errorf("%w: faults are injected into the sandbox's own cloud only", ErrConflict)
+
+// placed are the machines of a fleet as those of an emulated cloud. It implements wire.Fleet.
+type placed struct {
+	*fleet
+	// image returns the version of the image of a reference; empty: there is none.
+	image func(reference string) string
+}
+
+// Start implements wire.Fleet.
+func (p placed) Start(m wire.Machine) (place wire.Place, err error) {
+	demand := machine.Demand{Workers: 1}
+	if m.Role == cloud.ControlPlane {
+		demand = machine.Demand{ControlPlanes: 1}
+	}
+	if err := p.admit(p.ctx, demand); err != nil {
+		return place, fmt.Errorf("%w: %w", errCapacity, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ending {
+		return place, errors.New("the sandbox shuts down")
+	}
+	err = p.update(func(s *state) error {
+		g := s.group(m.Group)
+		if g == nil {
+			return fmt.Errorf("group %s: %w", m.Group, errNoSuch)
+		}
+		if s.instance(m.Name) != nil {
+			return fmt.Errorf("%w: there is a machine %s", ErrConflict, m.Name)
+		}
+		version := p.image(m.Image)
+		if _, ok := s.image(version); !ok {
+			return fmt.Errorf("image %s: %w", m.Image, errNoSuch)
+		}
+		i, err := s.add(g)
+		if err != nil {
+			return err
+		}
+		i.Name, i.Image, i.Token, i.ID = m.Name, version, m.Token, m.ID
+		g.Image = version
+		g.Count++
+		place = wire.Place{IP: i.ip(), Pods: i.podCIDR()}
+		return nil
+	})
+	if err == nil {
+		p.rouse(m.Name)
+	}
+	return place, err
+}
+
+// of returns the machine of an ID of the emulated cloud.
+func (p placed) of(id string) *instance {
+	s, _ := p.snapshot()
+	if n := slices.IndexFunc(s.Instances, func(i *instance) bool { return i.ID == id }); n >= 0 {
+		return s.Instances[n]
+	}
+	return nil
+}
+
+// Stop implements wire.Fleet.
+func (p placed) Stop(id string) {
+	i := p.of(id)
+	if i == nil {
+		return
+	}
+	if err := p.fleet.Remove(i.Name); err != nil {
+		p.log.Warn("machine not deleted", "node", i.Name, "err", err)
+	}
+}
+
+// State implements wire.Fleet.
+func (p placed) State(id string) cloud.State {
+	if i := p.of(id); i != nil {
+		return p.describe(i).State
+	}
+	return cloud.Terminated
+}
+
+// about returns the emulator for the description of a sandbox; nil: there is none.
+func (e *emulator) about() *sandboxapi.Emulator {
+	if e == nil {
+		return nil
+	}
+	return &sandboxapi.Emulator{Cloud: e.provider.Name, Calls: e.calls(), Problems: int(e.problems.Load())}
+}

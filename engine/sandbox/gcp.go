@@ -1,0 +1,85 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path"
+	"strings"
+	"time"
+
+	compute "google.golang.org/api/compute/v1"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/gcp"
+	"constellation/engine/cloud/gcp/gcptest"
+	"constellation/engine/cloud/providers"
+	"constellation/engine/cloud/sandboxapi"
+)
+
+// computeName is the file with the state of the emulated Compute Engine.
+const computeName = "compute.json"
+
+// gcpImage returns the name of the image of a version.
+func gcpImage(version string) string {
+	return "constellation-" + strings.NewReplacer(".", "-", "+", "-").Replace(version)
+}
+
+// emulateGCP opens an emulated Google Cloud. Its groups have the names of the groups of a sandbox.
+func emulateGCP(d *daemon, st *state, e *emulator) error {
+	_, section := e.provider.Sandbox(providers.SandboxOf{Name: st.Name, UID: st.UID})
+	project, zones := section.Text("project"), section.List("zones")
+	file := d.dirs.of(st.Name, computeName)
+	before, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	versions := map[string]string{}
+	for _, img := range st.Catalogue {
+		versions[gcpImage(img.Version)] = img.Version
+	}
+	c, err := gcptest.New(e.problem(d), gcptest.Options{
+		Fleet:   placed{d.fleet, func(reference string) string { return versions[path.Base(reference)] }},
+		Project: project, Zones: zones,
+		Pending: 100 * time.Millisecond, Running: 300 * time.Millisecond, Insert: 300 * time.Millisecond, Retry: 10 * time.Second,
+		Attributes: map[string]string{gcp.AttributeLoadBalancer: st.gateway().String(), gcp.AttributeInitSecretHash: st.InitSecretSHA256},
+		State:      before,
+		Save: func(b []byte) {
+			if err := writeFile(file, b, 0o600); err != nil {
+				d.log.Warn("state of the emulated cloud not written", "err", err)
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	if len(before) == 0 {
+		for _, img := range st.Catalogue {
+			c.AddImage(gcpImage(img.Version), img.Version)
+		}
+		for _, g := range st.Groups {
+			base := map[cloud.Role]string{cloud.ControlPlane: "control-plane", cloud.Worker: "worker"}[g.Role]
+			c.AddGroup(zones[0], g.Name, g.Role, "projects/"+project+"/global/images/"+gcpImage(g.Image), st.UID, func(m *compute.InstanceGroupManager) { m.BaseInstanceName = base })
+		}
+	}
+	e.api, e.apiPath, e.metadataPath, e.calls = c, gcp.ComputePath, "/computeMetadata/", c.Calls
+	e.metadata = func(name string) http.Handler {
+		if name == "" {
+			return c.Metadata()
+		}
+		return c.MetadataOf(name)
+	}
+	e.resize = func(group string, n int) error {
+		if err := c.Resize(gcp.GroupID(project, zones[0], group), n); err != nil {
+			return fmt.Errorf("%w: %w", ErrConflict, err)
+		}
+		return nil
+	}
+	e.identity = func(machine, group string) (providerID, groupID string) {
+		_, name, _ := sandboxapi.ParseGroupID(group)
+		return gcp.ProviderID(project, zones[0], machine), gcp.GroupID(project, zones[0], name)
+	}
+	return nil
+}
