@@ -196,7 +196,7 @@ func (p placed) Stop(id string) {
 	if i == nil {
 		return
 	}
-	if err := p.fleet.Remove(i.Name); err != nil {
+	if err := p.Remove(i.Name); err != nil {
 		p.log.Warn("machine not deleted", "node", i.Name, "err", err)
 	}
 }

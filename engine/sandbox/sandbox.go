@@ -431,16 +431,8 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 	case p != 0 && spec.Machines != machinesReal:
 		return spec, usage(op, "add --machines real", "only real machines pull images")
 	}
-	if have := providers.Sandboxed(); spec.Cloud != "" && !slices.Contains(have, spec.Cloud) {
-		return spec, usage(op, "pass --cloud "+words.Or(have)+", or omit the flag", "there is no sandbox of cloud %q", spec.Cloud)
-	}
-	if spec.Cloud != "" && spec.Cloud != providers.Local {
-		if spec.Machines == hollowKind {
-			return spec, usage(op, "leave --hollow or --cloud out", "hollow machines are in the sandbox's own cloud only")
-		}
-		if len(spec.Faults) > 0 {
-			return spec, usage(op, "leave the faults or --cloud out", "faults are injected into the sandbox's own cloud only")
-		}
+	if err := checkCloud(op, spec); err != nil {
+		return spec, err
 	}
 	switch spec.Machines {
 	case "":
@@ -456,6 +448,22 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 		return spec, usage(op, "correct or leave out the faults", "%w", err)
 	}
 	return spec, nil
+}
+
+// checkCloud refuses a cloud that no sandbox can emulate, or not with the rest of spec.
+func checkCloud(op string, spec engine.SandboxSpec) error {
+	have := providers.Sandboxed()
+	switch {
+	case spec.Cloud == "" || spec.Cloud == providers.Local:
+		return nil
+	case !slices.Contains(have, spec.Cloud):
+		return usage(op, "pass --cloud "+words.Or(have)+", or omit the flag", "there is no sandbox of cloud %q", spec.Cloud)
+	case spec.Machines == hollowKind:
+		return usage(op, "leave --hollow or --cloud out", "hollow machines are in the sandbox's own cloud only")
+	case len(spec.Faults) > 0:
+		return usage(op, "leave the faults or --cloud out", "faults are injected into the sandbox's own cloud only")
+	}
+	return nil
 }
 
 // emulatedCloud is the cloud of a new sandbox for its state.
