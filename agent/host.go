@@ -165,7 +165,9 @@ func programVersion(ctx context.Context, program string, args ...string) (string
 	// A process that was forked while the program was being written keeps its file open until its own
 	// exec. Until then the kernel refuses to run the program (golang.org/issue/22315).
 	for errors.Is(err, syscall.ETXTBSY) && delay.For(ctx, busyPause) {
-		out, err = exec.CommandContext(ctx, program, args...).Output()
+		if again, failed := exec.CommandContext(ctx, program, args...).Output(); failed == nil || ctx.Err() == nil { // else the first error names the cause
+			out, err = again, failed
+		}
 	}
 	if err != nil {
 		return "", fmt.Errorf("read version of %s: %w", program, err)
