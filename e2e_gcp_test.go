@@ -73,7 +73,7 @@ func TestGoogleCloudOfSimulatedMachines(t *testing.T) {
 	took := time.Since(begun)
 	_, after := c.emulated()
 	c.wantVersions(newImage, current, 1, 1)
-	c.run(2*time.Minute, "upgrade", "apply", "--non-interactive", "--yes").want(plan.ExitNothing)
+	c.run(2*time.Minute, "upgrade", "apply", "--non-interactive", "--yes", "--to", "v1.1.0", "--kubernetes", current).want(plan.ExitNothing)
 	c.wantNoProblems()
 	t.Logf("2 machines were replaced in %v with %.1f calls for each", took.Round(time.Second), float64(after-before)/2)
 }
