@@ -124,7 +124,7 @@ func checkOne(ctx context.Context, r Request, t sshhost.Target) Result {
 			return Facts{}, "", err
 		}
 		defer h.Close()
-		f, err = Observe(ctx, h, r.Needs.address())
+		f, err = Observe(ctx, h, r.Needs.address(), limitOf(r.SSH))
 		return f, h.Fingerprint(), err
 	})
 }
@@ -132,7 +132,7 @@ func checkOne(ctx context.Context, r Request, t sshhost.Target) Result {
 // CheckConnected checks one machine that is connected already.
 func CheckConnected(ctx context.Context, m Machine, n Needs) Result {
 	return check(ctx, m.Target(), n, func() (f Facts, hostKey string, err error) {
-		f, err = Observe(ctx, m, n.address())
+		f, err = Observe(ctx, m, n.address(), Limit)
 		return f, "", err
 	})
 }

@@ -90,9 +90,10 @@ func fixOne(ctx context.Context, o sshhost.Options, t sshhost.Target, commands [
 		return fail(commands[0], err)
 	}
 	defer h.Close()
+	limit := limitOf(o)
 	for _, c := range commands {
-		one, cancel := context.WithTimeoutCause(ctx, Limit, &plan.Error{
-			Op: fmt.Sprintf("run `%s` on %s", c, t), Err: errors.New("it did not end within " + Limit.String()), Remedy: "check the load of the machine, then run the same command again",
+		one, cancel := context.WithTimeoutCause(ctx, limit, &plan.Error{
+			Op: fmt.Sprintf("run `%s` on %s", c, t), Err: fmt.Errorf("it did not end within %s", limit), Remedy: "check the load of the machine, then run the same command again; raise --timeout for a slow machine",
 		})
 		r, err := h.Run(one, sshhost.Command{Argv: []string{"sh", "-c", c}, Root: true})
 		cancel()

@@ -532,6 +532,14 @@ func TestScript(t *testing.T) {
 	}
 }
 
+func TestSlowMachinesGetMoreTime(t *testing.T) {
+	for _, tt := range []struct{ timeout, want time.Duration }{{0, Limit}, {sshhost.DefaultTimeout, Limit}, {time.Second, Limit}, {3 * time.Minute, 9 * time.Minute}} {
+		if got := limitOf(sshhost.Options{Timeout: tt.timeout}); got != tt.want {
+			t.Errorf("with --timeout %s the limit is %s, want %s", tt.timeout, got, tt.want)
+		}
+	}
+}
+
 func TestCheckBySSH(t *testing.T) {
 	t.Parallel()
 	s := sshdtest.Start(t, sshdtest.Options{})

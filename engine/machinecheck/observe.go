@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"time"
@@ -20,8 +21,11 @@ import (
 //go:embed probe.sh
 var script string
 
-// Limit is the time that the script may take.
+// Limit is the least time that the script, and each command of Fix, may take. On a slow machine, for which the user
+// raises the limit of connections, it is three times that one.
 const Limit = time.Minute
+
+func limitOf(o sshhost.Options) time.Duration { return max(Limit, 3*o.Timeout) }
 
 // Machine runs commands on a machine. *sshhost.Host implements it.
 type Machine interface {
@@ -30,9 +34,12 @@ type Machine interface {
 }
 
 // Observe reads the facts of a machine. It does so as root if the user is root or may use sudo. balancer is the address
-// of a balancer that the machine is to have, or the zero value.
-func Observe(ctx context.Context, h Machine, balancer netip.Addr) (Facts, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, Limit, &plan.Error{Op: "check " + h.Target().String(), Err: errors.New("the machine did not end the script within " + Limit.String()), Remedy: "check the load of the machine, and file systems that hang"})
+// of a balancer that the machine is to have, or the zero value. limit is the time that this may take.
+func Observe(ctx context.Context, h Machine, balancer netip.Addr, limit time.Duration) (Facts, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, &plan.Error{
+		Op: "check " + h.Target().String(), Err: fmt.Errorf("the machine did not end the script within %s", limit),
+		Remedy: "check the load of the machine, and file systems that hang; raise --timeout for a slow machine",
+	})
 	defer cancel()
 	c := sshhost.Command{Argv: []string{"true"}, Root: true}
 	_, err := h.Run(ctx, c) // asks for a password, if one is needed, before the time counts
