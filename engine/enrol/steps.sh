@@ -124,9 +124,10 @@ sources() {
   done
 }
 
+# With package files, apt ignores repositories: it would download a package that a repository has, too.
 apt() {
   log=$state/packages.log
-  if apt-get ${proxy:+-o Acquire::http::Proxy="$proxy" -o Acquire::https::Proxy="$proxy"} -o DPkg::Lock::Timeout=120 -o Dpkg::Options::=--force-confold "$@" >>"$log" 2>&1 </dev/null 9>&-; then return 0; fi
+  if apt-get ${files:+-o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=/dev/null} ${proxy:+-o Acquire::http::Proxy="$proxy" -o Acquire::https::Proxy="$proxy"} -o DPkg::Lock::Timeout=120 -o Dpkg::Options::=--force-confold "$@" >>"$log" 2>&1 </dev/null 9>&-; then return 0; fi
   return 1
 }
 
@@ -135,7 +136,7 @@ simulate() {
   fence
   sources
   if [ -n "$files" ]; then set -- $files; fi
-  if ! out=$(apt-get -s --no-install-recommends install "$@" 2>&1 </dev/null 9>&-); then
+  if ! out=$(apt-get ${files:+-o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=/dev/null} -s --no-install-recommends install "$@" 2>&1 </dev/null 9>&-); then
     if [ -n "$files" ]; then stop 1 "apt-get install: $(printf '%s' "$out" | grep -E '^E:|Depends:' | tail -n 3)"; fi
     : >"$state/packages.log"
     apt update || stop 1 "apt-get update: $(tail -n 3 "$state/packages.log")"
