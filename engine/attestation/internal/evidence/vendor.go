@@ -79,14 +79,7 @@ func (d vendorDocument) marshal() ([]byte, error) {
 		})
 		b.AddASN1OctetString(d.evidence)
 	})
-	out, err := b.Bytes()
-	if err != nil {
-		return nil, err
-	}
-	if len(out) > MaxDocument {
-		return nil, fmt.Errorf("document has %d bytes, at most %d are allowed", len(out), MaxDocument)
-	}
-	return out, nil
+	return finish(&b)
 }
 
 // parseVendorDocument reads a document. The result refers to b's memory.

@@ -74,6 +74,11 @@ func (d document) marshal() ([]byte, error) {
 		})
 		b.AddASN1OctetString(d.log)
 	})
+	return finish(&b)
+}
+
+// finish returns the bytes of a document that is not too large.
+func finish(b *cryptobyte.Builder) ([]byte, error) {
 	out, err := b.Bytes()
 	if err != nil {
 		return nil, err

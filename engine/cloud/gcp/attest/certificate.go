@@ -74,7 +74,7 @@ type instance struct {
 // time now. It refuses certificates in chain that are not needed for that.
 //
 // Certificates up to 2022 have the extended key usage of endorsement keys for attestation keys, too,
-// and later ones have none. So the basic key usage alone tells keys that sign from those that
+// and later ones have none. So only the basic key usage distinguishes keys that sign from those that
 // decrypt.
 func certified(chain []*x509.Certificate, roots *x509.CertPool, now time.Time) (instance, error) {
 	leaf := *chain[0] // fields of it are changed

@@ -294,7 +294,7 @@ func (c *Cloud) byID(groupID string) *group {
 	return c.groups[p[3]+"/"+p[5]]
 }
 
-// randomName returns a name for a machine that nobody named.
+// randomName returns a name for a machine of a group that grows by its target size.
 func (c *Cloud) randomName(g *group) string {
 	const letters = "bcdfghjklmnpqrstvwxz0123456789"
 	for {
