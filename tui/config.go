@@ -59,7 +59,13 @@ machines stands for provider enrolled.`,
 			}
 			fmt.Fprintf(s.out, "wrote %s\n", term.Clean(path))
 			p, _ := providers.Named(args[0]) // GenerateConfig knows it
+			refused, remedy := "", ""
+			if p.Fixed != nil {
+				refused, remedy = p.Fixed(nil)
+			}
 			switch up := providers.AdviceFor(args[0], nil).Up; {
+			case refused != "" && o.Sandbox == nil:
+				fmt.Fprintf(s.out, "remark  init cannot make this cluster: %s\nnext  %s\n", refused, remedy)
 			case up != "" && o.Sandbox == nil:
 				fmt.Fprintf(s.out, "next  %s\n", s.command(up))
 			case p.Enrolled || p.Inventory:
