@@ -12,7 +12,6 @@ import (
 	"constellation/engine/cloud/cloudtest/wire"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/sandboxapi"
-	"constellation/engine/sandbox/machine"
 )
 
 // emulator is the cloud of a vendor in front of the machines of a sandbox. Its groups own the machines: the sandbox
@@ -96,16 +95,7 @@ var errOwned = fmt.Errorf("%w: the groups of the emulated cloud own the machines
 
 // SetCount implements Fleet.
 func (f emulatedFleet) SetCount(ctx context.Context, group string, n int) error {
-	limit := lastIndex - firstIndex + 1
-	if n < 0 || n > limit {
-		return fmt.Errorf("%w: a group has 0 to %d machines", ErrConflict, limit)
-	}
-	s, _ := f.snapshot()
-	g := s.group(group)
-	if g == nil {
-		return fmt.Errorf("group %s: %w", group, errNoSuch)
-	}
-	if err := f.check(ctx, g.Role, n-g.Count); err != nil {
+	if err := f.fits(ctx, group, n); err != nil {
 		return err
 	}
 	return f.emulator.resize(group, n)
@@ -141,12 +131,8 @@ type placed struct {
 
 // Start implements wire.Fleet.
 func (p placed) Start(m wire.Machine) (place wire.Place, err error) {
-	demand := machine.Demand{Workers: 1}
-	if m.Role == cloud.ControlPlane {
-		demand = machine.Demand{ControlPlanes: 1}
-	}
-	if err := p.admit(p.ctx, demand); err != nil {
-		return place, fmt.Errorf("%w: %w", errCapacity, err)
+	if err := p.check(p.ctx, m.Role, 1); err != nil {
+		return place, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -260,17 +260,23 @@ func (f *fleet) SetImage(group, version string) error {
 	})
 }
 
-// SetCount adds instances to a group or deletes those with the highest numbers.
-func (f *fleet) SetCount(ctx context.Context, name string, count int) error {
-	limit := lastIndex - firstIndex + 1
-	if count < 0 || count > limit {
+// fits refuses a size of a group that is out of range, or for which this computer lacks resources.
+func (f *fleet) fits(ctx context.Context, group string, count int) error {
+	if limit := lastIndex - firstIndex + 1; count < 0 || count > limit {
 		return fmt.Errorf("%w: a group has 0 to %d machines", ErrConflict, limit)
 	}
 	s, _ := f.snapshot()
-	if g := s.group(name); g != nil {
-		if err := f.check(ctx, g.Role, count-g.Count); err != nil {
-			return err
-		}
+	g := s.group(group)
+	if g == nil {
+		return fmt.Errorf("group %s: %w", group, errNoSuch)
+	}
+	return f.check(ctx, g.Role, count-g.Count)
+}
+
+// SetCount adds instances to a group or deletes those with the highest numbers.
+func (f *fleet) SetCount(ctx context.Context, name string, count int) error {
+	if err := f.fits(ctx, name, count); err != nil {
+		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -206,6 +206,8 @@ func (s *Sandboxes) kind(ctx context.Context, spec engine.SandboxSpec) (simulate
 		return true, ""
 	case spec.Machines == machinesReal:
 		return false, ""
+	case emulatedCloud(spec) != "":
+		return true, "real machines are in the sandbox's own cloud only"
 	case !canReal():
 		return true, machine.ErrUnsupported.Error()
 	}
@@ -460,6 +462,8 @@ func checkCloud(op string, spec engine.SandboxSpec) error {
 		return usage(op, "pass --cloud "+words.Or(have)+", or omit the flag", "there is no sandbox of cloud %q", spec.Cloud)
 	case spec.Machines == hollowKind:
 		return usage(op, "leave --hollow or --cloud out", "hollow machines are in the sandbox's own cloud only")
+	case spec.Machines == machinesReal:
+		return usage(op, "leave --machines or --cloud out", "real machines are in the sandbox's own cloud only: names of replacements in %s are too long for them", spec.Cloud)
 	case len(spec.Faults) > 0:
 		return usage(op, "leave the faults or --cloud out", "faults are injected into the sandbox's own cloud only")
 	}

@@ -86,7 +86,7 @@ func googleCloud() Provider {
 		},
 		MetadataAddress: gcp.DefaultMetadata,
 		ControlAddress:  gcp.DefaultEndpoint,
-		// The seam of the attestation of machines at Google. Only machines of the emulator have evidence of this kind.
+		// Machines of the emulator alone have evidence of this kind. Package attest has that of machines at Google.
 		Attestation: attestation.TPMMethod(),
 		TPMAddress:  "/dev/tpmrm0",
 		TPMDevice:   "/dev/tpmrm0",
