@@ -445,7 +445,10 @@ func TestInitOfThreeControlPlanesOnSimulatedMachines(t *testing.T) {
 // member stays in etcd. No other control plane can join while etcd has that member.
 func (c *cloud) replacesALostControlPlane() {
 	c.t.Helper()
-	c.kubectl("create", "configmap", "before", "--from-literal=k=v")
+	// After a crash of all API servers, one that knows no roles yet may still be reached.
+	c.eventually(time.Minute, "a ConfigMap is created", func(out string) bool {
+		return strings.Contains(out, "configmap/before")
+	}, "create", "configmap", "before", "--from-literal=k=v", "-o", "name")
 	c.run(time.Minute, "sandbox", "machine", "off", "control-plane-2").want(plan.ExitDone)
 	c.run(time.Minute, "sandbox", "up", "--control-planes", "2").want(plan.ExitDone)
 	c.eventually(4*time.Minute, "the Node of the lost machine is deleted", func(out string) bool {

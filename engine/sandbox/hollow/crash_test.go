@@ -399,21 +399,26 @@ func (k *killed) live(ctx context.Context, log *os.File, args []string) error {
 	}
 	atPoint := 1
 	var err error
-	select {
-	case err = <-ended:
-	case <-ctx.Done():
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		err := <-ended
-		if w, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && w.Signal() == syscall.SIGTERM {
-			return nil // it had only just started
+	for running := true; running; {
+		select {
+		case err = <-ended:
+			running = false
+		case <-ctx.Done():
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+			err := <-ended
+			if w, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && w.Signal() == syscall.SIGTERM {
+				return nil // it had only just started
+			}
+			return err
+		case <-fate:
+			fate = nil
+			if k.anytime.Load() {
+				_ = cmd.Process.Kill()
+				atPoint = 0
+				err = <-ended
+				running = false
+			}
 		}
-		return err
-	case <-fate:
-		if k.anytime.Load() {
-			_ = cmd.Process.Kill()
-			atPoint = 0
-		}
-		err = <-ended
 	}
 	if w, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || w.Signal() != syscall.SIGKILL {
 		return fmt.Errorf("ended by itself: %w", err)
