@@ -42,6 +42,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/cloudtest/wire"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox"
 )
@@ -115,6 +116,8 @@ type Cloud struct {
 	next     int // index in the addresses of machines
 	calls    map[string]int
 	lives    map[string]*Life
+	ids      map[string]*machine // of a Fleet, by incarnation
+	seeds    *seeds              // nil: machines of a Fleet boot
 }
 
 // Life has the times of events of a machine; zero: not yet.
@@ -180,7 +183,7 @@ func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
 	}
 	c = &Cloud{
 		name: cmp.Or(o.Name, "hollow"), token: cmp.Or(o.Token, rand.Text()), images: o.Images, log: o.Log, times: o.Times, identify: o.Identify, describe: o.Describe,
-		machines: map[string]*machine{}, tokens: map[string]cloud.Instance{}, faults: &sandbox.Faults{}, calls: map[string]int{}, lives: map[string]*Life{},
+		machines: map[string]*machine{}, tokens: map[string]cloud.Instance{}, faults: &sandbox.Faults{}, calls: map[string]int{}, lives: map[string]*Life{}, ids: map[string]*machine{},
 		groups: []*group{
 			{name: sandboxapi.ControlPlaneGroup, role: cloud.ControlPlane, image: o.Images[0]},
 			{name: sandboxapi.WorkerGroup, role: cloud.Worker, image: o.Images[0]},
@@ -501,23 +504,107 @@ func (c *Cloud) draft(g *group) *machine {
 	if g.role == cloud.ControlPlane {
 		prefix = "control-plane-"
 	}
-	// Addresses repeat after 16384 machines. No packet is ever sent to them.
-	n := c.next % (1 << 14)
-	m := &machine{number: c.next, Instance: cloud.Instance{
+	m := &machine{number: c.next, Instance: c.addressed(cloud.Instance{
 		Name: fmt.Sprint(prefix, g.next), Group: sandboxapi.GroupID(c.name, g.name), Role: g.role,
-		Image: sandboxapi.ImageReference(c.name, g.image), Created: time.Now().UTC(),
-		IP:      netip.AddrFrom4([4]byte{10, 42 + byte(n/62500), byte(n / 250), byte(n%250) + 2}),
-		PodCIDR: netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64 + byte(n>>8), byte(n), 0}), 24),
-	}}
+		Image: sandboxapi.ImageReference(c.name, g.image),
+	})}
 	m.ProviderID = sandboxapi.ProviderID(c.name, m.Name)
 	if c.identify != nil {
 		m.Name, m.ProviderID, m.Incarnation = c.identify(g.role, func(name string) bool { return c.machines[name] != nil })
 	}
+	c.enter(g, m)
+	return m
+}
+
+// enter adds a machine to the cloud. The caller holds mu.
+func (c *Cloud) enter(g *group, m *machine) {
 	c.machines[m.Name], c.lives[m.Name] = m, &Life{Requested: time.Now()}
 	c.next++
 	g.next++
 	g.count++
-	return m
+}
+
+// addressed returns a new machine with its addresses, which repeat after 16384 machines. No packet is ever sent to them.
+// The caller holds mu.
+func (c *Cloud) addressed(i cloud.Instance) cloud.Instance {
+	n := c.next % (1 << 14)
+	i.Created = time.Now().UTC()
+	i.IP = netip.AddrFrom4([4]byte{10, 42 + byte(n/62500), byte(n / 250), byte(n%250) + 2})
+	i.PodCIDR = netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64 + byte(n>>8), byte(n), 0}), 24)
+	return i
+}
+
+// Fleet returns the machines for the emulator of another cloud, whose groups make and delete them. describe returns a new
+// machine as that cloud does, without addresses. Its Incarnation is the machine's ID. The control API of this cloud may not
+// change machines then.
+func (c *Cloud) Fleet(describe func(wire.Machine) cloud.Instance) wire.Fleet {
+	return fleet{c, describe}
+}
+
+// fleet implements wire.Fleet.
+type fleet struct {
+	c        *Cloud
+	describe func(wire.Machine) cloud.Instance
+}
+
+// Start implements wire.Fleet.
+func (f fleet) Start(w wire.Machine) (wire.Place, error) {
+	c := f.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := slices.IndexFunc(c.groups, func(g *group) bool { return g.role == w.Role })
+	if n < 0 || c.machines[w.Name] != nil {
+		return wire.Place{}, fmt.Errorf("%w: role %q is not known, or there is a machine %s", sandbox.ErrConflict, w.Role, w.Name)
+	}
+	m := &machine{number: c.next, Instance: c.addressed(f.describe(w))}
+	m.State = cloud.Creating
+	c.enter(c.groups[n], m)
+	c.ids[w.ID] = m
+	if c.seeds != nil {
+		m.State, m.components = cloud.Ready, c.seeds.components
+		c.seeds.all = append(c.seeds.all, m)
+	} else {
+		c.queue.AddAfter(task{taskBoot, m.Name, m.number + 1}, c.times.Boot+c.faults.BootDelay(m.Name))
+	}
+	return wire.Place{IP: m.IP, Pods: m.PodCIDR}, nil
+}
+
+// Stop implements wire.Fleet.
+func (f fleet) Stop(id string) {
+	f.c.mu.Lock()
+	defer f.c.mu.Unlock()
+	if m := f.c.ids[id]; m != nil {
+		f.c.remove(m)
+	}
+}
+
+// State implements wire.Fleet.
+func (f fleet) State(id string) cloud.State {
+	f.c.mu.Lock()
+	defer f.c.mu.Unlock()
+	if m := f.c.ids[id]; m != nil {
+		return m.State
+	}
+	return cloud.Terminated
+}
+
+// seeds are machines that joined long ago.
+type seeds struct {
+	components string
+	all        []*machine
+}
+
+// SeedFleet is Seed for the machines that an emulator starts while start runs.
+func (c *Cloud) SeedFleet(ctx context.Context, components string, start func()) error {
+	these := &seeds{components: components}
+	c.mu.Lock()
+	c.seeds = these
+	c.mu.Unlock()
+	start()
+	c.mu.Lock()
+	c.seeds = nil
+	c.mu.Unlock()
+	return c.joined(ctx, these.all)
 }
 
 // Remove deletes machines and ignores unknown names.
@@ -539,7 +626,7 @@ func (c *Cloud) remove(m *machine) {
 	}
 	m.State, c.lives[m.Name].Deleted = cloud.Terminating, time.Now()
 	for _, g := range c.groups {
-		if sandboxapi.GroupID(c.name, g.name) == m.Group && g.count > 0 {
+		if g.role == m.Role && g.count > 0 {
 			g.count--
 		}
 	}
@@ -552,6 +639,7 @@ func (c *Cloud) remove(m *machine) {
 
 // gone removes a machine that is being deleted. The caller holds mu.
 func (c *Cloud) gone(name string) {
+	delete(c.ids, c.machines[name].Incarnation)
 	delete(c.machines, name)
 	c.lives[name].Gone = time.Now()
 	c.kubelet.leases.Delete(name)
@@ -590,14 +678,23 @@ func (c *Cloud) Seed(ctx context.Context, groupName string, count int, component
 		c.mu.Unlock()
 		return err
 	}
-	all := make(chan *machine, count)
+	var all []*machine
 	for range count {
 		m := c.draft(g)
 		m.State, m.components = cloud.Ready, components
+		all = append(all, m)
+	}
+	c.mu.Unlock()
+	return c.joined(ctx, all)
+}
+
+// joined registers machines that joined long ago.
+func (c *Cloud) joined(ctx context.Context, list []*machine) error {
+	all := make(chan *machine, len(list))
+	for _, m := range list {
 		all <- m
 	}
 	close(all)
-	c.mu.Unlock()
 	errs := make(chan error, workers)
 	for range workers {
 		go func() {
@@ -613,7 +710,7 @@ func (c *Cloud) Seed(ctx context.Context, groupName string, count int, component
 			errs <- nil
 		}()
 	}
-	err = nil
+	var err error
 	for range workers {
 		err = errors.Join(err, <-errs)
 	}

@@ -30,7 +30,6 @@ import (
 
 	"constellation/assets/render"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
@@ -59,14 +58,21 @@ import (
 // reduce their number; the log has the delays.
 //
 // The benchmark of 5000 takes a quarter of an hour, so it runs only if it is named explicitly.
-func BenchmarkRollout(b *testing.B) {
+func BenchmarkRollout(b *testing.B) { benchmarkRollout(b, ownCloud) }
+
+// BenchmarkRolloutAtEmulatedGoogleCloud is BenchmarkRollout with Google's client. The emulator refuses requests above the
+// documented rate limits.
+func BenchmarkRolloutAtEmulatedGoogleCloud(b *testing.B) { benchmarkRollout(b, emulatedGoogleCloud) }
+
+func benchmarkRollout(b *testing.B, cloud newVendor) {
+	b.Helper()
 	for _, size := range []struct{ workers, surge int }{{100, 10}, {1000, 100}, {5000, 100}} {
 		b.Run(strconv.Itoa(size.workers), func(b *testing.B) {
 			if f := flag.Lookup("test.bench"); size.workers > 1000 && !strings.Contains(f.Value.String(), strconv.Itoa(size.workers)) {
 				b.Skip("takes a quarter of an hour; run it with -bench 'Rollout$/^5000$'")
 			}
 			for b.Loop() {
-				r := rollout(b, size.workers, size.surge, hollow.Times{
+				r := rollout(b, cloud, size.workers, size.surge, hollow.Times{
 					Boot: 5 * time.Second, Join: 500 * time.Millisecond, Settle: 500 * time.Millisecond, Drain: 3 * time.Second, Heartbeat: time.Minute,
 				})
 				for unit, v := range r {
@@ -82,14 +88,14 @@ func BenchmarkRollout(b *testing.B) {
 func TestRolloutEndsWhateverTheCloudDoes(t *testing.T) {
 	testneeds.Time(t, "a minute")
 	times := hollow.Times{Boot: 500 * time.Millisecond, Join: 200 * time.Millisecond, Drain: 500 * time.Millisecond, Off: 500 * time.Millisecond}
-	rollout(t, 12, 3, times,
+	rollout(t, ownCloud, 12, 3, times,
 		"api-429=0.1", "api-500=0.1", "api-latency=20ms", "partial-list=0.2", "partial-list-told=0.1", "lost-delete=0.3",
 		"create-timeout=0.3", "describe-lag=3s", "boot-delay=0.2:5s", "quota=17")
 }
 
 const controlPlanes = 3
 
-func rollout(b testing.TB, workers, surge int, times hollow.Times, faults ...string) map[string]float64 {
+func rollout(b testing.TB, open newVendor, workers, surge int, times hollow.Times, faults ...string) map[string]float64 {
 	b.Helper()
 	ctx := b.Context()
 	dir := b.TempDir()
@@ -124,20 +130,24 @@ rules:
 	if err := c.cp.Apply(ctx, policies); err != nil { // as in every cluster; each write is judged by them
 		b.Fatal(err)
 	}
-	h := start(b, c, times)
+	v := open(b, c, times)
+	h := v.machines
 
 	// Everything is at the target except the workers, which may not be replaced yet.
 	nv := c.target("v1.1.0", func(s *v1alpha1.NodeVersionSpec) {
 		max := intstr.FromInt(surge)
+		s.Image = v.image("v1.1.0")
 		s.Rollout = v1alpha1.Rollout{MaxSurge: &max, Paused: true}
 	})
 	c.publish(nv, v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA})
-	owner := sandboxapi.NewClient(h.Host, "")
-	if err := owner.SetGroupImage(ctx, sandboxapi.GroupID("hollow", sandboxapi.ControlPlaneGroup), sandboxapi.ImageReference("hollow", "v1.1.0")); err != nil {
-		b.Fatal(err)
-	}
-	for group, n := range map[string]int{sandboxapi.ControlPlaneGroup: controlPlanes, sandboxapi.WorkerGroup: workers} {
-		if err := h.Seed(ctx, group, n, refA); err != nil {
+	// The emulator of another cloud gives control planes an account, which the owner uses for the group.
+	for role, n := range map[cloud.Role]int{cloud.ControlPlane: controlPlanes, cloud.Worker: workers} {
+		if role == cloud.ControlPlane {
+			if err := v.setImage(ctx, role, "v1.1.0"); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := v.seed(ctx, role, n, refA); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -146,7 +156,7 @@ rules:
 		pods := c.pods()
 		return fmt.Sprint(len(pods), " have one"), len(pods) == workers
 	})
-	op := startOperator(b, c, h)
+	op := startOperator(b, c, v)
 	total := int32(workers + controlPlanes)
 	status := func() (v1alpha1.NodeVersion, string) {
 		var nv v1alpha1.NodeVersion
@@ -160,7 +170,7 @@ rules:
 		return is, nv.Status.Nodes.Total == total && nv.Status.Nodes.Outdated == int32(workers)
 	})
 
-	if err := owner.SetFaults(ctx, faults); err != nil {
+	if err := sandboxapi.NewClient(h.Host, "").SetFaults(ctx, faults); err != nil {
 		b.Fatal(err)
 	}
 	spent := func() map[string]float64 {
@@ -170,7 +180,7 @@ rules:
 		}
 		return out
 	}
-	before, calls, figures := spent(), h.Calls(), op.figures()
+	before, calls, figures := spent(), v.calls(), op.figures()
 	begun := time.Now()
 	if err := c.admin.Patch(ctx, &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}},
 		client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"rollout":{"paused":false}}}`))); err != nil {
@@ -193,7 +203,7 @@ rules:
 	// Nothing is left behind.
 	long(b, "no machine is there but those of the nodes", func() (string, bool) {
 		l := h.Instances()
-		old := slices.ContainsFunc(l, func(i cloud.Instance) bool { return i.Image != sandboxapi.ImageReference("hollow", "v1.1.0") })
+		old := slices.ContainsFunc(l, func(i cloud.Instance) bool { return i.Image != v.image("v1.1.0") })
 		return fmt.Sprint(len(l), " machines"), len(l) == int(total) && !old
 	})
 	for name, node := range c.nodes() {
@@ -221,10 +231,10 @@ rules:
 	out["s-makespan"], out["x-ideal"] = makespan, makespan/ideal
 	out["MB-operator"] = op.megabytes()
 	out["cpu-ms/node"] = used["operator"] * 1000 / n
-	for kind, after := range h.Calls() {
+	for kind, after := range v.calls() {
 		out["calls/node"] += float64(after-calls[kind]) / n
 	}
-	b.Logf("calls of the cloud: %v, before: %v", h.Calls(), calls)
+	b.Logf("calls of the cloud: %v, before: %v", v.calls(), calls)
 	inside, rounds := op.figures().since(figures, steps), op.figures().since(figures, roundTime)
 	out["ms-p50-event-to-request"], out["ms-p99-event-to-request"] = inside.quantile(0.5)*1000, inside.quantile(0.99)*1000
 	out["ms/round"], out["rounds/s"] = rounds.sum/max(1, rounds.count)*1000, rounds.count/makespan
@@ -360,7 +370,7 @@ type operatorProcess struct {
 	metrics string
 }
 
-func startOperator(b testing.TB, c *cluster, h *hollow.Cloud) *operatorProcess {
+func startOperator(b testing.TB, c *cluster, v vendor) *operatorProcess {
 	b.Helper()
 	dir := b.TempDir()
 	bin, kubeconfig := buildOperator(b), filepath.Join(dir, "kubeconfig")
@@ -378,7 +388,7 @@ func startOperator(b testing.TB, c *cluster, h *hollow.Cloud) *operatorProcess {
 		b.Fatal(err)
 	}
 	defer f.Close()
-	p.cmd = exec.CommandContext(context.WithoutCancel(b.Context()), bin, "--kubeconfig", kubeconfig, "--provider", providers.Local, "--metadata", h.Metadata, "--cloud", h.Control, "--metrics", p.metrics, "--health", "")
+	p.cmd = exec.CommandContext(context.WithoutCancel(b.Context()), bin, append(v.operatorFlags(), "--kubeconfig", kubeconfig, "--metrics", p.metrics, "--health", "")...)
 	p.cmd.Stdout, p.cmd.Stderr = f, f
 	p.cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "GOGC=") })
 	if err := p.cmd.Start(); err != nil {
