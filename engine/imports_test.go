@@ -27,6 +27,7 @@ var imports = []struct {
 	{"lifecycle", []string{"version"}},
 	{"compat", []string{"cluster", "lifecycle", "plan", "release", "version", "words"}},
 	{"registry", []string{"component/componentproto"}},
+	{"infra", []string{"cloud", "cloud/section", "plan", "version", "words"}},
 	{"mirror", []string{"chart", "registry", "release", "internal/ocipack"}},
 	{"workspace", []string{"assets", "attestation", "attestation/authority", "cloud", "cloud/machines", "cloud/providers", "cloud/section", "plan", "registry", "release", "version", "words"}},
 	{"rollout", []string{"cloud/providers", "cluster", "plan", "version", "words"}},

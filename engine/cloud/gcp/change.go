@@ -155,7 +155,7 @@ func (c *Cloud) request(ctx context.Context, op string, g group, names []string)
 	for _, name := range names {
 		body.Instances = append(body.Instances, &compute.PerInstanceConfig{Name: name})
 	}
-	err := c.change(ctx, op, g.zone, func() (*compute.Operation, error) {
+	err := c.client.Change(ctx, c.project, op, func() (*compute.Operation, error) {
 		return c.api.InstanceGroupManagers.CreateInstances(c.project, g.zone, g.name, body).RequestId(id).Context(ctx).Do()
 	})
 	if err == nil {
@@ -191,38 +191,6 @@ func (c *Cloud) accept(g group, names []string) {
 // requestID returns a UUID of version 5.
 func requestID(key string, attempt int) string {
 	return uuid.NewSHA1(uuid.NameSpaceURL, fmt.Appendf(nil, "constellation %d %s", attempt, key)).String()
-}
-
-// endless is how long an operation is waited for. The next request with its ID attaches to it.
-const endless = 5 * time.Minute
-
-// change sends a request that changes something in a zone, and waits until its operation has ended. An
-// empty zone: something global.
-func (c *Cloud) change(ctx context.Context, op, zone string, send func() (*compute.Operation, error)) error {
-	var o *compute.Operation
-	if err := c.limits.do(ctx, writes, op, func() (err error) {
-		o, err = send()
-		return err
-	}); err != nil {
-		return err
-	}
-	name, begun := o.Name, time.Now()
-	for o.Status != "DONE" {
-		if time.Since(begun) >= endless {
-			return &Error{Op: op, Kind: cloud.ErrUnavailable, Message: fmt.Sprintf("operation %s has not ended for %v", name, endless)}
-		}
-		if err := c.limits.do(ctx, operations, op, func() (err error) {
-			if zone == "" {
-				o, err = c.api.GlobalOperations.Wait(c.project, name).Context(ctx).Do()
-			} else {
-				o, err = c.api.ZoneOperations.Wait(c.project, zone, name).Context(ctx).Do()
-			}
-			return err
-		}); err != nil {
-			return err
-		}
-	}
-	return explainOperation(op, o, time.Now())
 }
 
 // look reads the operations of a zone that inserted or deleted machines since the last call, and records
@@ -318,7 +286,7 @@ func (c *Cloud) remove(ctx context.Context, groupID string, leave []cloud.Instan
 	for _, i := range leave {
 		body.Instances = append(body.Instances, "zones/"+zone+"/instances/"+i.Name)
 	}
-	if err := c.change(ctx, "delete machines of group "+name, zone, func() (*compute.Operation, error) {
+	if err := c.client.Change(ctx, c.project, "delete machines of group "+name, func() (*compute.Operation, error) {
 		return c.api.InstanceGroupManagers.DeleteInstances(c.project, zone, name, body).Context(ctx).Do()
 	}); err != nil {
 		return err
@@ -359,7 +327,7 @@ func (c *Cloud) SetGroupImage(ctx context.Context, groupID, image string) error 
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
-	err = c.change(ctx, op, "", func() (*compute.Operation, error) {
+	err = c.client.Change(ctx, c.project, op, func() (*compute.Operation, error) {
 		return c.api.InstanceTemplates.Insert(c.project, next).Context(ctx).Do()
 	})
 	if err != nil && !errors.Is(err, cloud.ErrConflict) { // its name is taken: it exists
@@ -376,7 +344,7 @@ func (c *Cloud) SetGroupImage(ctx context.Context, groupID, image string) error 
 		return &Error{Op: op, Kind: cloud.ErrConflict, Message: fmt.Sprintf("template %s has image %s", next.Name, imageOf(next)), Remedy: "delete the template"}
 	}
 	url := "projects/" + c.project + "/global/instanceTemplates/" + next.Name
-	if err := c.change(ctx, op, g.zone, func() (*compute.Operation, error) {
+	if err := c.client.Change(ctx, c.project, op, func() (*compute.Operation, error) {
 		return c.api.InstanceGroupManagers.Patch(c.project, g.zone, g.name, &compute.InstanceGroupManager{
 			Versions:     []*compute.InstanceGroupManagerVersion{{InstanceTemplate: url}},
 			UpdatePolicy: &compute.InstanceGroupManagerUpdatePolicy{Type: "OPPORTUNISTIC"},

@@ -127,7 +127,7 @@ func (c *Cloud) describeGroup(ctx context.Context, zone string, m *compute.Insta
 		return group{}, false, nil
 	}
 	return group{
-		Group: cloud.Group{ID: GroupID(c.project, zone, m.Name), Name: m.Name, Role: role, Image: imageOf(t), Count: int(m.TargetSize), AutoscalerName: groupURL(c.project, zone, m.Name)},
+		Group: cloud.Group{ID: GroupID(c.project, zone, m.Name), Name: GroupName(GroupID(c.project, zone, m.Name)), Role: role, Image: imageOf(t), Count: int(m.TargetSize), AutoscalerName: groupURL(c.project, zone, m.Name)},
 		zone:  zone, name: m.Name, base: m.BaseInstanceName, template: t.Name, autoheals: len(m.AutoHealingPolicies) > 0, paginated: m.ListManagedInstancesResults == "PAGINATED",
 	}, true, nil
 }

@@ -50,6 +50,9 @@ func (e *Error) Error() string {
 	return text
 }
 
+// Ended reports whether an operation has ended with this error. A repeated request would get it again.
+func (e *Error) Ended() bool { return e.ended }
+
 // Unwrap returns the error of package cloud.
 func (e *Error) Unwrap() error { return e.Kind }
 

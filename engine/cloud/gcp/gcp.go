@@ -2,12 +2,10 @@
 // Compute Engine. It hides zonal managed instance groups behind the contract of
 // [constellation/engine/cloud/providers].
 //
-// # State of the work
-//
 // The package was run against the emulator of package gcptest alone, never against Google. It has the
 // view of the operator, [Cloud], that of the console, [Console], and that of a machine, [Machine]. Package
-// attest judges the evidence of machines, and no provider uses it yet. There is no infrastructure yet. So
-// init refuses machines at Google. docs/clouds/gcp.md lists what tests cover.
+// infra makes network, load balancer and groups. Package attest judges the evidence of machines, and no
+// provider uses it yet. So init refuses machines at Google. docs/clouds/gcp.md lists what tests cover.
 //
 // # Names and identity
 //
@@ -23,31 +21,20 @@
 //
 // A machine that the group has not created yet has no number. Its key is its provider ID alone.
 //
-// # Requests
-//
-// Requests are batched: one creates or deletes all machines of a group. Each waits for its operation,
-// which ends when the machines are scheduled, not when they run. Requests stay below [Share] of the
-// documented rate limits. A description is at most [MaxAge] old.
-//
-// Credentials are those that Google's libraries find by themselves: of the machine's service account,
-// of workload identity federation or of a user. A file with a key of a service account is refused,
-// because such a key does not expire.
+// Requests of one group are batched. docs/clouds/gcp.md has rate limits and credentials.
 package gcp
 
 import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"regexp"
 	"strings"
 	"sync"
 	"time"
 
-	"cloud.google.com/go/auth/credentials"
 	compute "google.golang.org/api/compute/v1"
-	"google.golang.org/api/option"
 
 	"constellation/engine/cloud"
 )
@@ -91,8 +78,9 @@ type Options struct {
 type Cloud struct {
 	project, uid string
 	zones        []string
-	api          *compute.Service
-	limits       *limits
+	client       *Client
+	api          *compute.Service // of client
+	limits       *limits          // of client
 
 	mu        sync.Mutex
 	templates map[string]*compute.InstanceTemplate // by name; templates do not change
@@ -139,46 +127,15 @@ func New(ctx context.Context, o Options) (*Cloud, error) {
 	if o.Project == "" || o.UID == "" || len(o.Zones) == 0 {
 		return nil, errors.New("open Google Cloud: project, UID or zones are missing")
 	}
-	opts := []option.ClientOption{option.WithUserAgent("constellation")}
-	if o.Endpoint != "" {
-		opts = append(opts, option.WithEndpoint(o.Endpoint))
-	}
-	if o.HTTP != nil {
-		opts = append(opts, option.WithHTTPClient(o.HTTP))
-	} else {
-		found, err := detect(ctx)
-		if err != nil {
-			return nil, err
-		}
-		opts = append(opts, found)
-	}
-	api, err := compute.NewService(ctx, opts...)
+	client, err := Dial(ctx, o)
 	if err != nil {
-		return nil, fmt.Errorf("open Google Cloud: %w", err)
+		return nil, err
 	}
 	return &Cloud{
-		project: o.Project, uid: o.UID, zones: o.Zones, api: api, limits: newLimits(),
+		project: o.Project, uid: o.UID, zones: o.Zones, client: client, api: client.API, limits: client.limits,
 		templates: map[string]*compute.InstanceTemplate{}, groups: map[string]group{}, seen: map[string]observation{}, leaving: map[string]time.Time{},
 		pending: map[string]map[string]bool{}, made: map[string]birth{}, looked: map[string]time.Time{}, failures: map[string]int{},
 	}, nil
-}
-
-// detect returns the default credentials.
-func detect(ctx context.Context) (option.ClientOption, error) {
-	found, err := credentials.DetectDefault(&credentials.DetectOptions{Scopes: []string{scope}})
-	if err != nil {
-		return nil, &Error{Op: "find credentials", Kind: cloud.ErrDenied, Message: err.Error(), Remedy: noCredentials}
-	}
-	if strings.Contains(string(found.JSON()), `"private_key"`) {
-		return nil, &Error{
-			Op: "find credentials", Kind: cloud.ErrDenied, Message: "the default credentials are a key of a service account, which does not expire",
-			Remedy: "delete the key, and use workload identity federation, the service account of the machine, or `gcloud auth application-default login --impersonate-service-account`",
-		}
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	return option.WithAuthCredentials(found), nil
 }
 
 // ProviderID returns the ID of a machine, as the cloud controller manager of Google Cloud writes it.
@@ -204,10 +161,22 @@ func GroupID(project, zone, name string) string {
 	return "projects/" + project + "/zones/" + zone + "/instanceGroupManagers/" + name
 }
 
-// GroupName returns the name that the ID of a group contains; empty for another ID.
+// GroupName returns the name that the ID of a group contains; empty for another ID. The groups of a group of
+// nodes in several zones have one name.
 func GroupName(id string) string {
 	_, name := parseGroupID(id)
+	if m := madeName.FindStringSubmatch(name); m != nil {
+		return m[1]
+	}
 	return name
+}
+
+// madeName matches the names of the groups of package infra, one for each group of nodes and zone.
+var madeName = regexp.MustCompile(`^constellation-[0-9a-f]{8}-(.+)-[a-z]$`)
+
+// GroupNameIn returns the name of the managed instance group that package infra makes for a group of nodes.
+func GroupNameIn(uid, group, zone string) string {
+	return "constellation-" + uid + "-" + group + "-" + zone[strings.LastIndexByte(zone, '-')+1:]
 }
 
 func parseGroupID(id string) (zone, name string) {

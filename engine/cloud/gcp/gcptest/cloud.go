@@ -77,10 +77,18 @@ type Cloud struct {
 	stockout  map[string]bool       // zones
 	quota     int                   // of machines; zero: none
 	revoked   map[string]bool       // permissions
+	granted   map[string]bool       // permissions; nil: all
 	endless   map[string]int        // of the next operations of a method, so many do not end
 	tokens    map[string]token
-	waking    bool // a later call of settle is scheduled for machines that are recreated
-	changed   bool // since the state was saved last
+	// objects are networks, addresses and so on, by path. loose are machines of no group.
+	objects     map[string]map[string]any
+	loose       []*compute.Instance
+	until       func(time.Time) bool // of the next operation
+	addresses   int                  // that were assigned
+	unavailable map[string]bool      // machine types, as zone/name
+
+	waking  bool // a later call of settle is scheduled for machines that are recreated
+	changed bool // since the state was saved last
 }
 
 // group is a managed instance group.
@@ -102,6 +110,7 @@ type operation struct {
 	compute.Operation
 	runs, ends time.Time
 	endless    bool
+	until      func(now time.Time) bool // it does not end before; nil: only its time counts
 	effect     func(now time.Time) (code, message string)
 }
 
@@ -121,6 +130,7 @@ func New(fail func(problem string), o Options) (*Cloud, error) {
 	c := &Cloud{
 		o: o, api: d, serial: 1 << 40, templates: map[string]*compute.InstanceTemplate{}, groups: map[string]*group{}, requests: map[string]*operation{},
 		stockout: map[string]bool{}, revoked: map[string]bool{}, endless: map[string]int{}, tokens: map[string]token{},
+		objects: map[string]map[string]any{}, unavailable: map[string]bool{},
 	}
 	c.Gate = wire.NewGate(vendor{c}, limits, fail)
 	if len(o.State) > 0 {
@@ -204,6 +214,16 @@ func (c *Cloud) SetQuota(n int) {
 // Revoke takes a permission from all accounts.
 func (c *Cloud) Revoke(permission string) { c.locked(func() { c.revoked[permission] = true }) }
 
+// GrantOnly takes all permissions from all accounts but these.
+func (c *Cloud) GrantOnly(permissions []string) {
+	c.locked(func() {
+		c.granted = map[string]bool{}
+		for _, p := range permissions {
+			c.granted[p] = true
+		}
+	})
+}
+
 // Grant returns a permission that was revoked.
 func (c *Cloud) Grant(permission string) { c.locked(func() { delete(c.revoked, permission) }) }
 
@@ -223,14 +243,18 @@ func (c *Cloud) locked(f func()) {
 func (c *Cloud) Kill(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.kill(name, time.Now())
+	c.settle(time.Now())
+}
+
+func (c *Cloud) kill(name string, now time.Time) {
 	for _, g := range c.groups {
 		for _, m := range g.managed {
 			if m.name == name && m.vm != nil {
 				if p := g.InstanceLifecyclePolicy; p == nil || p.DefaultActionOnFailure != "DO_NOTHING" {
 					m.action = "RECREATING"
 				}
-				c.end(g, m, time.Now())
-				c.settle(time.Now())
+				c.end(g, m, now)
 				return
 			}
 		}
@@ -320,24 +344,7 @@ func (c *Cloud) discard(g *group, m *managed, now time.Time) {
 // settle ends operations, creates machines and forgets deleted ones whose time has come.
 func (c *Cloud) settle(now time.Time) {
 	defer c.save()
-	again := false
-	for _, o := range c.ops {
-		if o.Status == "DONE" || o.endless {
-			continue
-		}
-		if !now.Before(o.runs) {
-			o.Status = "RUNNING"
-		}
-		c.changed = true
-		if now.Before(o.ends) {
-			continue
-		}
-		o.Status, o.Progress, o.EndTime = "DONE", 100, now.Format(time.RFC3339Nano)
-		if code, message := o.effect(now); code != "" {
-			o.HttpErrorStatusCode, o.HttpErrorMessage = http.StatusConflict, "CONFLICT"
-			o.Error = &compute.OperationError{Errors: []*compute.OperationErrorErrors{{Code: code, Message: message}}}
-		}
-	}
+	again := c.endOperations(now)
 	for _, g := range c.groups {
 		for _, m := range g.managed {
 			if m.vm != nil && c.state(m.vm) == cloud.Terminated {
@@ -356,15 +363,47 @@ func (c *Cloud) settle(now time.Time) {
 		again = again || slices.ContainsFunc(g.managed, func(m *managed) bool { return m.vm != nil && m.action == "RECREATING" })
 		g.managed = slices.DeleteFunc(g.managed, func(m *managed) bool { return m.vm == nil && (m.action == "DELETING" || m.action == "NONE") })
 	}
-	if again && !c.waking {
-		c.waking = true
-		time.AfterFunc(time.Second, func() {
-			c.locked(func() {
-				c.waking = false
-				c.settle(time.Now())
-			})
-		})
+	c.loose = slices.DeleteFunc(c.loose, func(vm *compute.Instance) bool { return c.state(vm) == cloud.Terminated })
+	if again {
+		c.repair()
 	}
+}
+
+// endOperations ends operations whose time has come. again reports whether one waits for something else than its time.
+func (c *Cloud) endOperations(now time.Time) (again bool) {
+	for _, o := range c.ops {
+		if o.Status == "DONE" || o.endless {
+			continue
+		}
+		if !now.Before(o.runs) {
+			o.Status = "RUNNING"
+		}
+		c.changed = true
+		if now.Before(o.ends) || o.until != nil && !o.until(now) {
+			again = again || !now.Before(o.ends)
+			continue
+		}
+		o.Status, o.Progress, o.EndTime = "DONE", 100, now.Format(time.RFC3339Nano)
+		if code, message := o.effect(now); code != "" {
+			o.HttpErrorStatusCode, o.HttpErrorMessage = http.StatusConflict, "CONFLICT"
+			o.Error = &compute.OperationError{Errors: []*compute.OperationErrorErrors{{Code: code, Message: message}}}
+		}
+	}
+	return again
+}
+
+// repair settles the cloud in a second, for what waits for the end of a machine.
+func (c *Cloud) repair() {
+	if c.waking {
+		return
+	}
+	c.waking = true
+	time.AfterFunc(time.Second, func() {
+		c.locked(func() {
+			c.waking = false
+			c.settle(time.Now())
+		})
+	})
 }
 
 func (c *Cloud) state(vm *compute.Instance) cloud.State {
@@ -419,6 +458,9 @@ func (c *Cloud) make(g *group, m *managed, now time.Time) {
 	}
 	c.changed = true
 	nic := &compute.NetworkInterface{NetworkIP: place.IP.String()}
+	if nics := t.Properties.NetworkInterfaces; len(nics) > 0 {
+		nic.Network, nic.Subnetwork = nics[0].Network, nics[0].Subnetwork
+	}
 	if place.Pods.IsValid() {
 		nic.AliasIpRanges = []*compute.AliasIpRange{{IpCidrRange: place.Pods.String()}}
 	}
@@ -465,7 +507,11 @@ func (c *Cloud) mutate(call wire.Call, kind, target string, effect func(now time
 		return c.reply(call, o.Operation)
 	}
 	o := c.operation(kind, call.Params["zone"], target, 0, time.Now())
+	if region := call.Params["region"]; region != "" {
+		o.Region = c.url("regions/" + region)
+	}
 	o.effect, o.ClientOperationId = effect, request
+	o.until, c.until = c.until, nil
 	if c.endless[call.Method] > 0 {
 		c.endless[call.Method]--
 		o.endless = true
@@ -488,8 +534,13 @@ func (c *Cloud) serve(ctx context.Context, call wire.Call) wire.Reply {
 	if zone, ok := call.Params["zone"]; call.Params["project"] != c.o.Project || ok && !slices.Contains(c.o.Zones, zone) {
 		return refusal(http.StatusNotFound, "notFound", fmt.Sprintf("The resource 'projects/%s/zones/%s' was not found", call.Params["project"], zone))
 	}
-	if right := permissionOf(call.Method); c.revoked[right] {
-		return refusal(http.StatusForbidden, "forbidden", fmt.Sprintf("Required '%s' permission for 'projects/%s'", right, c.o.Project))
+	if region, ok := call.Params["region"]; ok && !slices.ContainsFunc(c.o.Zones, func(zone string) bool { return zone[:max(0, strings.LastIndexByte(zone, '-'))] == region }) {
+		return refusal(http.StatusNotFound, "notFound", fmt.Sprintf("The resource 'projects/%s/regions/%s' was not found", call.Params["project"], region))
+	}
+	for _, right := range rightsOf(call.Method) {
+		if c.revoked[right] || c.granted != nil && !c.granted[right] {
+			return refusal(http.StatusForbidden, "forbidden", fmt.Sprintf("Required '%s' permission for 'projects/%s'", right, c.o.Project))
+		}
 	}
 	if id, ok := call.Params["requestId"]; ok && !validUUID(id) {
 		return refusal(http.StatusBadRequest, "invalid", "Invalid value for field 'requestId': "+id)
@@ -503,22 +554,32 @@ func (c *Cloud) serve(ctx context.Context, call wire.Call) wire.Reply {
 
 // wait waits until an operation has ended, for two minutes at most.
 func (c *Cloud) wait(ctx context.Context, name string) {
-	most := 2 * time.Minute
-	c.mu.Lock()
-	for _, o := range c.ops {
-		if o.Name == name && !o.endless {
-			most = min(most, time.Until(o.ends))
+	for end := time.Now().Add(2 * time.Minute); ; {
+		most := time.Until(end)
+		c.mu.Lock()
+		c.settle(time.Now())
+		for _, o := range c.ops {
+			switch {
+			case o.Name != name || o.endless:
+			case o.Status == "DONE":
+				most = 0
+			case o.until != nil:
+				most = min(most, max(100*time.Millisecond, time.Until(o.ends)))
+			default:
+				most = min(most, time.Until(o.ends))
+			}
 		}
-	}
-	c.mu.Unlock()
-	if most <= 0 {
-		return
-	}
-	t := time.NewTimer(most)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
+		c.mu.Unlock()
+		if most <= 0 {
+			return
+		}
+		t := time.NewTimer(most)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return
+		}
 	}
 }
 

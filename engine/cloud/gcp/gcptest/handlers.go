@@ -367,6 +367,13 @@ func (c *Cloud) instances(zone string) (all []*compute.Instance) {
 			}
 		}
 	}
+	for _, vm := range c.loose {
+		if vm.Zone == c.zoneURL(zone) && c.state(vm) != cloud.Terminated {
+			vm := *vm
+			vm.Status = status[c.state(&vm)]
+			all = append(all, &vm)
+		}
+	}
 	slices.SortFunc(all, func(a, b *compute.Instance) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }
@@ -396,21 +403,22 @@ func (c *Cloud) insertTemplate(call wire.Call) wire.Reply {
 	if err := json.Unmarshal(call.Body, &t); err != nil {
 		return refusal(http.StatusBadRequest, "parseError", err.Error())
 	}
-	if c.templates[t.Name] != nil && c.requests[call.Params["requestId"]] == nil {
-		return refusal(http.StatusConflict, "alreadyExists", fmt.Sprintf("The resource 'projects/%s/global/instanceTemplates/%s' already exists", c.o.Project, t.Name))
-	}
-	return c.mutate(call, "insert", "https://www.googleapis.com/compute/v1/projects/"+c.o.Project+"/global/instanceTemplates/"+t.Name, func(time.Time) (string, string) {
-		c.templates[t.Name] = &t
-		return "", ""
-	})
+	return c.insert(call, "global/instanceTemplates/"+t.Name, func(time.Time) { c.templates[t.Name] = &t })
 }
 
 func (c *Cloud) listImages(call wire.Call) wire.Reply { return page(c, call, c.images, "items") }
 
 func (c *Cloud) listOperations(call wire.Call) wire.Reply {
 	var all []*compute.Operation
+	zone, region := "", ""
+	if z := call.Params["zone"]; z != "" {
+		zone = c.zoneURL(z)
+	}
+	if r := call.Params["region"]; r != "" {
+		region = c.url("regions/" + r)
+	}
 	for _, o := range c.ops {
-		if o.Zone == c.zoneURL(call.Params["zone"]) {
+		if o.Zone == zone && o.Region == region {
 			all = append(all, &o.Operation)
 		}
 	}

@@ -93,6 +93,38 @@ func (l *lab) wait(o *compute.Operation) *compute.Operation {
 	return o
 }
 
+const region = "europe-west3"
+
+// newGroup starts to make a group with machines.
+func (l *lab) newGroup(n int64) *compute.Operation {
+	l.Helper()
+	o, err := l.api.InstanceGroupManagers.Insert(project, zone, &compute.InstanceGroupManager{Name: "fresh", BaseInstanceName: "fresh", TargetSize: n, InstanceTemplate: "global/instanceTemplates/workers-template"}).Do()
+	l.ok(err)
+	return o
+}
+
+// network makes a network.
+func (l *lab) network() {
+	l.Helper()
+	o, err := l.api.Networks.Insert(project, &compute.Network{Name: "net", ForceSendFields: []string{"AutoCreateSubnetworks"}}).Do()
+	l.ok(err)
+	_, err = l.api.GlobalOperations.Wait(project, o.Name).Do()
+	l.ok(err)
+}
+
+func subnet(name, prefix string) *compute.Subnetwork {
+	return &compute.Subnetwork{Name: name, Network: "projects/" + project + "/global/networks/net", IpCidrRange: prefix}
+}
+
+func (l *lab) waitRegion(o *compute.Operation) {
+	l.Helper()
+	o, err := l.api.RegionOperations.Wait(project, region, o.Name).Do()
+	l.ok(err)
+	if o.Error != nil {
+		l.Errorf("operation %s of %s: %+v", o.OperationType, o.TargetLink, o.Error.Errors[0])
+	}
+}
+
 func (l *lab) managed() []*compute.ManagedInstance {
 	l.Helper()
 	out, err := l.api.InstanceGroupManagers.ListManagedInstances(project, zone, "workers").Do()
@@ -315,6 +347,108 @@ var checks = map[string]func(*lab){
 		after := l.managed()
 		l.want("template of the old machine", after[0].Version.InstanceTemplate, before.Version.InstanceTemplate)
 		l.want("template of the new machine", after[1].Version.InstanceTemplate, url)
+	},
+	"a new group makes as many machines as its target size": func(l *lab) {
+		l.wait(l.newGroup(3))
+		time.Sleep(time.Minute)
+		out, err := l.api.InstanceGroupManagers.ListManagedInstances(project, zone, "fresh").Do()
+		l.ok(err)
+		l.want("machines", len(out.ManagedInstances), 3)
+		for _, m := range out.ManagedInstances {
+			l.want("the name has the base name", strings.HasPrefix(m.Name, "fresh-"), true)
+		}
+		_, err = l.api.InstanceGroupManagers.Insert(project, zone, &compute.InstanceGroupManager{Name: "fresh", BaseInstanceName: "fresh", TargetSize: 1, InstanceTemplate: "global/instanceTemplates/workers-template"}).Do()
+		l.refused(err, http.StatusConflict, "alreadyExists")
+	},
+	"the operation that deletes a group is DONE when its machines are gone": func(l *lab) {
+		l.wait(l.newGroup(2))
+		time.Sleep(time.Minute)
+		o, err := l.api.InstanceGroupManagers.Delete(project, zone, "fresh").Do()
+		l.ok(err)
+		begun := time.Now()
+		l.want("status", l.wait(o).Status, "DONE")
+		l.want("it took the time of the machines", time.Since(begun) >= 10*time.Second, true)
+		_, err = l.api.InstanceGroupManagers.Get(project, zone, "fresh").Do()
+		l.refused(err, http.StatusNotFound, "notFound")
+		list, err := l.api.Instances.List(project, zone).Do()
+		l.ok(err)
+		l.want("machines", len(list.Items), 0)
+	},
+	"an object that another one uses is not deleted: 400 resourceInUseByAnotherResource": func(l *lab) {
+		l.network()
+		o, err := l.api.Subnetworks.Insert(project, region, subnet("one", "10.0.0.0/20")).Do()
+		l.ok(err)
+		l.waitRegion(o)
+		_, err = l.api.Networks.Delete(project, "net").Do()
+		l.refused(err, http.StatusBadRequest, "resourceInUseByAnotherResource")
+		_, err = l.api.InstanceTemplates.Delete(project, "workers-template").Do()
+		l.refused(err, http.StatusBadRequest, "resourceInUseByAnotherResource")
+		o, err = l.api.Subnetworks.Delete(project, region, "one").Do()
+		l.ok(err)
+		l.waitRegion(o)
+		o, err = l.api.Networks.Delete(project, "net").Do()
+		l.ok(err)
+		o, err = l.api.GlobalOperations.Wait(project, o.Name).Do()
+		l.ok(err)
+		l.want("error", o.Error == nil, true)
+		_, err = l.api.Networks.Delete(project, "net").Do()
+		l.refused(err, http.StatusNotFound, "notFound")
+	},
+	"a reference to an object that does not exist is 400 invalid": func(l *lab) {
+		_, err := l.api.Subnetworks.Insert(project, region, subnet("one", "10.0.0.0/20")).Do()
+		l.refused(err, http.StatusBadRequest, "invalid")
+		_, err = l.api.InstanceGroupManagers.Insert(project, zone, &compute.InstanceGroupManager{Name: "fresh", BaseInstanceName: "fresh", TargetSize: 1, InstanceTemplate: "global/instanceTemplates/none"}).Do()
+		l.refused(err, http.StatusBadRequest, "invalid")
+	},
+	"ranges of the subnetworks of a network do not overlap": func(l *lab) {
+		l.network()
+		o, err := l.api.Subnetworks.Insert(project, region, subnet("one", "10.0.0.0/20")).Do()
+		l.ok(err)
+		l.waitRegion(o)
+		_, err = l.api.Subnetworks.Insert(project, region, subnet("two", "10.0.8.0/24")).Do()
+		l.refused(err, http.StatusBadRequest, "invalid")
+	},
+	"labels of an address are set by setLabels alone, with the fingerprint of the present ones": func(l *lab) {
+		_, err := l.api.Addresses.Insert(project, region, &compute.Address{Name: "one", Labels: map[string]string{"a": "b"}}).Do()
+		l.refused(err, http.StatusBadRequest, "invalid")
+		o, err := l.api.Addresses.Insert(project, region, &compute.Address{Name: "one"}).Do()
+		l.ok(err)
+		l.waitRegion(o)
+		list, err := l.api.Addresses.List(project, region).Do()
+		l.ok(err)
+		first := list.Items[0].LabelFingerprint
+		for n, want := range []bool{true, false} { // the second one has an old fingerprint
+			o, err := l.api.Addresses.SetLabels(project, region, "one", &compute.RegionSetLabelsRequest{LabelFingerprint: first, Labels: map[string]string{"a": fmt.Sprint(n)}}).Do()
+			if !want {
+				l.refused(err, http.StatusPreconditionFailed, "conditionNotMet")
+				continue
+			}
+			l.ok(err)
+			l.waitRegion(o)
+		}
+		list, err = l.api.Addresses.List(project, region).Do()
+		l.ok(err)
+		l.want("labels", list.Items[0].Labels, map[string]string{"a": "0"})
+	},
+	"a machine that left its group stays when the group is deleted": func(l *lab) {
+		l.wait(l.newGroup(2))
+		time.Sleep(time.Minute)
+		list, err := l.api.Instances.List(project, zone).Do()
+		l.ok(err)
+		l.c.Abandon(list.Items[0].Name)
+		o, err := l.api.InstanceGroupManagers.Delete(project, zone, "fresh").Do()
+		l.ok(err)
+		l.wait(o)
+		after, err := l.api.Instances.List(project, zone).Do()
+		l.ok(err)
+		l.want("machines", len(after.Items) == 1 && after.Items[0].Name == list.Items[0].Name, true)
+		o, err = l.api.Instances.Delete(project, zone, list.Items[0].Name).Do()
+		l.ok(err)
+		l.wait(o)
+		time.Sleep(time.Minute)
+		after, err = l.api.Instances.List(project, zone).Do()
+		l.ok(err)
+		l.want("machines", len(after.Items), 0)
 	},
 	"a request without a token for Compute Engine is 401": func(l *lab) {
 		const scope = "https://www.googleapis.com/auth/compute"

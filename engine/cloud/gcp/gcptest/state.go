@@ -3,6 +3,7 @@ package gcptest
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"time"
 
 	compute "google.golang.org/api/compute/v1"
@@ -17,6 +18,9 @@ type saved struct {
 	Ops       []*compute.Operation                 `json:"operations"`
 	Requests  map[string]string                    `json:"requests"` // names of operations
 	Tokens    map[string]token                     `json:"tokens"`
+	Objects   map[string]map[string]any            `json:"objects,omitempty"`
+	Loose     []*compute.Instance                  `json:"loose,omitempty"`
+	Addresses int                                  `json:"addresses,omitempty"`
 }
 
 type savedGroup struct {
@@ -42,7 +46,7 @@ func (c *Cloud) save() {
 		return
 	}
 	c.changed = false
-	out := saved{Serial: c.serial, Templates: c.templates, Images: c.images, Groups: map[string]savedGroup{}, Requests: map[string]string{}, Tokens: c.tokens}
+	out := saved{Serial: c.serial, Templates: c.templates, Images: c.images, Groups: map[string]savedGroup{}, Requests: map[string]string{}, Tokens: c.tokens, Objects: c.objects, Loose: c.loose, Addresses: c.addresses}
 	for key, g := range c.groups {
 		s := savedGroup{Zone: g.zone, Group: &g.InstanceGroupManager}
 		for _, m := range g.managed {
@@ -69,7 +73,8 @@ func (c *Cloud) restore(b []byte) error {
 	if err := json.Unmarshal(b, &in); err != nil {
 		return fmt.Errorf("read the state of the emulator: %w", err)
 	}
-	c.serial, c.images = in.Serial, in.Images
+	c.serial, c.images, c.loose, c.addresses = in.Serial, in.Images, in.Loose, in.Addresses
+	maps.Copy(c.objects, in.Objects)
 	for name, t := range in.Templates {
 		c.templates[name] = t
 	}

@@ -1,0 +1,781 @@
+package infra_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	compute "google.golang.org/api/compute/v1"
+	"google.golang.org/api/option"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/cloudtest"
+	"constellation/engine/cloud/cloudtest/wire"
+	"constellation/engine/cloud/gcp"
+	"constellation/engine/cloud/gcp/gcptest"
+	gcpinfra "constellation/engine/cloud/gcp/infra"
+	"constellation/engine/cloud/section"
+	"constellation/engine/infra"
+	"constellation/engine/plan"
+	"constellation/engine/version"
+)
+
+const (
+	uid     = "1a2b3c4d"
+	account = "control-plane@demo-project.iam.gserviceaccount.com"
+)
+
+// lab is an emulated cloud with an image, and clients of it.
+type lab struct {
+	*testing.T
+	c *gcptest.Cloud
+}
+
+func start(t *testing.T, o gcptest.Options) *lab {
+	t.Helper()
+	o.Fleet = &wire.Records{Boot: 10 * time.Second, Off: 10 * time.Second}
+	if o.Running == 0 {
+		o.Pending, o.Running, o.Insert, o.Retry = 100*time.Millisecond, time.Second, time.Second, 10*time.Second
+	}
+	c, err := gcptest.New(func(p string) { t.Error(p) }, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.AddImage("one", "v1.1.0")
+	return &lab{t, c}
+}
+
+// inBubble runs a test with a clock of its own.
+func inBubble(t *testing.T, o gcptest.Options, test func(l *lab)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { test(start(t, o)) })
+}
+
+func request(edit func(*infra.Request)) infra.Request {
+	r := infra.Request{
+		Cluster: "demo", UID: uid, InitSecretHash: []byte(strings.Repeat("h", 32)), Image: version.MustParse("v1.1.0"),
+		Config:  section.Values{"project": gcptest.Project, "zones": gcptest.Zones, "serviceAccount": account, "sshFrom": []string{"198.51.100.7/32"}},
+		Groups:  []infra.Group{{Name: "control-plane", Role: cloud.ControlPlane, Count: 1}, {Name: "workers", Role: cloud.Worker, Count: 4}},
+		PodCIDR: netip.MustParsePrefix("10.244.0.0/16"), ServiceCIDR: netip.MustParsePrefix("10.96.0.0/12"),
+	}
+	if edit != nil {
+		edit(&r)
+	}
+	return r
+}
+
+// open returns an infrastructure that remembers nothing, as in a new process.
+func (l *lab) open(r infra.Request, client *http.Client) *gcpinfra.Infra {
+	l.Helper()
+	i, err := gcpinfra.New(context.WithoutCancel(l.Context()), r, gcp.Options{HTTP: client})
+	if err != nil {
+		l.Fatal(err)
+	}
+	return i
+}
+
+// events is a sink of reports.
+type events struct {
+	mu    sync.Mutex
+	waits []string
+}
+
+// Send implements plan.Sink.
+func (e *events) Send(ev plan.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if ev.Kind == plan.KindWait && ev.Text != "" {
+		e.waits = append(e.waits, ev.Text)
+	}
+}
+func (*events) SendPlan() error            { return nil }
+func (*events) Hide(...[]byte)             {}
+func (*events) SetNodes(int)               {}
+func (*events) Forecast(func(*plan.Event)) {}
+
+var _ plan.Sink = (*events)(nil)
+
+// run executes steps as package engine does, and returns how many ran.
+func run(ctx context.Context, steps []plan.Step, e *events) (ran int, err error) {
+	for _, s := range steps {
+		if s.Done != nil {
+			done, err := s.Done(ctx)
+			if err != nil {
+				return ran, err
+			}
+			if done {
+				continue
+			}
+		}
+		if err := s.Run(ctx, plan.NewReporter(e, s.ID)); err != nil {
+			return ran, fmt.Errorf("step %s: %w", s.ID, err)
+		}
+		ran++
+	}
+	return ran, nil
+}
+
+// create plans and runs `infra create`.
+func create(ctx context.Context, i infra.Cloud, e *events) (ran int, err error) {
+	objects, findings, err := i.Look(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, f := range findings {
+		if f.Severity == plan.Block {
+			return 0, &plan.Error{Op: f.ID, Err: errors.New(f.Title), Remedy: f.Remedy}
+		}
+	}
+	return run(ctx, infra.Create(i, objects), e)
+}
+
+func terminate(ctx context.Context, i infra.Cloud) error {
+	objects, err := infra.Left(ctx, i)
+	if err != nil {
+		return err
+	}
+	_, err = run(ctx, infra.Terminate(i, uid, objects), &events{})
+	return err
+}
+
+func (l *lab) mustCreate(r infra.Request) {
+	l.Helper()
+	if _, err := create(l.Context(), l.open(r, l.c.Client()), &events{}); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// settled returns the objects without machines, whose names are random, and how many machines there are.
+func (l *lab) settled() (objects []string, machines int) {
+	for _, o := range l.c.Objects() {
+		if strings.Contains(o, "/instances/") {
+			machines++
+		} else {
+			objects = append(objects, o)
+		}
+	}
+	return objects, machines
+}
+
+// changing counts the calls that change something.
+func changing(calls map[string]int) (n int) {
+	for method, count := range calls {
+		verb := method[strings.LastIndexByte(method, '.')+1:]
+		if slices.Contains([]string{"insert", "delete", "patch", "setLabels", "createInstances", "deleteInstances"}, verb) {
+			n += count
+		}
+	}
+	return n
+}
+
+func (l *lab) api() *compute.Service {
+	l.Helper()
+	api, err := compute.NewService(l.Context(), option.WithHTTPClient(l.c.Client()))
+	if err != nil {
+		l.Fatal(err)
+	}
+	return api
+}
+
+func TestCreateAndTerminate(t *testing.T) {
+	start(t, gcptest.Options{}) // reads the discovery document
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		l.mustCreate(request(nil))
+		if n := changing(l.c.Calls()); n == 0 {
+			l.Fatal("create changed nothing")
+		}
+		before := l.c.Calls()
+		ran, err := create(l.Context(), l.open(request(nil), l.c.Client()), &events{})
+		if n := changing(l.c.Calls()) - changing(before); err != nil || ran != 0 || n != 0 {
+			l.Errorf("the second create ran %d steps with %d changes, %v", ran, n, err)
+		}
+
+		control, err := gcp.New(l.Context(), gcp.Options{Project: gcptest.Project, UID: uid, Zones: gcptest.Zones, HTTP: l.c.Client()})
+		if err != nil {
+			l.Fatal(err)
+		}
+		groups, err := control.Groups(l.Context())
+		if err != nil {
+			l.Fatal(err)
+		}
+		sizes := map[string]int{}
+		for _, g := range groups {
+			sizes[g.Name] += g.Count
+			if g.Image != "projects/demo-project/global/images/one" {
+				l.Errorf("group %s has image %s", g.ID, g.Image)
+			}
+		}
+		if want := map[string]int{"control-plane": 1, "workers": 4}; !maps.Equal(sizes, want) || len(groups) != 6 {
+			l.Errorf("%d groups have %v machines, want 6 with %v", len(groups), sizes, want)
+		}
+		machines, err := control.Instances(l.Context())
+		if err != nil || len(machines) != 5 {
+			l.Fatalf("%d machines, %v", len(machines), err)
+		}
+		// Replacements get names of a token, so the base name leaves room for the longest.
+		made, err := control.CreateInstances(l.Context(), machines[0].Group, []string{strings.Repeat("a", 24) + "-" + strings.Repeat("b", 16)})
+		if err != nil || len(made) != 1 {
+			l.Errorf("create a replacement: %v, %v", made, err)
+		}
+		if err := control.SetGroupImage(l.Context(), machines[0].Group, l.c.AddImage("two", "v1.2.0")); err != nil {
+			l.Error(err)
+		}
+		for _, m := range machines {
+			if m.State != cloud.Ready || !m.Role.Valid() {
+				l.Errorf("machine %+v", m)
+			}
+		}
+
+		if err := terminate(l.Context(), l.open(request(nil), l.c.Client())); err != nil {
+			l.Fatal(err)
+		}
+		if left := l.c.Objects(); len(left) > 0 {
+			l.Errorf("left: %v", left)
+		}
+		if err := terminate(l.Context(), l.open(request(nil), l.c.Client())); err != nil {
+			l.Errorf("terminate again: %v", err)
+		}
+	})
+}
+
+// TestMachinesHaveTheirAttributes reads what the bootstrapper of a machine reads.
+func TestMachinesHaveTheirAttributes(t *testing.T) {
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		l.mustCreate(request(nil))
+		var all []*compute.Instance
+		for _, zone := range gcptest.Zones {
+			list, err := l.api().Instances.List(gcptest.Project, zone).Do()
+			if err != nil {
+				l.Fatal(err)
+			}
+			all = append(all, list.Items...)
+		}
+		for _, m := range all {
+			meta := map[string]string{}
+			for _, item := range m.Metadata.Items {
+				meta[item.Key] = *item.Value
+			}
+			want := map[string]string{
+				gcp.LabelUID: uid, gcp.LabelRole: m.Labels[gcp.LabelRole], gcp.AttributeLoadBalancer: "203.0.113.1", gcp.AttributeInitSecretHash: strings.Repeat("68", 32),
+				gcp.AttributeZones: strings.Join(gcptest.Zones, " "), "block-project-ssh-keys": "false",
+			}
+			for name, value := range want {
+				if meta[name] != value {
+					l.Errorf("machine %s has %s=%q, want %q", m.Name, name, meta[name], value)
+				}
+			}
+			if n := len(m.ServiceAccounts); (n == 1) != (m.Labels[gcp.LabelRole] == "control-plane") {
+				l.Errorf("machine %s with role %s has %d accounts", m.Name, m.Labels[gcp.LabelRole], n)
+			}
+		}
+		templates, err := l.api().InstanceTemplates.List(gcptest.Project).Do()
+		if err != nil || len(templates.Items) != 2 {
+			l.Fatalf("templates: %v", err)
+		}
+		for _, x := range templates.Items {
+			if s := x.Properties.ShieldedInstanceConfig; s == nil || !s.EnableSecureBoot || !s.EnableVtpm || !s.EnableIntegrityMonitoring {
+				l.Errorf("template %s has %+v", x.Name, s)
+			}
+		}
+		out, err := l.open(request(nil), l.c.Client()).Outcome(l.Context())
+		if err != nil || out.Host != "203.0.113.1" || out.NodeCIDR.String() != gcpinfra.DefaultNodeCIDR || out.Section.Text("uid") != uid {
+			l.Errorf("outcome %+v, %v", out, err)
+		}
+	})
+}
+
+// TestPlanIsWhatCreateMakes compares the list of a plan with the objects that exist after it.
+func TestPlanIsWhatCreateMakes(t *testing.T) {
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		// Without a UID the plan is the same, and nothing is changed.
+		first, findings, err := l.open(request(func(r *infra.Request) { r.UID, r.InitSecretHash = "", nil }), l.c.Client()).Look(l.Context())
+		if err != nil || len(findings) > 0 || changing(l.c.Calls()) > 0 {
+			l.Fatalf("%v, %v, %v", findings, err, l.c.Calls())
+		}
+		planned, _, err := l.open(request(nil), l.c.Client()).Look(l.Context())
+		if err != nil {
+			l.Fatal(err)
+		}
+		want := map[string]bool{}
+		for n, o := range planned {
+			if o.State != infra.Absent || first[n].State != infra.Absent || first[n].ID != o.ID || strings.ReplaceAll(first[n].Name, "UID", uid) != o.Name {
+				l.Errorf("planned %+v and %+v", first[n], o)
+			}
+			want[o.Name] = true
+		}
+		l.mustCreate(request(nil))
+		objects, _ := l.settled()
+		got := map[string]bool{}
+		for _, path := range objects {
+			got[path[strings.LastIndexByte(path, '/')+1:]] = true
+		}
+		if len(objects) != len(planned) || !maps.Equal(got, want) {
+			l.Errorf("create made %v, the plan had %v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+		}
+		after, findings, err := l.open(request(nil), l.c.Client()).Look(l.Context())
+		if err != nil || len(findings) > 0 {
+			l.Errorf("%v, %v", findings, err)
+		}
+		for _, o := range after {
+			if o.State != infra.Exists {
+				l.Errorf("%s is %s: %v", o, o.State, o.Differences)
+			}
+		}
+	})
+}
+
+// cut is a transport that loses the answers from a call on, and ends the program's context there.
+type cut struct {
+	next http.RoundTripper
+	end  context.CancelFunc
+
+	mu   sync.Mutex
+	left int
+}
+
+// RoundTrip implements http.RoundTripper.
+func (c *cut) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := c.next.RoundTrip(r.WithContext(context.WithoutCancel(r.Context())))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left--; c.left <= 0 {
+		c.end()
+		if err == nil {
+			answer.Body.Close()
+		}
+		return nil, context.Canceled
+	}
+	return answer, err
+}
+
+// cutAt runs f with a client that is cut off after a number of calls. It reports whether f had fewer.
+func (l *lab) cutAt(n int, r infra.Request, f func(ctx context.Context, i infra.Cloud) error) (complete bool) {
+	l.Helper()
+	ctx, cancel := context.WithCancel(l.Context())
+	defer cancel()
+	client := l.c.Client()
+	client.Transport = &cut{next: client.Transport, end: cancel, left: n}
+	err := f(ctx, l.open(r, client))
+	if err == nil {
+		return true
+	}
+	if ctx.Err() == nil {
+		l.Fatalf("cut after %d calls: %v", n, err)
+	}
+	return false
+}
+
+// TestInterruptedAnywhere cuts create and terminate off after each call, and goes on in a new process.
+func TestInterruptedAnywhere(t *testing.T) {
+	start(t, gcptest.Options{})
+	small := request(func(r *infra.Request) {
+		r.Config = maps.Clone(r.Config)
+		r.Config["zones"], r.Groups[1].Count = gcptest.Zones[:1], 2
+		delete(r.Config, "sshFrom")
+	})
+	var want []string
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		l.mustCreate(small)
+		want, _ = l.settled()
+	})
+	for late, step := range map[bool]int{false: 1, true: 7} {
+		if testing.Short() {
+			step = 17
+		}
+		o := gcptest.Options{LateConflicts: late}
+		calls := 0
+		for n, complete := 1, false; !complete; n += step {
+			inBubble(t, o, func(l *lab) {
+				complete = l.cutAt(n, small, func(ctx context.Context, i infra.Cloud) error { _, err := create(ctx, i, &events{}); return err })
+				if n%2 == 0 { // a create that was cut off is undone
+					if err := terminate(l.Context(), l.open(small, l.c.Client())); err != nil {
+						l.Errorf("terminate after create was cut off after %d calls: %v", n, err)
+					}
+					time.Sleep(time.Minute) // an unfinished request would have made its object now
+					if left := l.c.Objects(); len(left) > 0 {
+						l.Errorf("create cut off after %d calls, then terminate: left %v", n, left)
+					}
+					return
+				}
+				l.mustCreate(small)
+				if got, machines := l.settled(); !slices.Equal(got, want) || machines != 3 {
+					l.Errorf("create cut off after %d calls: %d machines, %v, want %v", n, machines, got, want)
+				}
+			})
+			calls = n
+		}
+		t.Logf("create was cut off after each of %d calls, late conflicts: %t", calls-1, late)
+		for n, complete := 1, false; !complete; n += step {
+			inBubble(t, o, func(l *lab) {
+				l.mustCreate(small)
+				complete = l.cutAt(n, small, func(ctx context.Context, i infra.Cloud) error { return terminate(ctx, i) })
+				if err := terminate(l.Context(), l.open(small, l.c.Client())); err != nil {
+					l.Errorf("terminate cut off after %d calls: %v", n, err)
+				}
+				if left := l.c.Objects(); len(left) > 0 {
+					l.Errorf("terminate cut off after %d calls: left %v", n, left)
+				}
+			})
+			calls = n
+		}
+		t.Logf("terminate was cut off after each of %d calls", calls-1)
+	}
+}
+
+func TestTwoClusters(t *testing.T) {
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		other := request(func(r *infra.Request) {
+			r.UID, r.Cluster = "1a2b3c4e", "other"
+			r.Config = maps.Clone(r.Config)
+		})
+		l.mustCreate(other)
+		before := l.c.Objects()
+		l.mustCreate(request(nil))
+		if err := terminate(l.Context(), l.open(request(nil), l.c.Client())); err != nil {
+			l.Fatal(err)
+		}
+		if after := l.c.Objects(); !slices.Equal(after, before) {
+			l.Errorf("the other cluster has %v, had %v", after, before)
+		}
+		if ran, err := create(l.Context(), l.open(other, l.c.Client()), &events{}); ran != 0 || err != nil {
+			l.Errorf("create of the other cluster ran %d steps, %v", ran, err)
+		}
+	})
+}
+
+func TestForeignObjectsStay(t *testing.T) {
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		name := "constellation-" + uid
+		region := "regions/europe-west3/"
+		for key, object := range map[string]any{
+			"global/networks/" + name:         &compute.Network{Description: "constellation-uid=" + uid + "0 cluster=demo"},
+			region + "addresses/" + name:      &compute.Address{Address: "198.51.100.1", AddressType: "EXTERNAL", Labels: map[string]string{gcp.LabelUID: "other"}},
+			"global/firewalls/" + name + "-x": &compute.Firewall{Description: "of " + uid},
+		} {
+			if err := l.c.Put(key, object); err != nil {
+				l.Fatal(err)
+			}
+		}
+		before := l.c.Objects()
+		i := l.open(request(nil), l.c.Client())
+		objects, findings, err := i.Look(l.Context())
+		if err != nil {
+			l.Fatal(err)
+		}
+		var taken []string
+		for _, f := range findings {
+			if f.ID == infra.FindingTaken && f.Severity == plan.Block {
+				taken = append(taken, f.Title)
+			}
+		}
+		if want := []string{"the name of network " + name + " is taken", "the name of address " + name + " in europe-west3 is taken"}; !slices.Equal(taken, want) {
+			l.Errorf("findings %q, want %q", taken, want)
+		}
+		// A name that is taken after the plan was made stops create.
+		if _, err := run(l.Context(), infra.Create(i, objects), &events{}); plan.ExitCode(err) != plan.ExitBlocked {
+			l.Errorf("create: %v", err)
+		}
+		if err := i.Make(l.Context(), "network", func(string) {}); plan.ExitCode(err) != plan.ExitBlocked {
+			l.Errorf("make: %v", err)
+		}
+		if err := i.Delete(l.Context(), infra.Object{Kind: "network", Name: name}, func(string) {}); err == nil {
+			l.Error("a network without the UID was deleted")
+		}
+		if err := terminate(l.Context(), i); err != nil {
+			l.Fatal(err)
+		}
+		if after := l.c.Objects(); !slices.Equal(after, before) || changing(l.c.Calls()) > 0 {
+			l.Errorf("objects %v, were %v; calls %v", after, before, l.c.Calls())
+		}
+	})
+}
+
+// permissions returns those of a role.
+func permissions(t *testing.T, name string) (out []string) {
+	t.Helper()
+	for _, r := range gcpinfra.Roles(section.Values{"project": "demo-project", "serviceAccount": account}) {
+		if r.Name == name {
+			for _, p := range r.Rights {
+				out = append(out, p.Permission)
+			}
+		}
+	}
+	if len(out) == 0 {
+		t.Fatalf("there is no role %s", name)
+	}
+	return out
+}
+
+// life creates, looks at and terminates an infrastructure. A machine is taken out of its group in between.
+func life(ctx context.Context, l *lab, i infra.Cloud) error {
+	objects, findings, err := i.Look(ctx)
+	if err != nil {
+		return err
+	}
+	for _, f := range findings {
+		if f.Severity == plan.Block {
+			return &plan.Error{Op: f.ID, Err: errors.New(f.Title), Remedy: f.Remedy}
+		}
+	}
+	if _, err := run(ctx, infra.Create(i, objects), &events{}); err != nil {
+		return err
+	}
+	for _, o := range l.c.Objects() {
+		if _, name, ok := strings.Cut(o, "/instances/"); ok {
+			l.c.Abandon(name)
+			break
+		}
+	}
+	return terminate(ctx, i)
+}
+
+// TestLeastRoleSuffices runs a whole life with the permissions of the printed role, and compares its methods with the
+// calls.
+func TestLeastRoleSuffices(t *testing.T) {
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		l.c.GrantOnly(permissions(l.T, "infra"))
+		if err := life(l.Context(), l, l.open(request(nil), l.c.Client())); err != nil {
+			l.Fatal(err)
+		}
+		methods := map[string]bool{}
+		for _, role := range gcpinfra.Roles(section.Values{}) {
+			if role.Name == "infra" {
+				for _, r := range role.Rights {
+					for _, m := range r.Methods {
+						methods["compute."+m] = true
+					}
+				}
+			}
+		}
+		for m := range l.c.Calls() {
+			if !methods[m] {
+				l.Errorf("the role lacks method %s", m)
+			}
+			delete(methods, m)
+		}
+		if len(methods) > 0 {
+			l.Errorf("nothing calls %v", slices.Sorted(maps.Keys(methods)))
+		}
+		if left := l.c.Objects(); len(left) > 0 {
+			l.Errorf("left: %v", left)
+		}
+	})
+}
+
+func TestControlPlaneRoleSuffices(t *testing.T) {
+	c, err := gcptest.New(func(p string) { t.Error(p) }, gcptest.Options{
+		Fleet: &wire.Records{Boot: 20 * time.Millisecond, Off: 20 * time.Millisecond}, Pending: time.Millisecond, Running: time.Millisecond, Insert: 10 * time.Millisecond, Retry: 10 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, next := c.AddImage("one", "v1.0.0"), c.AddImage("two", "v1.1.0")
+	group := c.AddGroup(gcptest.Zones[0], "workers", cloud.Worker, old, gcptest.UID, nil)
+	c.GrantOnly(permissions(t, "control-plane"))
+	p, err := gcp.New(t.Context(), gcp.Options{Project: gcptest.Project, UID: gcptest.UID, Zones: gcptest.Zones, HTTP: c.Client()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cloudtest.Run(t, cloudtest.Options{Cloud: p, Group: group, Unknown: gcp.ProviderID(gcptest.Project, gcptest.Zones[0], "workers-none"), Images: []string{old, next}, Within: 20 * time.Second})
+}
+
+// TestEachMissingPermission takes one permission of the role after the other.
+func TestEachMissingPermission(t *testing.T) {
+	for _, p := range permissions(t, "infra") {
+		t.Run(p, func(t *testing.T) {
+			inBubble(t, gcptest.Options{}, func(l *lab) {
+				l.c.Revoke(p)
+				err := life(l.Context(), l, l.open(request(nil), l.c.Client()))
+				if err == nil || !strings.Contains(err.Error()+plan.Remedy(err), p) {
+					l.Errorf("%v; %s, want one that names %s", err, plan.Remedy(err), p)
+				}
+				l.c.Grant(p)
+				if err := terminate(l.Context(), l.open(request(nil), l.c.Client())); err != nil {
+					l.Error(err)
+				}
+				if left := l.c.Objects(); len(left) > 0 {
+					l.Errorf("left: %v", left)
+				}
+			})
+		})
+	}
+}
+
+func TestChangedObjectsAreReportedAndStay(t *testing.T) {
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		l.mustCreate(request(nil))
+		name := "constellation-" + uid
+		if err := l.c.Put("global/firewalls/"+name+"-health", &compute.Firewall{
+			Description: "constellation-uid=" + uid + " cluster=demo", Network: "projects/demo-project/global/networks/" + name, Direction: "INGRESS", SourceRanges: []string{"0.0.0.0/0"},
+			TargetTags: []string{name + "-control-plane"}, Allowed: []*compute.FirewallAllowed{{IPProtocol: "tcp", Ports: []string{"6443"}}},
+		}); err != nil {
+			l.Fatal(err)
+		}
+		before := changing(l.c.Calls())
+		i := l.open(request(nil), l.c.Client())
+		objects, findings, err := i.Look(l.Context())
+		if err != nil || len(findings) != 1 || findings[0].Severity != plan.Warn || !strings.Contains(findings[0].Detail, `sourceRanges has "0.0.0.0/0"`) {
+			l.Errorf("findings %+v, %v", findings, err)
+		}
+		if ran, err := run(l.Context(), infra.Create(i, objects), &events{}); ran != 0 || err != nil || changing(l.c.Calls()) != before {
+			l.Errorf("create ran %d steps, %v", ran, err)
+		}
+		// Another image, number of machines or template of the operator is no difference.
+		i = l.open(request(func(r *infra.Request) { r.Groups[1].Count, r.Image = 7, version.MustParse("v1.2.0") }), l.c.Client())
+		l.c.AddImage("two", "v1.2.0")
+		if _, findings, err = i.Look(l.Context()); err != nil || len(findings) != 1 {
+			l.Errorf("findings %+v, %v", findings, err)
+		}
+	})
+}
+
+// TestBadConfigurations checks what the plan reports of the configuration and of objects that it names.
+func TestBadConfigurations(t *testing.T) {
+	const region = "regions/europe-west3/"
+	with := func(values section.Values) func(*infra.Request) {
+		return func(r *infra.Request) {
+			r.Config = maps.Clone(r.Config)
+			maps.Copy(r.Config, values)
+		}
+	}
+	own := section.Values{"network": "mine", "subnetwork": "mine"}
+	for _, tt := range []struct {
+		name string
+		edit func(*infra.Request)
+		put  map[string]any
+		want string // title of the only finding; empty: none
+	}{
+		{name: "zones of two regions", edit: func(r *infra.Request) {
+			r.Config = section.Values{"project": gcptest.Project, "zones": []string{"europe-west3-a", "europe-west4-a"}, "serviceAccount": account}
+		}, want: "zone europe-west4-a is not in region europe-west3"},
+		{name: "no account", edit: with(section.Values{"serviceAccount": ""}), want: "no service account is configured"},
+		{name: "a machine type that the zones lack", edit: with(section.Values{"workerMachineType": "c4-standard-2", "zones": []string{"europe-west3-a"}}), want: "zone europe-west3-a has no machine type c4-standard-2"},
+		{name: "an image that the project lacks", edit: func(r *infra.Request) { r.Image = version.MustParse("v1.3.0") }, want: "project demo-project has no image v1.3.0"},
+		{name: "pods in the range of machines", edit: with(section.Values{"nodeCIDR": "10.244.8.0/24"}), want: "the range of machines 10.244.8.0/24 overlaps podCIDR 10.244.0.0/16"},
+		{name: "a long name of a group", edit: func(r *infra.Request) { r.Groups[1].Name = strings.Repeat("w", 40) }, want: "the name of group " + strings.Repeat("w", 40) + " has 40 characters, and names in the cloud have room for 38"},
+		{name: "a network without a subnetwork", edit: with(section.Values{"network": "mine"}), put: map[string]any{"global/networks/mine": &compute.Network{}}, want: "network and subnetwork belong together"},
+		{name: "a network that does not exist", edit: with(own), put: map[string]any{
+			"global/networks/other":        &compute.Network{},
+			region + "subnetworks/mine":    &compute.Subnetwork{Network: "projects/demo-project/global/networks/mine", IpCidrRange: "10.1.0.0/20", SecondaryIpRanges: []*compute.SubnetworkSecondaryRange{{RangeName: "p", IpCidrRange: "10.244.0.0/16"}}},
+			region + "subnetworks/another": &compute.Subnetwork{},
+		}, want: "network mine does not exist"},
+		{name: "a subnetwork that does not exist", edit: with(own), put: map[string]any{"global/networks/mine": &compute.Network{}}, want: "subnetwork mine does not exist"},
+		{name: "a subnetwork of another network", edit: with(own), put: map[string]any{
+			"global/networks/mine":      &compute.Network{},
+			region + "subnetworks/mine": &compute.Subnetwork{Network: "projects/demo-project/global/networks/other", IpCidrRange: "10.1.0.0/20", SecondaryIpRanges: []*compute.SubnetworkSecondaryRange{{RangeName: "p", IpCidrRange: "10.244.0.0/16"}}},
+		}, want: "subnetwork mine is not of network mine"},
+		{name: "a subnetwork without a range of pods", edit: with(own), put: map[string]any{
+			"global/networks/mine":      &compute.Network{},
+			region + "subnetworks/mine": &compute.Subnetwork{Network: "projects/demo-project/global/networks/mine", IpCidrRange: "10.1.0.0/20"},
+		}, want: "subnetwork mine has no secondary range 10.244.0.0/16"},
+		{name: "an address that does not exist", edit: with(section.Values{"address": "mine"}), want: "address mine does not exist"},
+		{name: "an internal address", edit: with(section.Values{"address": "mine"}), put: map[string]any{region + "addresses/mine": &compute.Address{Address: "10.0.0.9", AddressType: "INTERNAL"}}, want: "address mine is not external"},
+		{name: "an address that is in use", edit: with(section.Values{"address": "mine"}), put: map[string]any{
+			region + "addresses/mine":        &compute.Address{Address: "198.51.100.9", AddressType: "EXTERNAL"},
+			region + "forwardingRules/other": &compute.ForwardingRule{IPAddress: "198.51.100.9"},
+		}, want: "address mine is in use"},
+		{name: "own objects that fit", edit: with(section.Values{"network": "mine", "subnetwork": "mine", "address": "mine"}), put: map[string]any{
+			"global/networks/mine":      &compute.Network{},
+			region + "addresses/mine":   &compute.Address{Address: "198.51.100.9", AddressType: "EXTERNAL"},
+			region + "subnetworks/mine": &compute.Subnetwork{Network: "projects/demo-project/global/networks/mine", IpCidrRange: "10.1.0.0/20", SecondaryIpRanges: []*compute.SubnetworkSecondaryRange{{RangeName: "p", IpCidrRange: "10.244.0.0/16"}}},
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, gcptest.Options{}, func(l *lab) {
+				for key, o := range tt.put {
+					if err := l.c.Put(key, o); err != nil {
+						l.Fatal(err)
+					}
+				}
+				if strings.Contains(tt.want, "machine type") {
+					for _, z := range gcptest.Zones {
+						l.c.Withhold(z, "c4-standard-2")
+					}
+				}
+				r := request(tt.edit)
+				_, findings, err := l.open(r, l.c.Client()).Look(l.Context())
+				var got []string
+				for _, f := range findings {
+					if f.Severity == plan.Block {
+						got = append(got, f.Title)
+						if f.Remedy == "" || !strings.HasPrefix(f.ID, "infra-") {
+							l.Errorf("finding %+v has no remedy or no ID", f)
+						}
+					}
+				}
+				if tt.name == "zones of two regions" { // the emulator has no such zone
+					got = slices.DeleteFunc(got, func(s string) bool { return strings.Contains(s, "machine type") })
+				}
+				if want := slices.DeleteFunc([]string{tt.want}, func(s string) bool { return s == "" }); !slices.Equal(got, want) && err == nil || err != nil && tt.name != "zones of two regions" {
+					l.Errorf("findings %q, %v, want %q", got, err, want)
+				}
+				if tt.want != "" {
+					return
+				}
+				before := l.c.Objects()
+				l.mustCreate(r)
+				if out, err := l.open(r, l.c.Client()).Outcome(l.Context()); err != nil || out.Host != "198.51.100.9" || out.NodeCIDR.String() != "10.1.0.0/20" {
+					l.Errorf("outcome %+v, %v", out, err)
+				}
+				if err := terminate(l.Context(), l.open(r, l.c.Client())); err != nil {
+					l.Fatal(err)
+				}
+				if after := l.c.Objects(); !slices.Equal(after, before) {
+					l.Errorf("left %v, want %v", after, before)
+				}
+			})
+		})
+	}
+}
+
+// TestInjectedFaults has the cloud throttle, fail and run out of machines during create.
+func TestInjectedFaults(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		luck func(l *lab)
+		wait string
+	}{
+		{name: "it throttles", luck: func(l *lab) {
+			l.c.Refuse("compute.subnetworks.insert", 2, gcptest.Refusal(http.StatusForbidden, "rateLimitExceeded", "Quota exceeded"))
+		}, wait: "rateLimitExceeded"},
+		{name: "it fails for a while", luck: func(l *lab) {
+			l.c.Refuse("compute.addresses.insert", 4, gcptest.Refusal(http.StatusServiceUnavailable, "backendError", "Backend Error"))
+		}, wait: "backendError"},
+		{name: "a zone has no machines for a while", luck: func(l *lab) {
+			l.c.SetStockout("europe-west3-b", true)
+			time.AfterFunc(5*time.Minute, func() { l.c.SetStockout("europe-west3-b", false) })
+		}, wait: "zone europe-west3-b: create cconstellation"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, gcptest.Options{}, func(l *lab) {
+				tt.luck(l)
+				var e events
+				if _, err := create(l.Context(), l.open(request(nil), l.c.Client()), &e); err != nil {
+					l.Fatal(err)
+				}
+				if !slices.ContainsFunc(e.waits, func(s string) bool { return strings.Contains(s, strings.Split(tt.wait, ": ")[0]) }) {
+					l.Errorf("waits %q, want %q", e.waits, tt.wait)
+				}
+				if _, machines := l.settled(); machines != 5 {
+					l.Errorf("%d machines", machines)
+				}
+			})
+		})
+	}
+}
+
+func TestForeignUIDIsRefused(t *testing.T) {
+	_, err := gcpinfra.New(t.Context(), request(func(r *infra.Request) { r.UID = "prod" }), gcp.Options{HTTP: http.DefaultClient})
+	if plan.ExitCode(err) != plan.ExitUsage || plan.Remedy(err) == "" {
+		t.Errorf("error %v", err)
+	}
+}
