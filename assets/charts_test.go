@@ -37,6 +37,7 @@ import (
 	"constellation/agent"
 	"constellation/assets"
 	"constellation/assets/render"
+	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/providers"
@@ -1045,6 +1046,50 @@ func TestTPMIsTheProvidersChoice(t *testing.T) {
 	host, at, privileged = tpm(pod(map[string]any{"joinservice": map[string]any{"tpm": "/dev/tpmrm0", "tpmDir": "", "tpmDevice": "/dev/tpmrm0"}}))
 	if host.Path != "/dev/tpmrm0" || *host.Type != corev1.HostPathCharDev || at != "/dev/tpmrm0" || !privileged {
 		t.Errorf("device: %s (%s) at %s, privileged %t", host.Path, *host.Type, at, privileged)
+	}
+}
+
+// The pod of the join service has the event log of its machine's TPM where evidence contains it. The charts of other
+// providers are the same as without the value.
+func TestEventLogOfTheMachine(t *testing.T) {
+	t.Parallel()
+	for _, p := range providers.Clouds() {
+		t.Run(p.Name, func(t *testing.T) {
+			values := p.ChartValues(nil)
+			b, err := render.Chart("constellation-services", "v1.1.0", namespace, values, map[string]any{"release": "v1.1.0"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p.EventLogDir == "" {
+				delete(values, "joinservice.eventLogDir")
+				without, err := render.Chart("constellation-services", "v1.1.0", namespace, values, map[string]any{"release": "v1.1.0"})
+				if err != nil || !bytes.Equal(b, without) || bytes.Contains(b, []byte("event-log")) {
+					t.Errorf("the chart differs without the value: %v\n%s", err, b)
+				}
+				return
+			}
+			var d appsv1.DaemonSet
+			documents(t, b, func(kind string) any {
+				if kind == "DaemonSet" {
+					return &d
+				}
+				return nil
+			})
+			var host string
+			for _, v := range d.Spec.Template.Spec.Volumes {
+				if v.Name == "event-log" {
+					host = v.HostPath.Path
+				}
+			}
+			n := slices.IndexFunc(d.Spec.Template.Spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "event-log" })
+			if n < 0 || host != p.EventLogDir {
+				t.Fatalf("no mount, or another directory of the host: %q", host)
+			}
+			m := d.Spec.Template.Spec.Containers[0].VolumeMounts[n]
+			if m.MountPath != host || !m.ReadOnly || !strings.HasPrefix(attestation.EventLogPath(p.TPMAddress), m.MountPath+"/") {
+				t.Errorf("%+v, and the log is %s", m, attestation.EventLogPath(p.TPMAddress))
+			}
+		})
 	}
 }
 

@@ -183,6 +183,7 @@ func initValidator(c *workspace.Config, s *workspace.State) (attestation.Validat
 	if err != nil {
 		return nil, &plan.Error{Op: "read provider", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
 	}
+	from = from.At(s.Infrastructure.Section)
 	o := attestation.Options{PCR15: attestation.PCR15Zero(), UID: s.Infrastructure.UID, Role: cloud.ControlPlane}
 	unused := from.Attestation.Validator(roots, t.Measurements, o)
 	o.PCR15 = attestation.PCR15ClusterID(s.ClusterValues.ClusterID)
@@ -216,6 +217,12 @@ func dialError(endpoint string, a providers.Advice, err error) (e *plan.Error, a
 	case errors.Is(err, attestation.ErrQuote):
 		e.Op = "check the evidence of the first machine"
 		e.Remedy = "it was altered or replayed between this computer and the machine, or the machine is broken. Nothing was sent to it"
+	case errors.Is(err, cloud.ErrDenied):
+		e.Op = "read the first machine from " + a.Cloud
+		e.Remedy = a.Denied
+	case errors.Is(err, cloud.ErrUnavailable) || errors.Is(err, cloud.ErrThrottled):
+		e.Op = "read the first machine from " + a.Cloud
+		return e, true
 	case errors.As(err, &record) || errors.As(err, &alert) || strings.Contains(err.Error(), "first record does not look like a TLS handshake") || strings.Contains(err.Error(), "no application protocol"):
 		e.Err = fmt.Errorf("the endpoint is not a bootstrapper: %w", err)
 		e.Remedy = "initEndpoint in " + workspace.StateFile + " leads to something else: write the address that " + a.Look + " shows"

@@ -987,7 +987,7 @@ func (i *initRun) acknowledge(ctx context.Context, r *plan.Reporter) error {
 
 // joinConfig returns what the join service is to demand.
 func (i *initRun) joinConfig() (cluster.JoinConfig, error) {
-	demanded, err := check.AttestationJSON(i.config)
+	demanded, err := check.AttestationJSON(i.config, i.state)
 	if err != nil {
 		return cluster.JoinConfig{}, err
 	}

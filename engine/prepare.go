@@ -148,7 +148,7 @@ type prepareRun struct {
 }
 
 func (e *Engine) prepareRun(c *check.Run, list cluster.Components) (*prepareRun, error) {
-	demanded, err := check.AttestationJSON(c.Next)
+	demanded, err := check.AttestationJSON(c.Next, c.State)
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -115,7 +114,10 @@ func offer(ctx context.Context, m bootstrapper.Machine) error {
 	if err != nil {
 		return fmt.Errorf("%w: read CONSTELLATION_PROVIDER: %w", bootstrapper.ErrStuck, err)
 	}
-	m.Metadata = from.Metadata(cmp.Or(os.Getenv("CONSTELLATION_METADATA"), from.MetadataAddress))
+	if from, err = from.On(os.Getenv("CONSTELLATION_METADATA"), m.TPM); err != nil {
+		return fmt.Errorf("%w: read CONSTELLATION_METADATA and CONSTELLATION_TPM: %w", bootstrapper.ErrStuck, err)
+	}
+	m.Metadata = from.Metadata(from.MetadataAddress)
 	m.Validator, m.KubeletCloudProvider, m.DividePods = from.Attestation.Validator, from.KubeletCloudProvider, from.DividePods
 	m.Releases = from.Enrolled
 	m.Issuer = from.Attestation.Issuer(m.TPM)

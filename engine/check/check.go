@@ -610,7 +610,7 @@ func (c *Run) weaker(ctx context.Context) string {
 // planned is the next hop in the form that the rules take.
 func (c *Run) planned() compat.Planned {
 	to := c.Hop.Planned()
-	if b, err := AttestationJSON(c.Next); err == nil {
+	if b, err := AttestationJSON(c.Next, c.State); err == nil {
 		to.Attestation = b
 	}
 	return to
@@ -896,11 +896,14 @@ func SortFindings(found []plan.Finding) {
 	slices.SortStableFunc(found, func(a, b plan.Finding) int { return cmp.Compare(rank(a), rank(b)) })
 }
 
-// AttestationJSON is the attestation policy that the join service enforces under a configuration; empty for an
-// adopted cluster, which has none.
-func AttestationJSON(c *workspace.Config) (string, error) {
+// AttestationJSON is the attestation policy that the join service enforces under a configuration, for the machines of a
+// state; empty for an adopted cluster, which has none.
+func AttestationJSON(c *workspace.Config, s *workspace.State) (string, error) {
 	d := cluster.Demand{Variant: string(attestation.TPM2), Measurements: c.Attestation.TPM2.Measurements}
 	p, ok := providers.Named(c.Provider.Name)
+	if ok && s != nil {
+		p = p.At(s.Infrastructure.Section)
+	}
 	if ok && p.Attestation.Variant != "" {
 		d.Variant = string(p.Attestation.Variant)
 	}

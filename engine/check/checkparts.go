@@ -435,7 +435,7 @@ func (c *Run) judgeConfig() {
 	if c.configured {
 		return // the rules check the next hop
 	}
-	if a, err := AttestationJSON(f); err == nil {
+	if a, err := AttestationJSON(f, c.State); err == nil {
 		to.Attestation = a
 	}
 	cli := c.CLI
@@ -609,7 +609,7 @@ func (c *Run) changes(ctx context.Context) *plan.Changes {
 	whole, basis := c.Past.Estimate(replaced, kept-first, kubernetes)
 	out.Least, out.Most, out.Basis = whole.Least, whole.Most, basis
 	out.Measurements = c.MeasurementChanges()
-	if want, err := AttestationJSON(c.Next); err == nil && want != c.Now.JoinConfig.Attestation && c.Now.JoinConfig.Attestation != "" {
+	if want, err := AttestationJSON(c.Next, c.State); err == nil && want != c.Now.JoinConfig.Attestation && c.Now.JoinConfig.Attestation != "" {
 		out.ConfigMaps = append(out.ConfigMaps, "kube-system/join-config (changed)")
 	}
 	c.serviceChanges(ctx, out, to)

@@ -712,6 +712,9 @@ func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
 	}{GenerateOptions: o, Version: ConfigVersion, NoImages: p.NoImages, Enrolled: p.Enrolled, Measurements: map[uint32]string{
 		4: strings.Repeat("1234", 16), 9: strings.Repeat("1234", 16), 11: strings.Repeat("1234", 16),
 	}}
+	if p.Roots != nil {
+		d.TrustRoots = strings.Split(strings.TrimSpace(string(p.Roots())), "\n")
+	}
 	if s := o.Sandbox; s != nil {
 		d.Measurements = s.Measurements
 		d.TrustRoots = strings.Split(strings.TrimSpace(s.TrustRoots), "\n")

@@ -35,7 +35,7 @@ func isPlaceholder(digest string) bool {
 // placeholders are the parts of a configuration that are still to be filled in.
 type placeholders struct {
 	registers []uint32
-	roots     *yaml.Node // nil unless they are an empty text
+	roots     *yaml.Node // nil unless they are an empty text, or what GenerateConfig wrote beside placeholders of registers
 }
 
 func (p placeholders) any() bool { return len(p.registers) > 0 || p.roots != nil }
@@ -61,10 +61,23 @@ func placeholdersOf(doc *yaml.Node) (p placeholders) {
 			}
 		}
 	}
-	if n := valueOf(tpm, "trustRoots"); n != nil && n.Kind == yaml.ScalarNode && strings.TrimSpace(n.Value) == "" {
-		p.roots = n
+	if n := valueOf(tpm, "trustRoots"); n != nil && n.Kind == yaml.ScalarNode {
+		text := strings.TrimSpace(n.Value)
+		if text == "" || len(p.registers) > 0 && text == generatedRoots(doc) {
+			p.roots = n
+		}
 	}
 	return p
+}
+
+// generatedRoots returns the trust roots that GenerateConfig writes for the provider of a configuration; empty: none.
+func generatedRoots(doc *yaml.Node) string {
+	for _, p := range providers.Clouds() {
+		if p.Roots != nil && find(find(doc, "provider"), p.Name) != nil {
+			return strings.TrimSpace(string(p.Roots()))
+		}
+	}
+	return ""
 }
 
 // checkUnfilled is ParseConfig for a configuration whose placeholders will be filled in:
@@ -170,15 +183,21 @@ func (s *source) fillRegisters(m *yaml.Node, registers []uint32, values map[uint
 	return s.addRegisters(m, added, want)
 }
 
-// fillRoots puts certificates in the place of the empty text n of the mapping m: on
+// fillRoots puts certificates in the place of the text n of the mapping m, which is empty or a block: on
 // lines of their own, or as one text where something else follows on the line.
 func (s *source) fillRoots(m, n *yaml.Node, roots string) error {
-	_, _, end, err := s.scalar(n)
+	from, end, err := s.block(n)
 	if err != nil {
 		return err
 	}
-	if m.Style&yaml.FlowStyle != 0 || len(bytes.TrimSpace(s.b[end:s.endOfLine(end)])) > 0 {
-		return s.replace(n, strconv.Quote(roots))
+	isBlock := end > from
+	if !isBlock {
+		if _, _, end, err = s.scalar(n); err != nil {
+			return err
+		}
+		if m.Style&yaml.FlowStyle != 0 || len(bytes.TrimSpace(s.b[end:s.endOfLine(end)])) > 0 {
+			return s.replace(n, strconv.Quote(roots))
+		}
 	}
 	nl, indent := s.newline(end), strings.Repeat(" ", m.Content[0].Column+1)
 	var text strings.Builder
@@ -186,7 +205,31 @@ func (s *source) fillRoots(m, n *yaml.Node, roots string) error {
 	for l := range strings.SplitSeq(strings.TrimSpace(roots), "\n") {
 		text.WriteString(nl + indent + l)
 	}
-	return s.replace(n, text.String())
+	if !isBlock {
+		return s.replace(n, text.String())
+	}
+	s.edits = append(s.edits, replacement{from, end, text.String()})
+	return nil
+}
+
+// block returns where a literal block of lines begins, with its indicator, and where its last line ends. Both are zero for
+// another scalar.
+func (s *source) block(n *yaml.Node) (from, end int, err error) {
+	if n.Style&yaml.LiteralStyle == 0 || n.Anchor != "" {
+		return 0, 0, nil
+	}
+	if from, err = s.offset(n); err != nil {
+		return 0, 0, err
+	}
+	end = s.endOfLine(from)
+	for line := range strings.SplitSeq(strings.TrimRight(n.Value, "\n"), "\n") {
+		start := s.afterLine(end)
+		end = s.endOfLine(start)
+		if strings.TrimSpace(string(s.b[start:end])) != strings.TrimSpace(line) {
+			return 0, 0, errTied
+		}
+	}
+	return from, end, nil
 }
 
 // configDiffers lists the fields in which a configuration is not for this sandbox.

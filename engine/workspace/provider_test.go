@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -146,4 +147,44 @@ func TestStateOfAnotherProvider(t *testing.T) {
 
 func indent(s string) string {
 	return "      " + strings.ReplaceAll(strings.TrimSpace(s), "\n", "\n      ") + "\n"
+}
+
+// The configuration of a cloud with roots of its own has them from the start. A sandbox that emulates it fills in its own
+// as long as the measurements are placeholders.
+func TestRootsOfACloudInItsConfiguration(t *testing.T) {
+	b, err := GenerateConfig("gcp", GenerateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = ParseConfig(b)
+	list, ok := AsConfigErrors(err)
+	if !ok {
+		t.Fatalf("measurements that are not known: %v", err)
+	}
+	for _, e := range list.Errors {
+		if !strings.HasPrefix(e.Field, fieldMeasurements+".") {
+			t.Errorf("%s %s", e.Field, e.Problem)
+		}
+	}
+	known := strings.ReplaceAll(string(b), strings.Repeat("1234", 16), strings.Repeat("ab", 32))
+	c, err := ParseConfig([]byte(known))
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := c.Attestation.TPM2.TrustRoots
+	if p, _ := providers.Named("gcp"); strings.TrimSpace(roots) != strings.TrimSpace(string(p.Roots())) || strings.Count(roots, "BEGIN CERTIFICATE") != 2 {
+		t.Errorf("trust roots\n%s", roots)
+	}
+	info := *testSandbox(t)
+	info.Cloud = "gcp"
+	filled, fields, err := fillConfig(b, info)
+	if err != nil || !slices.Contains(fields, fieldTrustRoots) || !slices.Contains(fields, fieldMeasurements) {
+		t.Fatalf("filled %q, %v", fields, err)
+	}
+	if c, err = ParseConfig(filled); err != nil || strings.TrimSpace(c.Attestation.TPM2.TrustRoots) != strings.TrimSpace(info.TrustRoots) {
+		t.Errorf("%v, trust roots\n%s", err, filled)
+	}
+	if same, fields, err := fillConfig([]byte(known), info); err != nil || len(fields) > 0 || string(same) != known {
+		t.Errorf("a complete configuration: filled %q, %v", fields, err)
+	}
 }

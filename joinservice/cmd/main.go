@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -60,6 +59,9 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("--provider: %w", err)
 	}
+	if from, err = from.On(*metadata, *tpm); err != nil {
+		return fmt.Errorf("--metadata, --tpm: %w", err)
+	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: podmain.Readable}))
 	klog.SetSlogLogger(log)
 
@@ -68,8 +70,8 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	s, err := joinservice.New(joinservice.Config{
-		Cluster: cluster, Namespace: *namespace, Metadata: from.Metadata(cmp.Or(*metadata, from.MetadataAddress)),
-		Issuer: from.Attestation.Issuer(cmp.Or(*tpm, from.TPMAddress)), Attestation: from.Attestation, PKI: *pki, APIServerPort: *port, RegistrySecret: *registry, Spares: from.Enrolled, Log: log,
+		Cluster: cluster, Namespace: *namespace, Metadata: from.Metadata(from.MetadataAddress),
+		Issuer: from.Attestation.Issuer(from.TPMAddress), Attestation: from.Attestation, PKI: *pki, APIServerPort: *port, RegistrySecret: *registry, Spares: from.Enrolled, Log: log,
 	})
 	if err != nil {
 		return err

@@ -92,7 +92,7 @@ var rules = []rule{
 	{codes: []string{"billingNotEnabled", "BILLING_DISABLED"}, kind: cloud.ErrDenied, remedy: "link the project to a billing account"},
 	{
 		codes: []string{"forbidden", "PERMISSIONS_ERROR", "insufficientPermissions", "ACCESS_TOKEN_SCOPE_INSUFFICIENT", "IAM_PERMISSION_DENIED"}, kind: cloud.ErrDenied,
-		remedy: "grant {permission} to the account that the operator uses",
+		remedy: "grant {permission} to the account that sent the request",
 	},
 	{codes: []string{"authError", "required", "UNAUTHENTICATED"}, kind: cloud.ErrDenied, remedy: noCredentials},
 	{codes: []string{"alreadyExists", "RESOURCE_ALREADY_EXISTS", "conditionNotMet", "CONDITION_NOT_MET", "resourceInUseByAnotherResource", "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE", "fingerprintMismatch"}, kind: cloud.ErrConflict},

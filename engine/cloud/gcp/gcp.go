@@ -4,8 +4,8 @@
 //
 // The package was run against the emulator of package gcptest alone, never against Google. It has the
 // view of the operator, [Cloud], that of the console, [Console], and that of a machine, [Machine]. Package
-// infra makes network, load balancer and groups. Package attest judges the evidence of machines, and no
-// provider uses it yet. So init refuses machines at Google. docs/clouds/gcp.md lists what tests cover.
+// infra makes network, load balancer and groups. Package attest judges the evidence of machines, for which a
+// [Lookup] reads them. docs/clouds/gcp.md lists what tests cover.
 //
 // # Names and identity
 //

@@ -2,6 +2,7 @@ package providers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"regexp"
@@ -10,6 +11,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp"
+	"constellation/engine/cloud/gcp/attest"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/cloud/section"
 	"constellation/engine/component"
@@ -43,7 +45,7 @@ func googleCloud() Provider {
 			{Name: gcpSocket, Valid: filepath.IsAbs, Problem: "is no absolute path"},
 			{Name: "simulated", Kind: section.Bool},
 		},
-		About: "gcp is Google\nCloud. This release has no attestation for it: init refuses machines at Google. project is the ID of\nthe project, zones are those with machines of the cluster.",
+		About: "gcp is Google\nCloud. It was tested with an emulator and with recorded evidence of machines, and never ran at Google:\nsee docs/clouds/gcp.md. project is the ID of the project, zones are those with machines of the cluster.",
 		Example: func(string) section.Values {
 			return section.Values{"project": "my-project", "zones": []string{emulatedZone}}
 		},
@@ -55,19 +57,13 @@ func googleCloud() Provider {
 			Failed:       "`gcloud compute instances get-serial-port-output` shows why",
 			Create:       "make instance groups with the labels of docs/clouds/gcp.md",
 			Renew:        "delete the machines of the instance groups, which makes them again",
-			Measurements: "copy the value that belongs to the image",
-			Roots:        "paste the root certificates of Google's attestation keys, after a |",
+			Measurements: "copy the value that belongs to the image, as `tpm2_pcrread sha256` shows it on a new machine that you trust",
+			Roots:        "run `constellation config generate gcp` in another directory, which writes Google's roots",
 			Offer:        "use a release that has the components of Kubernetes {version}",
 			Image:        "import image {version} with the label constellation-version",
 		},
 		GroupName: gcp.GroupName,
 		Simulated: func(state section.Values) bool { return state.Bool("simulated") },
-		Fixed: func(state section.Values) (reason, remedy string) {
-			if state.Text(gcpSocket) != "" {
-				return "", ""
-			}
-			return "this release cannot verify the attestation of machines at Google", "try the provider with `constellation sandbox up --cloud gcp`, or use a release that can"
-		},
 		Console: func(_, state section.Values) (Console, error) {
 			ctx := context.Background() // credentials are read from files at most
 			socket, o := state.Text(gcpSocket), gcp.Options{Project: state.Text("project"), UID: state.Text("uid"), Zones: state.List("zones")}
@@ -86,10 +82,14 @@ func googleCloud() Provider {
 		},
 		MetadataAddress: gcp.DefaultMetadata,
 		ControlAddress:  gcp.DefaultEndpoint,
-		// Machines of the emulator alone have evidence of this kind. Package attest has that of machines at Google.
-		Attestation: attestation.TPMMethod(),
+		// Without a state or addresses of a machine, no cluster is known, and nothing is accepted.
+		Attestation: googleMethod(nil),
+		Judge:       googleJudge,
+		OnMachine:   googleMachine,
+		Roots:       attest.Roots,
 		TPMAddress:  "/dev/tpmrm0",
 		TPMDevice:   "/dev/tpmrm0",
+		EventLogDir: "/sys/kernel/security",
 		Metadata:    func(address string) Metadata { return gcp.NewMachine(address, "") },
 		Control:     func(metadata, address string) Control { return gcp.NewMachine(metadata, address) },
 
@@ -107,6 +107,48 @@ func googleCloud() Provider {
 			}, state.Text(gcpSocket) != ""
 		},
 	}
+}
+
+// googleMethod is the method of machines at Google. find returns the project, the UID and the machines of the cluster.
+func googleMethod(find func(context.Context) (attest.Cluster, error)) attestation.Method {
+	if find == nil {
+		find = func(context.Context) (attest.Cluster, error) {
+			return attest.Cluster{}, errors.New("neither a state nor a metadata server names it")
+		}
+	}
+	return attest.Method(attest.Config{Cluster: find})
+}
+
+// googleJudge is the Judge of Google Cloud, with the credentials of the user.
+func googleJudge(state section.Values) attestation.Method {
+	if state.Text(gcpSocket) != "" {
+		return attest.Emulated()
+	}
+	return googleMethod(func(ctx context.Context) (attest.Cluster, error) {
+		c := attest.Cluster{Project: state.Text("project"), UID: state.Text("uid")}
+		instances, err := gcp.New(context.WithoutCancel(ctx), gcp.Options{Project: c.Project, UID: c.UID, Zones: state.List("zones")})
+		c.Instances = instances
+		return c, err
+	})
+}
+
+// googleMachine is the OnMachine of Google Cloud. Package attest has the reasons for its rules.
+func googleMachine(metadata, tpm string) (attestation.Method, error) {
+	emulated, socket := gcp.Emulated(metadata), strings.HasPrefix(tpm, "unix:")
+	switch {
+	case emulated && socket:
+		return attest.Emulated(), nil
+	case metadata == gcp.DefaultMetadata && filepath.IsAbs(tpm):
+		machine := gcp.NewMachine(metadata, "")
+		return googleMethod(func(ctx context.Context) (attest.Cluster, error) {
+			l, err := machine.Lookup(ctx)
+			if err != nil {
+				return attest.Cluster{}, err
+			}
+			return attest.Cluster{Project: l.Project, UID: l.UID, Instances: l}, nil
+		}), nil
+	}
+	return attestation.Method{}, fmt.Errorf("the metadata server %s and the TPM %s are neither those of a machine at Google, %s and a device, nor those of a sandbox that emulates Google Cloud, whose TPMs are sockets", metadata, tpm, gcp.DefaultMetadata)
 }
 
 // emulated is the view of the console on a sandbox that emulates Google Cloud. The sandbox itself has what does not come

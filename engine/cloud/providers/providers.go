@@ -140,8 +140,16 @@ type Provider struct {
 	// see the package of the cloud for their formats.
 	MetadataAddress, ControlAddress string
 	// Attestation is how machines prove what they booted. The bootstrapper, the join service and
-	// the console use it alike.
+	// the console use it alike, from an entry that At or On returned.
 	Attestation attestation.Method
+	// Judge returns Attestation for the console and the machines of a state; nil: it is the same for all.
+	Judge func(state section.Values) attestation.Method
+	// OnMachine returns Attestation for a program on a machine whose metadata server and TPM have these addresses. Its
+	// error means that no machine of the cloud has them. Nil: Attestation is the same for all.
+	OnMachine func(metadata, tpm string) (attestation.Method, error)
+	// Roots returns the certificates, in PEM, of the authorities that vouch for machines of the cloud itself; nil: each
+	// cluster has others.
+	Roots func() []byte
 	// KubeletCloudProvider is the value of the kubelet's flag --cloud-provider; empty: the flag is
 	// not set. With "external", a new Node is tainted until the cloud controller manager of this
 	// cloud has initialized it.
@@ -152,6 +160,9 @@ type Provider struct {
 	// TPM. TPMDevice is the device of its TPM instead, in machines without a socket. The join
 	// service is privileged then: other containers get no device of the host.
 	TPMDir, TPMDevice string
+	// EventLogDir is the directory of a machine with the event log of its TPM, which pods see at the same path; empty: the
+	// log is beside the socket of the TPM, or evidence contains none.
+	EventLogDir string
 	// IdentityDir is the directory of a machine with its identity, in the place of both; see
 	// attestation.EnrolledMethod. Pods see it at the same path. Some machines have a TPM, others have none: the
 	// join service gets the devices of its machine, and is privileged, only if the configuration lists a control
@@ -187,8 +198,12 @@ type SandboxOf struct {
 // Emulator has the addresses of an emulated cloud, as machines reach it, in the place of those of the entry.
 type Emulator struct{ Metadata, Control, TPM, TPMDir string }
 
-// At returns the entry for the machines of a state: with the addresses of the emulator, if the state names one.
+// At returns the entry for the console and the machines of a state: with their attestation, and with the addresses of the
+// emulator, if the state names one.
 func (p Provider) At(state section.Values) Provider {
+	if p.Judge != nil {
+		p.Attestation = p.Judge(state)
+	}
 	if p.Emulator == nil {
 		return p
 	}
@@ -196,9 +211,23 @@ func (p Provider) At(state section.Values) Provider {
 	if !ok {
 		return p
 	}
-	p.MetadataAddress, p.ControlAddress, p.TPMAddress, p.TPMDir, p.TPMDevice = e.Metadata, e.Control, e.TPM, e.TPMDir, ""
+	p.MetadataAddress, p.ControlAddress, p.TPMAddress, p.TPMDir, p.TPMDevice, p.EventLogDir = e.Metadata, e.Control, e.TPM, e.TPMDir, "", ""
 	p.AutoscalerStandIn = true // no cluster autoscaler reaches an emulator
 	return p
+}
+
+// On returns the entry for a program on a machine, with the addresses of its metadata server and its TPM and their
+// attestation. Empty addresses stand for those of the entry.
+func (p Provider) On(metadata, tpm string) (Provider, error) {
+	p.MetadataAddress, p.TPMAddress = cmp.Or(metadata, p.MetadataAddress), cmp.Or(tpm, p.TPMAddress)
+	if p.OnMachine == nil {
+		return p, nil
+	}
+	var err error
+	if p.Attestation, err = p.OnMachine(p.MetadataAddress, p.TPMAddress); err != nil {
+		return Provider{}, fmt.Errorf("provider %s: %w", p.Name, err)
+	}
+	return p, nil
 }
 
 // SandboxSections returns the sections of configuration and state for a sandbox that is, or emulates, the cloud of a
@@ -372,6 +401,7 @@ func (p Provider) ChartValues(config section.Values) map[string]any {
 		"joinservice.tpm":             p.TPMAddress,
 		"joinservice.tpmDir":          p.TPMDir,
 		"joinservice.tpmDevice":       p.TPMDevice,
+		"joinservice.eventLogDir":     p.EventLogDir,
 		"joinservice.identityDir":     p.IdentityDir,
 		"joinservice.tpmSocketDirs":   sockets,
 		"joinservice.tpmDevices":      device,

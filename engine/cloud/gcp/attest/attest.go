@@ -17,6 +17,27 @@
 //
 // Trust roots are configuration. [Roots] has Google's.
 //
+// # Which evidence a program accepts
+//
+// A sandbox can emulate Google Cloud. Its machines have evidence of another variant, [Emulated], from an
+// authority of the sandbox. A program must never accept that in the place of Google's. The entry of the
+// provider chooses between the two, and these rules make it fail closed:
+//
+//   - The choice depends on addresses that the program was started with, never on an answer. So a
+//     metadata server that lies cannot change it. In the console, it depends on the state file.
+//   - Two addresses must agree: that of the metadata server and that of the TPM. Google's default address
+//     and a TPM that is a device mean Google. An emulator's address and a TPM that is a socket mean a
+//     sandbox. A program with any other pair ends.
+//   - Trust roots decide at last. A sandbox's evidence needs the authority of that sandbox among the
+//     roots, and Emulated refuses everything if one of the roots is Google's. So with wrong flags
+//     alone, nothing is accepted. An attacker who can also replace the roots needs no flags.
+//   - join-config names the variant. A join service that chose another one does not use it.
+//   - With Google's method, the API is at Google's address, by HTTPS. No flag changes that.
+//
+// The metadata server also says which cluster the machine belongs to. A lie about it does not help: each
+// program first judges the evidence of its own machine. Google's certificate names the project, and the
+// API must have the machine under the UID. Then it demands the same project and UID of other machines.
+//
 // The package was tested with evidence that other projects recorded on Google's machines. It never
 // ran there itself. docs/clouds/gcp.md lists what tests cover.
 package attest
@@ -133,7 +154,7 @@ const (
 	remedyUnknown  = "if it belongs to the cluster, check the labels of its instance template and the zones of the configuration; if it was deleted, shut it down"
 	remedyReplaced = "the evidence is of a former machine of that name: delete what still uses its TPM"
 	remedyState    = "start the machine, or replace it"
-	remedyRights   = "grant the service account of the machine that judges the permission compute.instances.get"
+	remedyRights   = "the service account of each machine needs the permission compute.instances.get"
 )
 
 // Identify implements attestation.Certified.

@@ -4,7 +4,6 @@ import (
 	"crypto/x509"
 	_ "embed" // the certificates
 	"encoding/asn1"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"math"
@@ -29,20 +28,7 @@ var intermediatesPEM []byte
 func Roots() []byte { return slices.Clone(rootsPEM) }
 
 // pinned returns the authorities below the roots that this package has.
-var pinned = sync.OnceValue(func() []*x509.Certificate {
-	var out []*x509.Certificate
-	for rest := intermediatesPEM; ; {
-		var b *pem.Block
-		if b, rest = pem.Decode(rest); b == nil {
-			return out
-		}
-		c, err := x509.ParseCertificate(b.Bytes)
-		if err != nil {
-			panic(fmt.Sprintf("parse certificates of this program: %v", err))
-		}
-		out = append(out, c)
-	}
-})
+var pinned = sync.OnceValue(func() []*x509.Certificate { return mustParse(intermediatesPEM) })
 
 // Object identifiers of Google and of the Trusted Computing Group.
 func oidInstance() asn1.ObjectIdentifier {

@@ -33,9 +33,11 @@ func newAuthority(t testing.TB) *attesttest.Authority {
 	return a
 }
 
-func poolOf(c *x509.Certificate) *x509.CertPool {
+func poolOf(list ...*x509.Certificate) *x509.CertPool {
 	p := x509.NewCertPool()
-	p.AddCert(c)
+	for _, c := range list {
+		p.AddCert(c)
+	}
 	return p
 }
 

@@ -43,6 +43,8 @@ type Options struct {
 	Zones   []string
 	// Attributes are metadata of all machines, in the templates of AddGroup.
 	Attributes map[string]string
+	// WorkerAccounts gives workers a service account, as control planes have one.
+	WorkerAccounts bool
 	// State is what Save was called with last; empty: the cloud is new.
 	State []byte
 	// Save stores the state of the cloud after each change. It is called with a lock held. Nil: the state ends
@@ -169,8 +171,8 @@ func (c *Cloud) AddGroup(zone, name string, role cloud.Role, image, uid string, 
 		value := c.o.Attributes[key]
 		t.Properties.Metadata.Items = append(t.Properties.Metadata.Items, &compute.MetadataItems{Key: key, Value: &value})
 	}
-	if role == cloud.ControlPlane {
-		t.Properties.ServiceAccounts = []*compute.ServiceAccount{{Email: "control-plane@" + c.o.Project + ".iam.gserviceaccount.com", Scopes: []string{scope}}}
+	if role == cloud.ControlPlane || c.o.WorkerAccounts {
+		t.Properties.ServiceAccounts = []*compute.ServiceAccount{{Email: string(role) + "@" + c.o.Project + ".iam.gserviceaccount.com", Scopes: []string{scope}}}
 	}
 	c.templates[t.Name], c.changed = t, true
 	url := "https://www.googleapis.com/compute/v1/projects/" + c.o.Project + "/global/instanceTemplates/" + t.Name

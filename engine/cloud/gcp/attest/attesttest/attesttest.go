@@ -131,11 +131,16 @@ func (a *Authority) Sign(t *x509.Certificate, key crypto.PublicKey) ([]byte, err
 // Provision has the TPM at address make the attestation key of m, of RSA or on P-256, and stores it where
 // Google's virtual TPMs have it. It must precede attestationtest.HandOver in a boot.
 func (a *Authority) Provision(ctx context.Context, address string, m Machine, rsa bool) error {
+	return a.ProvisionTemplate(ctx, address, Template(m), rsa)
+}
+
+// ProvisionTemplate is Provision with a certificate before it is signed.
+func (a *Authority) ProvisionTemplate(ctx context.Context, address string, t *x509.Certificate, rsa bool) error {
 	at := attestation.NVKey{Certificate: 0x01c10002, Template: 0x01c10003}
 	if rsa {
 		at = attestation.NVKey{Certificate: 0x01c10000, Template: 0x01c10001}
 	}
-	return attestationtest.ProvisionKey(ctx, address, at, rsa, func(key crypto.PublicKey) ([]byte, error) { return a.Sign(Template(m), key) })
+	return attestationtest.ProvisionKey(ctx, address, at, rsa, func(key crypto.PublicKey) ([]byte, error) { return a.Sign(t, key) })
 }
 
 // SecureBoot returns what firmware measures first into register 7.

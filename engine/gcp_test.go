@@ -1,0 +1,166 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"constellation/engine/atls"
+	"constellation/engine/attestation"
+	"constellation/engine/attestation/attestationtest"
+	"constellation/engine/check"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/gcp"
+	"constellation/engine/cloud/gcp/attest"
+	"constellation/engine/cloud/gcp/attest/attesttest/lab"
+	"constellation/engine/cloud/gcp/gcptest"
+	"constellation/engine/cloud/providers"
+	"constellation/engine/cloud/section"
+	"constellation/engine/workspace"
+)
+
+// TestInitJudgesMachinesAtGoogle has the first machine of a cluster at Google: its evidence is real, and the API is emulated.
+func TestInitJudgesMachinesAtGoogle(t *testing.T) {
+	p := lab.NewProject(t)
+	entry, _ := providers.Named(gcp.Name)
+	entry.Name = "gcplab"
+	entry.Judge = func(state section.Values) attestation.Method {
+		return attest.Method(attest.Config{Cluster: func(ctx context.Context) (attest.Cluster, error) {
+			c := attest.Cluster{Project: state.Text("project"), UID: state.Text("uid")}
+			instances, err := gcp.New(ctx, gcp.Options{Project: c.Project, UID: c.UID, Zones: state.List("zones"), HTTP: p.Client()})
+			c.Instances = instances
+			return c, err
+		}})
+	}
+	defer providers.Register(entry)()
+	clusterID := bytes.Repeat([]byte{7}, 32)
+	c, s := &workspace.Config{}, &workspace.State{}
+	c.Provider.Name = entry.Name
+	c.Attestation.TPM2 = &workspace.TPM2Config{TrustRoots: string(p.Authority.RootPEM()), Measurements: lab.Measurements()}
+	s.Infrastructure.UID, s.ClusterValues.ClusterID = gcptest.UID, clusterID
+	s.Infrastructure.Section = section.Values{"project": gcptest.Project, "zones": gcptest.Zones, "uid": gcptest.UID}
+
+	controlPlanes := p.Group("control-planes", cloud.ControlPlane, gcptest.UID)
+	first, resumed, used := p.Start(controlPlanes, nil), p.Start(controlPlanes, nil), p.Start(controlPlanes, nil)
+	resumed.Join(clusterID)
+	used.Join([]byte("another cluster"))
+	worker := p.Start(p.Group("workers", cloud.Worker, gcptest.UID), nil)
+	other := p.Start(p.Group("others", cloud.ControlPlane, "another-cluster"), nil)
+	changed := p.Start(controlPlanes, nil)
+	changed.Measure(9, "another kernel")
+	certPEM, keyPEM, err := attestationtest.CreateCA("sandbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := attestationtest.ParseCA(certPEM, keyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := first.Identity()
+	id.Incarnation = "" // certificates of sandboxes have none
+	sandbox, err := attestationtest.NewSoftwareIssuer(ca, id, lab.Boot(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name   string
+		issuer attestation.Issuer
+		change func(*workspace.Config, *workspace.State)
+		revoke string
+		want   error // nil: accepted
+		remedy string
+	}{
+		{name: "an unused control plane", issuer: first.Issuer()},
+		{name: "a control plane that works for this init", issuer: resumed.Issuer()},
+		{name: "a control plane of another cluster", issuer: used.Issuer(), want: attestation.ErrMember},
+		{name: "a worker", issuer: worker.Issuer(), want: attestation.ErrIdentity, remedy: "not a control plane of"},
+		{name: "a machine with another UID", issuer: other.Issuer(), want: attestation.ErrIdentity},
+		{name: "another kernel", issuer: changed.Issuer(), want: attestation.ErrMeasurement},
+		{name: "evidence of a sandbox", issuer: sandbox, want: attestation.ErrDocument},
+		{
+			name: "Google's roots, which did not certify it", issuer: first.Issuer(), want: attestation.ErrTrust, remedy: "trustRoots",
+			change: func(c *workspace.Config, _ *workspace.State) { c.Attestation.TPM2.TrustRoots = string(attest.Roots()) },
+		},
+		{
+			name: "a state of another project", issuer: first.Issuer(), want: attestation.ErrIdentity,
+			change: func(_ *workspace.Config, s *workspace.State) {
+				s.Infrastructure.Section = section.Values{"project": "another-project", "zones": gcptest.Zones, "uid": gcptest.UID}
+			},
+		},
+		{name: "a user without the permission", issuer: first.Issuer(), revoke: "compute.instances.get", want: cloud.ErrDenied, remedy: "log in with `gcloud auth application-default login`"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.revoke != "" {
+				p.Revoke(tt.revoke)
+				defer p.Grant(tt.revoke)
+			}
+			c, s := *c, *s
+			tpm := *c.Attestation.TPM2
+			c.Attestation.TPM2 = &tpm
+			if tt.change != nil {
+				tt.change(&c, &s)
+			}
+			v, err := initValidator(&c, &s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			server := grpc.NewServer(grpc.Creds(atls.NewServer(atls.Config{Purpose: atls.PurposeInit, Issuer: tt.issuer})))
+			go server.Serve(l)
+			defer server.Stop()
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			link, err := dialer{l.Addr().String(), v, func(attestation.Statement) error { return nil }}.dial(ctx)
+			if err == nil {
+				defer link.Close()
+			}
+			if tt.want == nil {
+				if err != nil || link.machine.Role != cloud.ControlPlane || link.machine.UID != gcptest.UID || !link.attested {
+					t.Errorf("got %+v, %v", link, err)
+				}
+				return
+			}
+			if !errors.Is(err, tt.want) {
+				t.Fatalf("got %v, want %v", err, tt.want)
+			}
+			e, again := dialError(l.Addr().String(), providers.AdviceFor(gcp.Name, s.Infrastructure.Section), err)
+			if again || e.Remedy == "" || !strings.Contains(e.Remedy, tt.remedy) {
+				t.Errorf("again %t, %v, remedy %q, want %q", again, e, e.Remedy, tt.remedy)
+			}
+		})
+	}
+	e, again := dialError("192.0.2.1:9000", providers.AdviceFor(gcp.Name, nil), fmt.Errorf("read machine x: %w", cloud.ErrUnavailable))
+	if !again || !strings.Contains(e.Error(), "read the first machine from project") {
+		t.Errorf("an API that does not answer: again %t, %v", again, e)
+	}
+}
+
+// Join services get the variant that belongs to the machines of the state.
+func TestVariantOfJoinConfigFollowsTheState(t *testing.T) {
+	c := &workspace.Config{}
+	c.Provider.Name, c.Attestation.TPM2 = gcp.Name, &workspace.TPM2Config{Measurements: lab.Measurements()}
+	at := func(socket string) *workspace.State {
+		s := &workspace.State{}
+		s.Infrastructure.Section = section.Values{"project": "p", "uid": "u", "zones": []string{"europe-west3-a"}, "socket": socket}
+		return s
+	}
+	for name, tt := range map[string]struct {
+		s    *workspace.State
+		want attestation.Variant
+	}{"Google": {at(""), attestation.VendorTPM2}, "a sandbox": {at("/run/cloud.sock"), attestation.TPM2}, "no state": {nil, attestation.VendorTPM2}} {
+		text, err := check.AttestationJSON(c, tt.s)
+		if err != nil || !strings.Contains(text, `"variant":"`+string(tt.want)+`"`) {
+			t.Errorf("%s: %s, %v, want %s", name, text, err, tt.want)
+		}
+	}
+}
