@@ -62,18 +62,26 @@ func TestGoogleCloudOfSimulatedMachines(t *testing.T) {
 		}
 	}
 
+	verified := c.run(time.Minute, "verify")
+	verified.want(plan.ExitDone)
+	if !strings.Contains(verified.stdout, "a TPM and the measurements of the configuration") {
+		t.Errorf("verify prints\n%s", verified.stdout)
+	}
+
 	// A new daemon finds groups, operations and tokens again.
 	if err := unix.Kill(c.daemonPID(), unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	c.run(time.Minute, "sandbox", "up").want(plan.ExitDone)
 	c.run(time.Minute, "upgrade", "check", "--write-config", "--to", "v1.1.0", "--kubernetes", current).want(plan.ExitDone)
+	c.run(time.Minute, "verify").want(plan.ExitBlocked) // the configuration describes the next image
 	_, before := c.emulated()
 	begun := time.Now()
 	c.run(15*time.Minute, "upgrade", "apply", "--non-interactive", "--yes").want(plan.ExitDone)
 	took := time.Since(begun)
 	_, after := c.emulated()
 	c.wantVersions(newImage, current, 1, 1)
+	c.run(time.Minute, "verify").want(plan.ExitDone)
 	c.run(2*time.Minute, "upgrade", "apply", "--non-interactive", "--yes", "--to", "v1.1.0", "--kubernetes", current).want(plan.ExitNothing)
 	c.wantNoProblems()
 	t.Logf("2 machines were replaced in %v with %.1f calls for each", took.Round(time.Second), float64(after-before)/2)

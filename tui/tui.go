@@ -56,6 +56,8 @@ import (
 type Engine interface {
 	console.Engine
 
+	// Verify judges fresh evidence of the control planes.
+	Verify(context.Context) (engine.Verification, error)
 	// StatusOf describes a cluster without a workspace.
 	StatusOf(context.Context, cluster.Selected) (engine.Status, error)
 	// Skip excludes a node or a group from rollouts, or resumes it, and returns its previous

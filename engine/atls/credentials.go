@@ -282,7 +282,7 @@ func (c clientCredentials) connect(ctx context.Context, raw net.Conn) (_ net.Con
 		case refused != nil:
 			return nil, nil, fmt.Errorf("evidence of the server: %w", refused)
 		case own != nil:
-			return nil, nil, own
+			return nil, st, own
 		case a == "internal error":
 			return nil, nil, fmt.Errorf("atls handshake: the server could not make its evidence, its log says why: %w", err)
 		case a != "":
@@ -306,10 +306,29 @@ func (c clientCredentials) connect(ctx context.Context, raw net.Conn) (_ net.Con
 	return conn, st, nil
 }
 
+// errNoEvidence ends a handshake with a server that demands evidence. By then the server has proved possession of its key, and
+// its evidence was accepted.
+var errNoEvidence = errors.New("the server demands evidence of this side, which has none to give")
+
+// Inspect returns what fresh evidence of a server states, if v accepts it. It shows no evidence of its own, so a server that
+// demands some, such as a join service, is inspected all the same, and logs that this client was refused. It closes raw.
+func Inspect(ctx context.Context, p Purpose, v attestation.Validator, raw net.Conn) (attestation.Statement, error) {
+	defer raw.Close()
+	c := clientCredentials{newSide(Config{Purpose: p, Validator: func() attestation.Validator { return v }})}
+	conn, st, err := c.connect(ctx, raw)
+	if err == nil {
+		conn.Close()
+	}
+	if err != nil && !errors.Is(err, errNoEvidence) || st == nil {
+		return attestation.Statement{}, err
+	}
+	return *st, nil
+}
+
 // answer makes the certificate that a server asks for.
 func (c clientCredentials) answer(ctx context.Context, r *tls.CertificateRequestInfo) (*tls.Certificate, error) {
 	if c.cfg.Issuer == nil {
-		return nil, errors.New("the server demands evidence of this side, which has none to give")
+		return nil, errNoEvidence
 	}
 	if len(r.AcceptableCAs) != 1 {
 		return nil, errors.New("the server demands evidence without a nonce: it does not speak atls")
@@ -460,7 +479,7 @@ func (s serverCredentials) accept(ctx context.Context, raw *guard, source string
 	if err := conn.HandshakeContext(context.WithoutCancel(ctx)); err != nil {
 		switch a := alert(err); {
 		case own != nil:
-			return nil, nil, own
+			return nil, st, own
 		case !begun && errors.Is(err, io.EOF):
 			return nil, nil, errNothing
 		case a == "bad certificate":

@@ -82,6 +82,16 @@ func (j JoinConfig) Accepts(demanded string) bool {
 	return j.Attestation == demanded
 }
 
+// JoinService is the join service of a control plane.
+type JoinService struct {
+	Node string
+	// Pod and Port are where it serves attested TLS.
+	Pod  string
+	Port int32
+	// Problem is why it cannot be reached; empty: none is known.
+	Problem string
+}
+
 // Chart is a chart with its values.
 type Chart struct {
 	// Name is that of its installation.

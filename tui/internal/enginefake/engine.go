@@ -51,6 +51,9 @@ type Engine struct {
 	Holding cluster.SkipState
 	// BackedUpAs is the request of PlanBackup; the others are results about backups.
 	BackedUpAs engine.BackupRequest
+	// Verification and VerifiedErr are what Verify returns.
+	Verification engine.Verification
+	VerifiedErr  error
 	// RevokedAs is the request of PlanRevoke.
 	RevokedAs engine.RevokeRequest
 	// RestoredAs is the request of PlanRestore or Differ; the others are results of Differ.
@@ -229,6 +232,11 @@ func (f *Engine) StatusOf(_ context.Context, s cluster.Selected) (engine.Status,
 	st := f.StatusData
 	st.Cluster, st.Server = s.Context, s.Server
 	return st, f.StatusErr
+}
+
+// Verify returns Verification.
+func (f *Engine) Verify(context.Context) (engine.Verification, error) {
+	return f.Verification, f.VerifiedErr
 }
 
 func (f *Engine) PlanRevoke(_ context.Context, r engine.RevokeRequest) (*plan.Plan, error) {
