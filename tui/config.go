@@ -20,7 +20,7 @@ func configCommand(s *session) *cobra.Command {
 		"Write, check and migrate constellation-conf.yaml, which describes the desired cluster.\nPrint your preferences.",
 		`  constellation config generate sandbox
   constellation config validate`)
-	cmd.AddCommand(configGenerate(s), configValidate(s), configMigrate(s), configPreferences(s))
+	cmd.AddCommand(configGenerate(s), configValidate(s), configMeasure(s), configMigrate(s), configPreferences(s))
 	return cmd
 }
 

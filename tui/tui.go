@@ -56,6 +56,8 @@ import (
 type Engine interface {
 	console.Engine
 
+	// Measure reads the registers of an unused control plane, and writes those that are not known.
+	Measure(ctx context.Context, write bool) (engine.MeasuredMachine, error)
 	// Verify judges fresh evidence of the control planes.
 	Verify(context.Context) (engine.Verification, error)
 	// StatusOf describes a cluster without a workspace.

@@ -66,3 +66,32 @@ func TestVerifyPrints(t *testing.T) {
 		})
 	}
 }
+
+func TestConfigMeasurePrints(t *testing.T) {
+	m := engine.MeasuredMachine{Name: "cp-0", ProviderID: "gce://p/z/cp-0", SecureBoot: "on", Registers: map[uint32]string{4: "aa", 9: "bb", 10: "cc"}, Unknown: []uint32{4, 9}}
+	complete := m
+	complete.Unknown = nil
+	for _, tt := range []struct {
+		name     string
+		m        engine.MeasuredMachine
+		args     string
+		err      error
+		code     int
+		out, not string
+	}{
+		{name: "shown", m: m, out: "PCR 4    aa  not in the configuration", not: "wrote"},
+		{name: "how to write it", m: m, out: "config measure --write"},
+		{name: "the machine", m: m, out: "machine cp-0   gce://p/z/cp-0   Secure Boot on"},
+		{name: "written", m: m, args: "--write", out: "wrote PCR 4 and 9 to constellation-conf.yaml", not: "not in the configuration"},
+		{name: "all are known", m: complete, out: "PCR 10   cc", not: "next"},
+		{name: "as JSON", m: m, args: "-o json", out: `"4": "aa"`},
+		{name: "nothing to write", args: "--write", err: &plan.Error{Op: "measure the first machine", Err: errors.New("the configuration has a value"), Exit: plan.ExitNothing}, code: plan.ExitNothing},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out, errs, code := printed(t, &enginefake.Engine{Measured: tt.m, MeasuredErr: tt.err}, "", append([]string{"config", "measure"}, strings.Fields(tt.args)...)...)
+			if code != tt.code || !strings.Contains(out, tt.out) || tt.not != "" && strings.Contains(out, tt.not) {
+				t.Errorf("exit %d, %q; want %q and not %q\n%s", code, errs, tt.out, tt.not, out)
+			}
+		})
+	}
+}

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -303,4 +304,64 @@ func (w *Workspace) CheckForSandbox(i SandboxInfo) error {
 		return &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
 	}
 	return nil
+}
+
+// Unmeasured reads a configuration whose measurements may be placeholders, and returns the registers that are. They have the
+// value zero in the configuration, and only warn.
+func (w *Workspace) Unmeasured() (c *Config, registers []uint32, err error) {
+	b, err := w.ReadConfig()
+	if err != nil {
+		return nil, nil, err
+	}
+	registers = placeholdersOf((&reader{}).document(b)).registers
+	slices.Sort(registers)
+	zero := make(map[uint32]string, len(registers))
+	for _, r := range registers {
+		zero[r] = strings.Repeat("0", hex.EncodedLen(sha256.Size))
+	}
+	if b, err = measuredConfig(b, registers, zero); err != nil {
+		return nil, nil, err
+	}
+	if c, err = ParseConfig(b); err != nil {
+		return nil, nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
+	}
+	if c.Attestation.TPM2 != nil {
+		for _, r := range registers {
+			m := c.Attestation.TPM2.Measurements[r]
+			m.WarnOnly = true
+			c.Attestation.TPM2.Measurements[r] = m
+		}
+	}
+	return c, registers, nil
+}
+
+// WriteMeasurements writes values, in hex, in the place of the placeholders of these registers.
+func (w *Workspace) WriteMeasurements(registers []uint32, values map[uint32]string) error {
+	b, err := w.ReadConfig()
+	if err != nil {
+		return err
+	}
+	out, err := measuredConfig(b, registers, values)
+	if err == nil {
+		_, err = ParseConfig(out)
+	}
+	if err != nil {
+		return &plan.Error{Op: "write measurements to " + ConfigFile, Err: err, Exit: plan.ExitUsage, Remedy: "write the values by hand"}
+	}
+	return w.UpdateConfig(b, out)
+}
+
+// measuredConfig returns a configuration with values of registers.
+func measuredConfig(b []byte, registers []uint32, values map[uint32]string) ([]byte, error) {
+	if len(registers) == 0 {
+		return b, nil
+	}
+	s := newSource(b)
+	m := find(find(find((&reader{}).document(b), "attestation"), "tpm2"), "measurements")
+	for _, r := range registers {
+		if err := s.set(valueOf(registerOf(m, r), "expected"), values[r], nil); err != nil {
+			return nil, err
+		}
+	}
+	return s.result()
 }

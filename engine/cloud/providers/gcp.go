@@ -57,7 +57,7 @@ func googleCloud() Provider {
 			Failed:       "`gcloud compute instances get-serial-port-output` shows why",
 			Create:       "make instance groups with the labels of docs/clouds/gcp.md",
 			Renew:        "delete the machines of the instance groups, which makes them again",
-			Measurements: "copy the value that belongs to the image, as `tpm2_pcrread sha256` shows it on a new machine that you trust",
+			Measurements: "run `constellation config measure --write`, which trusts the first machine, or copy the value that belongs to the image",
 			Roots:        "run `constellation config generate gcp` in another directory, which writes Google's roots",
 			Offer:        "use a release that has the components of Kubernetes {version}",
 			Image:        "import image {version} with the label constellation-version",

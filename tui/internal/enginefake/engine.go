@@ -51,6 +51,9 @@ type Engine struct {
 	Holding cluster.SkipState
 	// BackedUpAs is the request of PlanBackup; the others are results about backups.
 	BackedUpAs engine.BackupRequest
+	// Measured and MeasuredErr are what Measure returns.
+	Measured    engine.MeasuredMachine
+	MeasuredErr error
 	// Verification and VerifiedErr are what Verify returns.
 	Verification engine.Verification
 	VerifiedErr  error
@@ -232,6 +235,13 @@ func (f *Engine) StatusOf(_ context.Context, s cluster.Selected) (engine.Status,
 	st := f.StatusData
 	st.Cluster, st.Server = s.Context, s.Server
 	return st, f.StatusErr
+}
+
+// Measure returns Measured.
+func (f *Engine) Measure(_ context.Context, write bool) (engine.MeasuredMachine, error) {
+	m := f.Measured
+	m.Written = write
+	return m, f.MeasuredErr
 }
 
 // Verify returns Verification.
