@@ -23,6 +23,7 @@ import (
 	"constellation/engine/cloud/gcp/gcptest"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
+	"constellation/engine/cluster"
 	"constellation/engine/workspace"
 )
 
@@ -138,6 +139,21 @@ func TestInitJudgesMachinesAtGoogle(t *testing.T) {
 				t.Errorf("again %t, %v, remedy %q, want %q", again, e, e.Remedy, tt.remedy)
 			}
 		})
+	}
+	// `constellation verify` judges members in the same way.
+	_, v, err := memberValidator(c, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		m    *lab.VM
+		want string
+	}{"a control plane of the cluster": {m: resumed, want: Verified}, "an unused machine": {m: first, want: Refused}, "a machine of another cluster": {m: other, want: Refused}} {
+		services := fakeServices{map[string]attestation.Issuer{"pod": tt.m.Issuer()}, atls.PurposeJoin, nil, v}
+		got := verifyOne(t.Context(), services, cluster.JoinService{Node: tt.m.Certified.Name, Pod: "pod"}, v, providers.AdviceFor(gcp.Name, nil))
+		if got.Result != tt.want || tt.want == Verified && got.SecureBoot != attestation.SecureBootOn {
+			t.Errorf("%s: %+v, want %s", name, got, tt.want)
+		}
 	}
 	e, again := dialError("192.0.2.1:9000", providers.AdviceFor(gcp.Name, nil), fmt.Errorf("read machine x: %w", cloud.ErrUnavailable))
 	if !again || !strings.Contains(e.Error(), "read the first machine from project") {

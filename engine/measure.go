@@ -53,6 +53,8 @@ func (e *Engine) Measure(ctx context.Context, write bool) (MeasuredMachine, erro
 		return usage("state and configuration are of different providers", "put the files of one cluster back together")
 	case from.Attestation.Unmeasured || from.NoJoin:
 		return usage("machines of provider "+c.Provider.Name+" are not measured", "run `constellation init`, which needs no measurements")
+	case len(s.ClusterValues.InitNode) > 0:
+		return usage("the first machine was chosen already, and only an unused one is measured", "`constellation verify -o json` shows the registers of control planes")
 	case write && len(unknown) == 0:
 		return MeasuredMachine{}, &plan.Error{Op: "the configuration has a value for each register, and nothing was written", Remedy: "edit attestation.tpm2.measurements to change one", Exit: plan.ExitNothing}
 	}

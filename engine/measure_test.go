@@ -113,6 +113,18 @@ func TestMeasure(t *testing.T) {
 		t.Errorf("the layout was changed: %v", err)
 	}
 
+	st, err := e.ws.State()
+	if err != nil {
+		t.Fatal(err)
+	}
+	st.ClusterValues.InitNode = "sandbox://demo/m-0"
+	if err := e.ws.WriteState(st); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Measure(t.Context(), false); exit(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), "constellation verify") {
+		t.Errorf("after init: %v", err)
+	}
+
 	for name, i := range map[string]attestation.Issuer{"a worker": issuer(cloud.Worker, nil), "a member of a cluster": issuer(cloud.ControlPlane, []byte("cluster"))} {
 		e, file := workspaceOf(i)
 		before, err := os.ReadFile(file)

@@ -13,7 +13,9 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
+	"constellation/engine/attestation/authority"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/section"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
@@ -127,6 +129,45 @@ func TestVerifyJudgesEvidence(t *testing.T) {
 	var e *plan.Error
 	if _, _, err := memberValidator(c, s); !errors.As(err, &e) || e.Exit != plan.ExitUsage || e.Remedy == "" {
 		t.Errorf("without a cluster: %v", err)
+	}
+}
+
+// TestVerifyOfEnrolledMachines has a control plane with a key in a file, which no hardware vouches for.
+func TestVerifyOfEnrolledMachines(t *testing.T) {
+	cert, key, err := authority.Create("demo machines")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := authority.Parse(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, clusterID := t.TempDir(), bytes.Repeat([]byte{7}, 32)
+	id := attestation.Identity{Name: "cp-0", ProviderID: "machines://u/cp-0", UID: "u", Group: "g", Role: cloud.ControlPlane, IP: netip.MustParseAddr("10.0.0.2")}
+	if err := attestationtest.Enrol(t.Context(), a, dir, id); err != nil {
+		t.Fatal(err)
+	}
+	issuer := attestation.NewEnrolledIssuer("enrolled:" + dir)
+	c, s := &workspace.Config{}, &workspace.State{}
+	c.Provider.Name, c.Attestation.TPM2 = "enrolled", &workspace.TPM2Config{}
+	s.Infrastructure.Provider, s.Infrastructure.UID, s.ClusterValues.ClusterID = "enrolled", "u", clusterID
+	s.Infrastructure.Section = section.Values{"authority": string(cert)}
+	from, v, err := memberValidator(c, s)
+	if err != nil || from.Attestation.Variant != attestation.Enrolled {
+		t.Fatal(from.Attestation.Variant, err)
+	}
+	one := func() VerifiedMachine {
+		services := fakeServices{map[string]attestation.Issuer{"pod": issuer}, atls.PurposeJoin, nil, v}
+		return verifyOne(t.Context(), services, cluster.JoinService{Node: "cp-0", Pod: "pod"}, v, c.Advice())
+	}
+	if got := one(); got.Result != Refused {
+		t.Errorf("before it is a member: %+v", got)
+	}
+	if err := attestation.ExtendClusterID(t.Context(), "enrolled:"+dir, clusterID); err != nil {
+		t.Fatal(err)
+	}
+	if got := one(); got.Result != Verified || got.Attested {
+		t.Errorf("as a member: %+v", got)
 	}
 }
 
