@@ -17,13 +17,13 @@ import (
 // mayNameSandbox are the files and directories of production code that may name the sandbox, each
 // with its reason. A directory ends with a slash.
 var mayNameSandbox = map[string]string{
-	"engine/sandbox/":                     "the cloud itself",
-	"engine/cloud/sandboxapi/":            "its client",
-	"engine/cloud/providers/sandbox.go":   "its entry in the registry",
-	"engine/cloud/providers/gcp.go":       "a sandbox emulates this cloud",
-	"engine/cloud/gcp/attest/emulated.go": "a sandbox emulates this cloud",
-	"engine/cloud/gcp/gcptest/":           "the emulator, which a sandbox contains",
-	"engine/cloud/cloudtest/wire/":        "parts of the emulator, which a sandbox contains",
+	"engine/sandbox/":                   "the cloud itself",
+	"engine/cloud/sandboxapi/":          "its client",
+	"engine/cloud/providers/sandbox.go": "its entry in the registry",
+	"engine/cloud/providers/gcp.go":     "a sandbox emulates this cloud",
+	"engine/cloud/gcp/gcptest/":         "the emulator, which a sandbox contains",
+	"engine/cloud/gcp/attest/":          "has the rules by which a program at the vendor refuses a sandbox's evidence",
+	"engine/cloud/cloudtest/wire/":      "parts of the emulator, which a sandbox contains",
 
 	"main.go":                          "wires the verb sandbox to its program",
 	"engine/sandbox.go":                "contract of the verb sandbox, which another program implements",
