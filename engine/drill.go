@@ -33,6 +33,8 @@ type DrillSpec struct {
 	// InPlace upgrades the nodes of all groups in place, by their agents. Else machines are replaced.
 	// Hollow machines have no agents and refuse it.
 	InPlace bool
+	// Cloud is the provider that is emulated in front of hollow machines, such as gcp. Empty means the cloud of the sandbox.
+	Cloud string
 	// Faults are those that the seed may choose from; none means all that these machines
 	// can have.
 	Faults []string
@@ -56,6 +58,9 @@ type DrillFault struct {
 	Points   []string `json:"points"` // at which it can begin
 	// InPlacePoints are those of an upgrade in place.
 	InPlacePoints []string `json:"in_place_points,omitempty"`
+	// Clouds are the emulated clouds that have it. OwnCloud is whether the cloud of a sandbox has it.
+	Clouds   []string `json:"clouds,omitempty"`
+	OwnCloud bool     `json:"own_cloud"`
 }
 
 // Outcomes of a drill.
@@ -72,7 +77,9 @@ type DrillReport struct {
 	// ControlPlanes is how many there were of machines in which programs run.
 	ControlPlanes int `json:"control_planes,omitempty"`
 	// InPlace means that nodes were upgraded in place.
-	InPlace bool   `json:"in_place,omitempty"`
+	InPlace bool `json:"in_place,omitempty"`
+	// Cloud is the provider that was emulated; empty: none.
+	Cloud   string `json:"cloud,omitempty"`
 	Cluster string `json:"cluster"` // a description of the upgraded cluster
 	// KubernetesFrom and KubernetesTo are the versions before and after the upgrade. Reports of
 	// older programs lack them.

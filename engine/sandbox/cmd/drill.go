@@ -63,6 +63,7 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
   constellation sandbox drill --machines=simulated --in-place
   constellation sandbox drill --machines=hollow --kubernetes-from v1.36.4 --kubernetes v1.37.2
   constellation sandbox drill --machines=hollow --faults operator-killed,lost-delete
+  constellation sandbox drill --machines=hollow --cloud=gcp
   constellation sandbox drill --machines=hollow --results drills.jsonl --until 40`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -93,6 +94,7 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 	f := cmd.Flags()
 	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: real (Linux and root), simulated, hollow, or auto")
 	f.IntVar(&spec.ControlPlanes, "control-planes", 0, "number of control planes: 1, 3 or 5; not for hollow machines (default 1)")
+	f.StringVar(&spec.Cloud, "cloud", "", "cloud that is emulated in front of hollow machines: gcp (default: the sandbox's own)")
 	f.BoolVar(&spec.InPlace, "in-place", false, "upgrade all nodes in place; not for hollow machines (default: replace machines)")
 	f.Uint64Var(&spec.Seed, "seed", 0, "seed that determines faults and injection points (default: random)")
 	f.StringSliceVar(&spec.Faults, "faults", nil, "faults that the seed may choose from (default: all that the machines support)")
@@ -102,9 +104,10 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 	f.StringVar(&spec.Journal, "journal", "", "`file` for all observations, as JSON Lines")
 	f.BoolVar(&list, "list", false, "list faults and injection points and exit")
 	f.StringVar(&results, "results", "", "`file` to append a line per drill to; seeds continue from the file")
-	f.IntVar(&until, "until", 0, "with --results: run until the file has this `number` of drills with the same machines, control planes, versions and --in-place")
+	f.IntVar(&until, "until", 0, "with --results: run until the file has this `number` of drills with the same machines, control planes, versions, --cloud and --in-place")
 	v.MarkdownFlag(cmd, &out, "output format: text, json for one document, or markdown")
 	_ = cmd.RegisterFlagCompletionFunc("machines", tui.Fixed("auto", "real", "simulated", "hollow"))
+	_ = cmd.RegisterFlagCompletionFunc("cloud", tui.Fixed("gcp"))
 	_ = cmd.RegisterFlagCompletionFunc("faults", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return v.drillFaultNames()
 	})
@@ -194,7 +197,7 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 			return &plan.Error{Op: "read drill results", Err: err, Exit: plan.ExitUsage}
 		}
 		have := slices.DeleteFunc(done, func(r engine.DrillReport) bool {
-			return r.Machines != spec.Machines || r.InPlace != spec.InPlace || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1) ||
+			return r.Machines != spec.Machines || r.InPlace != spec.InPlace || r.Cloud != spec.Cloud || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1) ||
 				r.KubernetesFrom != spec.KubernetesFrom || r.KubernetesTo != spec.Kubernetes
 		})
 		if len(have) >= want {
@@ -380,6 +383,13 @@ func (v *verbs) listDrillFaults(faults []engine.DrillFault, out tui.Format) erro
 	}
 	for _, f := range faults {
 		fmt.Fprintf(v.Out(), "%-18s %s\n%-18s   on %s machines", f.Name, f.Does, "", strings.Join(f.Machines, " and "))
+		if len(f.Clouds) > 0 {
+			also := "also"
+			if !f.OwnCloud {
+				also = "only"
+			}
+			fmt.Fprintf(v.Out(), ", %s with --cloud=%s", also, strings.Join(f.Clouds, " or "))
+		}
 		if len(f.Points) > 0 {
 			fmt.Fprintf(v.Out(), ", at: %s", strings.Join(f.Points, ", "))
 		}

@@ -87,8 +87,10 @@ type site struct {
 	laterPlanes func(ctx context.Context) []string
 	cluster     *rest.Config
 	cloud       *sandboxapi.Client
-	host        recorder.Host // nil without access to machines
-	service     string        // IP:port of a web server, or empty
+	// setFaults replaces the faults of the cloud and its machines; nil: cloud does.
+	setFaults func(ctx context.Context, spec []string) error
+	host      recorder.Host // nil without access to machines
+	service   string        // IP:port of a web server, or empty
 	// nameless: operators are not named after their nodes.
 	nameless bool
 	limits   recorder.Limits
@@ -110,6 +112,13 @@ type site struct {
 	// Both are nil unless nodes are upgraded in place.
 	kill func(ctx context.Context, machine, program string) error
 	runs func(ctx context.Context) []recorder.Run
+}
+
+func (s *site) replaceFaults(ctx context.Context, spec []string) error {
+	if s.setFaults != nil {
+		return s.setFaults(ctx, spec)
+	}
+	return s.cloud.SetFaults(ctx, spec)
 }
 
 // teller prints progress.
@@ -155,7 +164,7 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	if err != nil {
 		return r, err
 	}
-	r.Machines, r.InPlace = kind, spec.InPlace
+	r.Machines, r.InPlace, r.Cloud = kind, spec.InPlace, spec.Cloud
 	if spec, err = d.Versions(spec); err != nil {
 		return r, err
 	}
@@ -192,7 +201,7 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 		lasting = []string{diskThatCanFail}
 	}
 	if kind == hollow {
-		s, err = d.hollow(ctx, place, vs, say)
+		s, err = d.hollow(ctx, place, spec.Cloud, vs, say)
 	} else {
 		s, err = d.running(ctx, kind, place, spec, vs, lasting, say)
 	}
@@ -234,6 +243,9 @@ func repeat(kind string, spec engine.DrillSpec) []string {
 	args := []string{"sandbox", "drill", "--machines=" + kind, fmt.Sprint("--seed=", spec.Seed)}
 	if spec.InPlace {
 		args = append(args, "--in-place")
+	}
+	if spec.Cloud != "" {
+		args = append(args, "--cloud="+spec.Cloud)
 	}
 	if spec.ControlPlanes > 1 {
 		args = append(args, fmt.Sprint("--control-planes=", spec.ControlPlanes))
@@ -335,7 +347,7 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 		x.wg.Wait()
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		if err := x.site.cloud.SetFaults(clean, []string{}); err != nil {
+		if err := x.site.replaceFaults(clean, []string{}); err != nil {
 			x.tell("the cloud's faults are not ended: %v", err)
 		}
 	}()
@@ -589,6 +601,12 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 			Remedy: "pass --machines=simulated or --machines=real, or leave out --in-place",
 		}
 	}
+	if spec.Cloud != "" && (kind != hollow || !slices.Contains(emulated, spec.Cloud)) {
+		return nil, &plan.Error{
+			Op: op, Err: fmt.Errorf("there are no drills of %s machines with cloud %q", kind, spec.Cloud), Exit: plan.ExitUsage,
+			Remedy: "pass --machines=hollow with --cloud=" + strings.Join(emulated, " or ") + ", or leave out --cloud",
+		}
+	}
 	pointsOf := func(f *fault) []string {
 		if spec.InPlace {
 			return f.inPlace(spec.KubernetesFrom, spec.Kubernetes)
@@ -601,7 +619,7 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 		if len(pointsOf(f)) == 0 { // its points do not occur here
 			continue
 		}
-		if slices.Contains(f.machines, kind) && (len(spec.Faults) == 0 || slices.Contains(spec.Faults, f.name)) {
+		if slices.Contains(f.machines, kind) && f.has(spec.Cloud) && (len(spec.Faults) == 0 || slices.Contains(spec.Faults, f.name)) {
 			allowed = append(allowed, f)
 		}
 	}
@@ -614,6 +632,11 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 			return nil, &plan.Error{
 				Op: op, Err: fmt.Errorf("%s machines cannot have the fault %s", kind, name), Exit: plan.ExitUsage,
 				Remedy: "leave it out, or say --machines=" + faults[i].machines[0] + ", which can",
+			}
+		case !faults[i].has(spec.Cloud):
+			return nil, &plan.Error{
+				Op: op, Err: fmt.Errorf("cloud %s cannot have the fault %s", cmp.Or(spec.Cloud, "of the sandbox"), name), Exit: plan.ExitUsage,
+				Remedy: "leave it out, or choose the cloud with --cloud; `constellation sandbox drill --list` shows which have it",
 			}
 		case spec.InPlace && len(pointsOf(&faults[i])) == 0:
 			return nil, &plan.Error{

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/cloud/gcp"
 	"constellation/engine/sandbox/recorder"
 	"constellation/engine/version"
 )
@@ -16,6 +17,8 @@ import (
 type fault struct {
 	name, does string
 	machines   []string // kinds that support it
+	// clouds are the clouds that have it: emulated ones by their providers, and ownCloud. nil means ownCloud alone.
+	clouds []string
 	// at are the points at which it can start; nil means those of a replacement. placed are those
 	// of an upgrade in place; nil means that it is not injected there.
 	at, placed []string
@@ -31,6 +34,23 @@ type fault struct {
 	excuses []recorder.Rule
 	// happen injects it and ends it; on is the machine, wait blocks for the duration.
 	happen func(ctx context.Context, x *run, on string, wait func()) error
+}
+
+// ownCloud is the cloud of a sandbox.
+const ownCloud = ""
+
+var (
+	// emulated are the clouds that can be emulated in front of hollow machines.
+	emulated = []string{gcp.Name}
+	anyCloud = append([]string{ownCloud}, emulated...)
+)
+
+// has reports whether the fault exists with a cloud.
+func (f *fault) has(cloud string) bool {
+	if f.clouds == nil {
+		return cloud == ownCloud
+	}
+	return slices.Contains(f.clouds, cloud)
 }
 
 // longestFault is the maximum duration of a fault.
@@ -108,15 +128,15 @@ func always(spec string) func(string) string { return func(string) string { retu
 // faults are all faults, by name. Users see the descriptions.
 var faults = []fault{
 	{
-		name: "api-429", does: "half of all cloud API calls fail with 429", machines: everywhere, anywhere: true, lasts: true, placed: perUpgrade,
+		name: "api-429", does: "half of all cloud API calls fail with 429", machines: everywhere, clouds: anyCloud, anywhere: true, lasts: true, placed: perUpgrade,
 		happen: ofCloud(always("api-429=0.5")),
 	},
 	{
-		name: "api-500", does: "half of all cloud API calls fail with 500", machines: everywhere, anywhere: true, lasts: true, placed: perUpgrade,
+		name: "api-500", does: "half of all cloud API calls fail with 500", machines: everywhere, clouds: anyCloud, anywhere: true, lasts: true, placed: perUpgrade,
 		happen: ofCloud(always("api-500=0.5")),
 	},
 	{
-		name: "api-latency", does: "each cloud API call takes a second longer", machines: everywhere, anywhere: true, lasts: true, placed: perUpgrade,
+		name: "api-latency", does: "each cloud API call takes a second longer", machines: everywhere, clouds: anyCloud, anywhere: true, lasts: true, placed: perUpgrade,
 		happen: ofCloud(always("api-latency=1s")),
 	},
 	{
@@ -132,11 +152,11 @@ var faults = []fault{
 		at: []string{pointCordoned, pointBound}, happen: ofCloud(always("lost-delete=1")),
 	},
 	{
-		name: "never-join", does: "a new machine receives no metadata, so it cannot join", machines: everywhere, lasts: true,
+		name: "never-join", does: "a new machine receives no metadata, so it cannot join", machines: everywhere, clouds: anyCloud, lasts: true,
 		at: []string{pointRequested}, happen: ofCloud(func(on string) string { return "never-join=" + on }),
 	},
 	{
-		name: "operator-killed", does: "the process of the operator is killed", machines: everywhere, anywhere: true, placed: perUpgrade,
+		name: "operator-killed", does: "the process of the operator is killed", machines: everywhere, clouds: anyCloud, anywhere: true, placed: perUpgrade,
 		happen: func(ctx context.Context, x *run, _ string, _ func()) error { return x.site.killOperator(ctx) },
 	},
 	{
@@ -144,7 +164,7 @@ var faults = []fault{
 		happen: ofCloud(always("partial-list=0.3")),
 	},
 	{
-		name: "api-server-killed", does: "the API server is killed, and restarts later", machines: []string{hollow}, anywhere: true, lasts: true,
+		name: "api-server-killed", does: "the API server is killed, and restarts later", machines: []string{hollow}, clouds: anyCloud, anywhere: true, lasts: true,
 		happen: func(ctx context.Context, x *run, _ string, wait func()) error {
 			x.site.stopAPIServer()
 			wait()
@@ -219,6 +239,23 @@ var faults = []fault{
 	inStage("power-cut-download", "a node loses its power while its agent downloads kubeadm", "download-kubeadm"),
 	inStage("power-cut-node", "a node loses its power when its agent runs kubeadm", "run-kubeadm"),
 	inStage("power-cut-kubelet", "a node loses its power while its agent downloads the kubelet", "download-kubelet"),
+	// Of emulated clouds alone.
+	ofGCP("stockout", "the zone has no machines left", "stockout"),
+	ofGCP("quota", "the project may not have more machines than it has", fmt.Sprint("quota=", hollowWorkers+hollowControlPlanes)),
+	ofGCP("role-revoked", "the account of the operator may not change groups", "role-revoked=compute.instanceGroupManagers.update"),
+	ofGCP("operation-lost", "operations of the cloud that start meanwhile never end, and have no effect", "operation-lost"),
+	{
+		name: "name-reuse", does: "a machine is gone, and its group makes another one of its name", machines: []string{hollow}, clouds: []string{gcp.Name},
+		at: []string{pointAdopted, pointReady, pointCordoned}, lasts: true, excuses: hurt,
+		happen: ofCloud(func(on string) string { return "name-reuse=" + on }),
+	},
+}
+
+// ofGCP is a temporary fault of the emulated Google Cloud.
+func ofGCP(name, does, spec string) fault {
+	return fault{
+		name: name, does: does, machines: []string{hollow}, clouds: []string{gcp.Name}, anywhere: true, lasts: true, happen: ofCloud(always(spec)),
+	}
 }
 
 // killing kills a process on a machine.
@@ -440,7 +477,12 @@ func (d *Drills) Faults() []engine.DrillFault {
 	out := make([]engine.DrillFault, len(faults))
 	for i := range faults {
 		f := &faults[i]
-		out[i] = engine.DrillFault{Name: f.name, Does: f.does, Machines: f.machines, Points: f.points(f.machines[0], false), InPlacePoints: f.placed}
+		out[i] = engine.DrillFault{Name: f.name, Does: f.does, Machines: f.machines, Points: f.points(f.machines[0], false), InPlacePoints: f.placed, OwnCloud: f.has(ownCloud)}
+		for _, name := range emulated {
+			if f.has(name) {
+				out[i].Clouds = append(out[i].Clouds, name)
+			}
+		}
 	}
 	return out
 }
@@ -454,5 +496,5 @@ func (x *run) cloudFault(ctx context.Context, spec string, begin bool) error {
 	} else if i := slices.Index(x.active, spec); i >= 0 {
 		x.active = slices.Delete(x.active, i, i+1)
 	}
-	return x.site.cloud.SetFaults(ctx, append([]string{}, x.active...))
+	return x.site.replaceFaults(ctx, append([]string{}, x.active...))
 }

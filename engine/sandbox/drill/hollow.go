@@ -2,6 +2,7 @@ package drill
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,6 +32,7 @@ import (
 
 	"constellation/assets"
 	"constellation/assets/render"
+	"constellation/engine/cloud"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/build"
@@ -38,6 +40,7 @@ import (
 	hollowmachines "constellation/engine/sandbox/hollow"
 	"constellation/engine/sandbox/recorder"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // A drill of hollow machines: enough workers for points to differ.
@@ -58,7 +61,8 @@ var (
 // hollow creates a cluster of hollow machines: a real control plane of plain processes, a
 // real operator with the rights of its chart, and machines that run nothing. Only workers
 // are replaced: a hollow control plane has neither an agent nor an etcd member.
-func (d *Drills) hollow(ctx context.Context, place string, v versions, say teller) (_ *site, err error) {
+// cloudName is the provider that is emulated; ownCloud: none.
+func (d *Drills) hollow(ctx context.Context, place, cloudName string, v versions, say teller) (_ *site, err error) {
 	program, err := build.ReleaseBinary(v.releaseTo, "operator")
 	if err != nil {
 		return nil, err
@@ -104,36 +108,52 @@ func (d *Drills) hollow(ctx context.Context, place string, v versions, say telle
 	}
 	wait = w
 	owner := sandboxapi.NewClient(box.Host, "")
-	c := &hollowCluster{versions: v, cp: cp}
+	vendor, err := hollowmachines.Vendors[cmp.Or(cloudName, providers.Local)](alive, box, d.log)
+	if err != nil {
+		return nil, err
+	}
+	c := &hollowCluster{versions: v, cp: cp, vendor: vendor}
 	if err := c.prepare(ctx); err != nil {
 		return nil, err
 	}
-	if err := owner.SetGroupImage(ctx, sandboxapi.GroupID(hollowName, sandboxapi.ControlPlaneGroup), sandboxapi.ImageReference(hollowName, v.releaseTo)); err != nil {
-		return nil, err
-	}
-	if err := errors.Join(box.Seed(ctx, sandboxapi.ControlPlaneGroup, hollowControlPlanes, refTo), box.Seed(ctx, sandboxapi.WorkerGroup, hollowWorkers, refFrom)); err != nil {
+	if err := errors.Join(
+		vendor.SetImage(ctx, cloud.ControlPlane, v.releaseTo),
+		vendor.Seed(ctx, cloud.ControlPlane, hollowControlPlanes, refTo), vendor.Seed(ctx, cloud.Worker, hollowWorkers, refFrom),
+	); err != nil {
 		return nil, err
 	}
 	if err := c.workload(ctx); err != nil {
 		return nil, err
 	}
 	say("%d hollow workers run pods; the operator starts", hollowWorkers)
-	op, err = startOperators(program, place, c, box)
+	op, err = startOperators(program, place, c)
 	if err != nil {
 		return nil, err
 	}
+	limit, in := 4*time.Minute, ""
+	if cloudName != ownCloud {
+		// A machine whose operation is lost is given up after the deadline of its creation.
+		limit, in = 3*decision.CreateDeadline, ", in an emulated "+cloudName
+	}
 	return &site{
 		kubernetes: v.kubernetesTo,
-		what:       fmt.Sprintf("%d hollow workers %s; %d control planes are at the target and stay (hollow machines run nothing)", hollowWorkers, v, hollowControlPlanes),
-		cluster:    cp.Config(), cloud: owner, limit: 4 * time.Minute,
-		unseen: []recorder.Rule{recorder.EtcdVoters, recorder.LeaseMoved, recorder.ServiceAnswers},
-		limits: recorder.Limits{Surge: hollowSurge, NoMembers: true, Join: time.Minute},
+		what:       fmt.Sprintf("%d hollow workers %s; %d control planes are at the target and stay (hollow machines run nothing)%s", hollowWorkers, v, hollowControlPlanes, in),
+		cluster:    cp.Config(), cloud: owner, limit: limit,
+		setFaults: func(_ context.Context, spec []string) error { return vendor.SetFaults(spec) },
+		unseen:    []recorder.Rule{recorder.EtcdVoters, recorder.LeaseMoved, recorder.ServiceAnswers},
+		limits:    recorder.Limits{Surge: hollowSurge, NoMembers: true, Join: time.Minute},
 		begin: func(ctx context.Context, _ func(error)) error {
 			return c.admin.Patch(ctx, &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}},
 				client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"rollout":{"paused":false}}}`)))
 		},
-		rest:  func(context.Context) { op.stop() },
-		close: func(context.Context) error { stop(); return nil },
+		rest: func(context.Context) { op.stop() },
+		close: func(context.Context) error {
+			stop()
+			if n := vendor.Problems(); n > 0 {
+				return fmt.Errorf("%d calls are outside of the schema of the emulated cloud", n)
+			}
+			return nil
+		},
 
 		killOperator: op.kill, stopAPIServer: cp.StopAPIServer, startAPI: cp.StartAPIServer,
 	}, nil
@@ -143,8 +163,9 @@ func (d *Drills) hollow(ctx context.Context, place string, v versions, say telle
 type hollowCluster struct {
 	versions
 
-	cp    *controlplane.ControlPlane
-	admin client.Client
+	cp     *controlplane.ControlPlane
+	vendor hollowmachines.Vendor
+	admin  client.Client
 }
 
 // prepare installs the kinds and the operator's rights, and sets a target that waits.
@@ -183,7 +204,7 @@ func (c *hollowCluster) prepare(ctx context.Context) error {
 	nv := &v1alpha1.NodeVersion{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName},
 		Spec: v1alpha1.NodeVersionSpec{
-			Image: sandboxapi.ImageReference(hollowName, c.releaseTo), ImageVersion: c.releaseTo, KubernetesComponentsReference: refTo, KubernetesClusterVersion: c.kubernetesTo,
+			Image: c.vendor.Image(c.releaseTo), ImageVersion: c.releaseTo, KubernetesComponentsReference: refTo, KubernetesClusterVersion: c.kubernetesTo,
 			Rollout: v1alpha1.Rollout{MaxSurge: &surge, Paused: true},
 		},
 	}
@@ -196,7 +217,11 @@ func (c *hollowCluster) prepare(ctx context.Context) error {
 
 // rights applies those of the operator's chart; its Deployment is not for hollow machines.
 func (c *hollowCluster) rights(ctx context.Context) error {
-	all, err := render.Chart("constellation-operator", c.releaseTo, hollowNamespace, providers.LocalValues(), map[string]any{"release": c.releaseTo, "plans": map[string]any{"enabled": false}})
+	p, err := providers.Find(c.vendor.Provider)
+	if err != nil {
+		return err
+	}
+	all, err := render.Chart("constellation-operator", c.releaseTo, hollowNamespace, p.ChartValues(nil), map[string]any{"release": c.releaseTo, "plans": map[string]any{"enabled": false}})
 	if err != nil {
 		return err
 	}
@@ -301,7 +326,7 @@ type operators struct {
 }
 
 // startOperators starts the first. Its log is in the drill's directory.
-func startOperators(program, place string, c *hollowCluster, box *hollowmachines.Cloud) (*operators, error) {
+func startOperators(program, place string, c *hollowCluster) (*operators, error) {
 	access := filepath.Join(place, "operator.conf")
 	if err := c.kubeconfig(access); err != nil {
 		return nil, err
@@ -318,7 +343,7 @@ func startOperators(program, place string, c *hollowCluster, box *hollowmachines
 		defer close(o.done)
 		defer log.Close()
 		for ctx.Err() == nil {
-			o.live(ctx, log, program, "--kubeconfig", access, "--provider", providers.Local, "--metadata", box.Metadata, "--cloud", box.Control, "--metrics", "", "--health", "")
+			o.live(ctx, log, program, append(c.vendor.Flags(), "--kubeconfig", access, "--metrics", "", "--health", "")...)
 		}
 	}()
 	return o, nil

@@ -30,6 +30,7 @@ import (
 
 	"constellation/assets/render"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/gcp"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/controlplane"
@@ -53,35 +54,34 @@ var effects = []string{
 // election, and both die at random moments. A recorder watches.
 func TestOperatorIsKilled(t *testing.T) {
 	testneeds.Time(t, "a minute")
-	operatorIsKilled(t, ownCloud)
+	operatorIsKilled(t, providers.Local)
 }
 
 // TestOperatorIsKilledAtEmulatedGoogleCloud is TestOperatorIsKilled with Google's client.
 func TestOperatorIsKilledAtEmulatedGoogleCloud(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_KILL_GCP", "two minutes")
-	operatorIsKilled(t, emulatedGoogleCloud)
+	operatorIsKilled(t, gcp.Name)
 }
 
-func operatorIsKilled(t *testing.T, open newVendor) {
+func operatorIsKilled(t *testing.T, provider string) {
 	t.Helper()
 	const workers, surge = 16, 2
 	ctx := t.Context()
 	bin := buildOperator(t, "-tags", "crash")
 	c := newCluster(t, controlplane.Options{ControllerManagerArgs: []string{"--kube-api-qps=1000", "--kube-api-burst=2000"}})
-	v := open(t, c, hollow.Times{Boot: 200 * time.Millisecond, Join: 100 * time.Millisecond, Drain: 200 * time.Millisecond, Off: 200 * time.Millisecond})
-	h := v.machines
-	c.chart(v.provider)
+	h, v := vendorOf(t, c, provider, hollow.Times{Boot: 200 * time.Millisecond, Join: 100 * time.Millisecond, Drain: 200 * time.Millisecond, Off: 200 * time.Millisecond})
+	c.chart(v.Provider)
 
 	// Control planes are at the target already, and the first steps publish the workers'
 	// target. One-time effects run alone while the rollout is paused: nothing
 	// else may end the operator between such an effect and the point behind it.
 	max := intstr.FromInt32(surge)
 	nv := c.target("v1.1.0", func(s *v1alpha1.NodeVersionSpec) {
-		s.Image = v.image("v1.1.0")
+		s.Image = v.Image("v1.1.0")
 		s.KubernetesClusterVersion, s.KubernetesComponentsReference, s.Rollout = clusterVersionB, refB, v1alpha1.Rollout{MaxSurge: &max, Paused: true}
 	})
 	c.publish(nv, v1alpha1.JoinComponents{ControlPlane: refB, Worker: refA})
-	if err := errors.Join(v.setImage(ctx, cloud.ControlPlane, "v1.1.0"), v.seed(ctx, cloud.ControlPlane, controlPlanes, refB), v.seed(ctx, cloud.Worker, workers, refA)); err != nil {
+	if err := errors.Join(v.SetImage(ctx, cloud.ControlPlane, "v1.1.0"), v.Seed(ctx, cloud.ControlPlane, controlPlanes, refB), v.Seed(ctx, cloud.Worker, workers, refA)); err != nil {
 		t.Fatal(err)
 	}
 	c.workload(workers)
@@ -104,7 +104,7 @@ func operatorIsKilled(t *testing.T, open newVendor) {
 	for _, e := range effects {
 		points = append(points, "before:"+e, "after:"+e)
 	}
-	k := &killed{t: t, c: c, bin: bin, kubeconfig: c.kubeconfigFor(t), flags: v.operatorFlags(), env: []string{"CONSTELLATION_CRASH_AT=" + strings.Join(points, ","), "CONSTELLATION_CRASH_ONCE=" + once}}
+	k := &killed{t: t, c: c, bin: bin, kubeconfig: c.kubeconfigFor(t), flags: v.Flags(), env: []string{"CONSTELLATION_CRASH_AT=" + strings.Join(points, ","), "CONSTELLATION_CRASH_ONCE=" + once}}
 	missing := func() (all []string) {
 		for _, p := range points {
 			if _, err := os.Stat(filepath.Join(once, p)); err != nil {
@@ -166,7 +166,7 @@ func operatorIsKilled(t *testing.T, open newVendor) {
 			t.Fatal(err)
 		}
 	}
-	if err := v.setImage(ctx, cloud.Worker, "v1.0.0"); err != nil {
+	if err := v.SetImage(ctx, cloud.Worker, "v1.0.0"); err != nil {
 		t.Fatal(err)
 	}
 	died(image)
@@ -188,7 +188,7 @@ func operatorIsKilled(t *testing.T, open newVendor) {
 	died("clear intent")
 	old := func() (n int) {
 		for _, node := range c.nodes() {
-			if node.Annotations[v1alpha1.AnnotationImage] != v.image("v1.1.0") {
+			if node.Annotations[v1alpha1.AnnotationImage] != v.Image("v1.1.0") {
 				n++
 			}
 		}

@@ -3,6 +3,7 @@ package hollow_test
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -194,6 +195,22 @@ func start(t controlplane.T, c *cluster, times hollow.Times) *hollow.Cloud {
 	}
 	t.Cleanup(wait) // the context has ended by then
 	return machines
+}
+
+// vendorOf starts hollow machines, and the cloud of a provider in front of them.
+func vendorOf(t controlplane.T, c *cluster, provider string, times hollow.Times) (*hollow.Cloud, hollow.Vendor) {
+	t.Helper()
+	machines := start(t, c, times)
+	v, err := hollow.Vendors[provider](t.Context(), machines, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	t.Cleanup(func() {
+		if n := v.Problems(); n > 0 {
+			t.Fatalf("%d calls are outside of the schema of the emulated cloud", n)
+		}
+	})
+	return machines, v
 }
 
 func TestHollowMachines(t *testing.T) {

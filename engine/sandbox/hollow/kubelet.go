@@ -166,7 +166,7 @@ func (k *kubelet) expect(ctx context.Context, m machine, components string) erro
 			Name: m.Name, ComponentsReference: components, IsControlPlane: m.Role == cloud.ControlPlane, ProviderID: m.Key(), Deadline: &d,
 		},
 	}
-	if k.cloud.identify != nil { // the join service gives no ticket while there is a Node of the name
+	if k.cloud.identify != nil || m.Incarnation != "" { // the join service gives no ticket while there is a Node of the name
 		if _, err := k.core.Nodes().Get(ctx, m.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			return cmp.Or(err, fmt.Errorf("join %s: there is a Node of this name", m.Name))
 		}

@@ -30,7 +30,8 @@ import (
 
 	"constellation/assets/render"
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/sandboxapi"
+	"constellation/engine/cloud/gcp"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
 	"constellation/internal/testneeds"
@@ -58,13 +59,13 @@ import (
 // reduce their number; the log has the delays.
 //
 // The benchmark of 5000 takes a quarter of an hour, so it runs only if it is named explicitly.
-func BenchmarkRollout(b *testing.B) { benchmarkRollout(b, ownCloud) }
+func BenchmarkRollout(b *testing.B) { benchmarkRollout(b, providers.Local) }
 
 // BenchmarkRolloutAtEmulatedGoogleCloud is BenchmarkRollout with Google's client. The emulator refuses requests above the
 // documented rate limits.
-func BenchmarkRolloutAtEmulatedGoogleCloud(b *testing.B) { benchmarkRollout(b, emulatedGoogleCloud) }
+func BenchmarkRolloutAtEmulatedGoogleCloud(b *testing.B) { benchmarkRollout(b, gcp.Name) }
 
-func benchmarkRollout(b *testing.B, cloud newVendor) {
+func benchmarkRollout(b *testing.B, provider string) {
 	b.Helper()
 	for _, size := range []struct{ workers, surge int }{{100, 10}, {1000, 100}, {5000, 100}} {
 		b.Run(strconv.Itoa(size.workers), func(b *testing.B) {
@@ -72,7 +73,7 @@ func benchmarkRollout(b *testing.B, cloud newVendor) {
 				b.Skip("takes a quarter of an hour; run it with -bench 'Rollout$/^5000$'")
 			}
 			for b.Loop() {
-				r := rollout(b, cloud, size.workers, size.surge, hollow.Times{
+				r := rollout(b, provider, size.workers, size.surge, hollow.Times{
 					Boot: 5 * time.Second, Join: 500 * time.Millisecond, Settle: 500 * time.Millisecond, Drain: 3 * time.Second, Heartbeat: time.Minute,
 				})
 				for unit, v := range r {
@@ -88,14 +89,14 @@ func benchmarkRollout(b *testing.B, cloud newVendor) {
 func TestRolloutEndsWhateverTheCloudDoes(t *testing.T) {
 	testneeds.Time(t, "a minute")
 	times := hollow.Times{Boot: 500 * time.Millisecond, Join: 200 * time.Millisecond, Drain: 500 * time.Millisecond, Off: 500 * time.Millisecond}
-	rollout(t, ownCloud, 12, 3, times,
+	rollout(t, providers.Local, 12, 3, times,
 		"api-429=0.1", "api-500=0.1", "api-latency=20ms", "partial-list=0.2", "partial-list-told=0.1", "lost-delete=0.3",
 		"create-timeout=0.3", "describe-lag=3s", "boot-delay=0.2:5s", "quota=17")
 }
 
 const controlPlanes = 3
 
-func rollout(b testing.TB, open newVendor, workers, surge int, times hollow.Times, faults ...string) map[string]float64 {
+func rollout(b testing.TB, provider string, workers, surge int, times hollow.Times, faults ...string) map[string]float64 {
 	b.Helper()
 	ctx := b.Context()
 	dir := b.TempDir()
@@ -130,24 +131,23 @@ rules:
 	if err := c.cp.Apply(ctx, policies); err != nil { // as in every cluster; each write is judged by them
 		b.Fatal(err)
 	}
-	v := open(b, c, times)
-	h := v.machines
+	h, v := vendorOf(b, c, provider, times)
 
 	// Everything is at the target except the workers, which may not be replaced yet.
 	nv := c.target("v1.1.0", func(s *v1alpha1.NodeVersionSpec) {
 		max := intstr.FromInt(surge)
-		s.Image = v.image("v1.1.0")
+		s.Image = v.Image("v1.1.0")
 		s.Rollout = v1alpha1.Rollout{MaxSurge: &max, Paused: true}
 	})
 	c.publish(nv, v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA})
 	// The emulator of another cloud gives control planes an account, which the owner uses for the group.
 	for role, n := range map[cloud.Role]int{cloud.ControlPlane: controlPlanes, cloud.Worker: workers} {
 		if role == cloud.ControlPlane {
-			if err := v.setImage(ctx, role, "v1.1.0"); err != nil {
+			if err := v.SetImage(ctx, role, "v1.1.0"); err != nil {
 				b.Fatal(err)
 			}
 		}
-		if err := v.seed(ctx, role, n, refA); err != nil {
+		if err := v.Seed(ctx, role, n, refA); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -170,7 +170,7 @@ rules:
 		return is, nv.Status.Nodes.Total == total && nv.Status.Nodes.Outdated == int32(workers)
 	})
 
-	if err := sandboxapi.NewClient(h.Host, "").SetFaults(ctx, faults); err != nil {
+	if err := v.SetFaults(faults); err != nil {
 		b.Fatal(err)
 	}
 	spent := func() map[string]float64 {
@@ -180,7 +180,7 @@ rules:
 		}
 		return out
 	}
-	before, calls, figures := spent(), v.calls(), op.figures()
+	before, calls, figures := spent(), v.Calls(), op.figures()
 	begun := time.Now()
 	if err := c.admin.Patch(ctx, &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}},
 		client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"rollout":{"paused":false}}}`))); err != nil {
@@ -203,7 +203,7 @@ rules:
 	// Nothing is left behind.
 	long(b, "no machine is there but those of the nodes", func() (string, bool) {
 		l := h.Instances()
-		old := slices.ContainsFunc(l, func(i cloud.Instance) bool { return i.Image != v.image("v1.1.0") })
+		old := slices.ContainsFunc(l, func(i cloud.Instance) bool { return i.Image != v.Image("v1.1.0") })
 		return fmt.Sprint(len(l), " machines"), len(l) == int(total) && !old
 	})
 	for name, node := range c.nodes() {
@@ -231,10 +231,10 @@ rules:
 	out["s-makespan"], out["x-ideal"] = makespan, makespan/ideal
 	out["MB-operator"] = op.megabytes()
 	out["cpu-ms/node"] = used["operator"] * 1000 / n
-	for kind, after := range v.calls() {
+	for kind, after := range v.Calls() {
 		out["calls/node"] += float64(after-calls[kind]) / n
 	}
-	b.Logf("calls of the cloud: %v, before: %v", v.calls(), calls)
+	b.Logf("calls of the cloud: %v, before: %v", v.Calls(), calls)
 	inside, rounds := op.figures().since(figures, steps), op.figures().since(figures, roundTime)
 	out["ms-p50-event-to-request"], out["ms-p99-event-to-request"] = inside.quantile(0.5)*1000, inside.quantile(0.99)*1000
 	out["ms/round"], out["rounds/s"] = rounds.sum/max(1, rounds.count)*1000, rounds.count/makespan
@@ -370,7 +370,7 @@ type operatorProcess struct {
 	metrics string
 }
 
-func startOperator(b testing.TB, c *cluster, v vendor) *operatorProcess {
+func startOperator(b testing.TB, c *cluster, v hollow.Vendor) *operatorProcess {
 	b.Helper()
 	dir := b.TempDir()
 	bin, kubeconfig := buildOperator(b), filepath.Join(dir, "kubeconfig")
@@ -388,7 +388,7 @@ func startOperator(b testing.TB, c *cluster, v vendor) *operatorProcess {
 		b.Fatal(err)
 	}
 	defer f.Close()
-	p.cmd = exec.CommandContext(context.WithoutCancel(b.Context()), bin, append(v.operatorFlags(), "--kubeconfig", kubeconfig, "--metrics", p.metrics, "--health", "")...)
+	p.cmd = exec.CommandContext(context.WithoutCancel(b.Context()), bin, append(v.Flags(), "--kubeconfig", kubeconfig, "--metrics", p.metrics, "--health", "")...)
 	p.cmd.Stdout, p.cmd.Stderr = f, f
 	p.cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "GOGC=") })
 	if err := p.cmd.Start(); err != nil {

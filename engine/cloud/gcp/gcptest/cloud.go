@@ -81,6 +81,8 @@ type Cloud struct {
 	revoked   map[string]bool       // permissions
 	granted   map[string]bool       // permissions; nil: all
 	endless   map[string]int        // of the next operations of a method, so many do not end
+	faults    faults
+	spec      []string // of faults
 	tokens    map[string]token
 	// objects are networks, addresses and so on, by path. loose are machines of no group.
 	objects     map[string]map[string]any
@@ -423,11 +425,12 @@ func (c *Cloud) attempt(g *group, m *managed, now time.Time) {
 			}
 		}
 	}
+	quota := cmp.Or(c.faults.quota, c.quota)
 	switch {
-	case c.stockout[g.zone]:
+	case c.stockout[g.zone], c.faults.stockout:
 		code, message = "ZONE_RESOURCE_POOL_EXHAUSTED", fmt.Sprintf("The zone 'projects/%s/zones/%s' does not have enough resources available to fulfill the request.", c.o.Project, g.zone)
-	case c.quota > 0 && existing >= c.quota:
-		code, message = "QUOTA_EXCEEDED", fmt.Sprintf("Quota 'INSTANCES' exceeded. Limit: %d.0 in region europe-west3.", c.quota)
+	case quota > 0 && existing >= quota:
+		code, message = "QUOTA_EXCEEDED", fmt.Sprintf("Quota 'INSTANCES' exceeded. Limit: %d.0 in region europe-west3.", quota)
 	default:
 		m.failed, c.changed = nil, true
 		c.make(g, m, now)
@@ -518,6 +521,7 @@ func (c *Cloud) mutate(call wire.Call, kind, target string, effect func(now time
 		c.endless[call.Method]--
 		o.endless = true
 	}
+	o.endless = o.endless || c.faults.lost
 	if request != "" {
 		c.requests[request] = o
 	}
@@ -530,6 +534,9 @@ func (c *Cloud) serve(ctx context.Context, call wire.Call) wire.Reply {
 	if strings.HasSuffix(call.Method, "Operations.wait") {
 		c.wait(ctx, call.Params["operation"])
 	}
+	if failed := c.disturb(); failed != nil {
+		return *failed
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.settle(time.Now())
@@ -540,7 +547,7 @@ func (c *Cloud) serve(ctx context.Context, call wire.Call) wire.Reply {
 		return refusal(http.StatusNotFound, "notFound", fmt.Sprintf("The resource 'projects/%s/regions/%s' was not found", call.Params["project"], region))
 	}
 	for _, right := range rightsOf(call.Method) {
-		if c.revoked[right] || c.granted != nil && !c.granted[right] {
+		if c.revoked[right] || c.faults.revoked[right] || c.granted != nil && !c.granted[right] {
 			return refusal(http.StatusForbidden, "forbidden", fmt.Sprintf("Required '%s' permission for 'projects/%s'", right, c.o.Project))
 		}
 	}

@@ -1,0 +1,151 @@
+package gcptest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"constellation/engine/cloud/cloudtest/wire"
+)
+
+// faults are the faults of a cloud that last.
+type faults struct {
+	stockout, lost bool
+	quota          int
+	revoked        map[string]bool
+	throttled      float64 // shares of calls
+	failing        float64
+	latency        time.Duration
+}
+
+// faultForm is a fault as users write it.
+type faultForm struct {
+	form  string
+	parse func(f *faults, value string) error
+}
+
+func (f faultForm) name() string {
+	name, _, _ := strings.Cut(f.form, "=")
+	return name
+}
+
+// faultForms are all faults. They last, but name-reuse happens once.
+var faultForms = []faultForm{
+	{"stockout", func(f *faults, _ string) error { f.stockout = true; return nil }},
+	{"quota=MACHINES", func(f *faults, value string) (err error) {
+		if f.quota, err = strconv.Atoi(value); err == nil && f.quota < 1 {
+			err = errors.New("want 1 or more")
+		}
+		return err
+	}},
+	{"role-revoked=PERMISSION", func(f *faults, value string) error {
+		if value == "" {
+			return errors.New("name a permission")
+		}
+		f.revoked[value] = true
+		return nil
+	}},
+	{"operation-lost", func(f *faults, _ string) error { f.lost = true; return nil }},
+	{"name-reuse=MACHINE", func(_ *faults, value string) error {
+		if value == "" {
+			return errors.New("name a machine")
+		}
+		return nil
+	}},
+	{"api-429=SHARE", func(f *faults, value string) (err error) { f.throttled, err = share(value); return err }},
+	{"api-500=SHARE", func(f *faults, value string) (err error) { f.failing, err = share(value); return err }},
+	{"api-latency=DURATION", func(f *faults, value string) (err error) {
+		if f.latency, err = time.ParseDuration(value); err == nil && f.latency <= 0 {
+			err = errors.New("the duration must be positive")
+		}
+		return err
+	}},
+}
+
+func share(s string) (float64, error) {
+	p, err := strconv.ParseFloat(s, 64)
+	if err == nil && !(p > 0 && p <= 1) {
+		err = fmt.Errorf("%q is not above 0 and at most 1", s)
+	}
+	return p, err
+}
+
+// HasFault reports whether the cloud has a fault of this name, with or without a value.
+func HasFault(spec string) bool {
+	name, _, _ := strings.Cut(spec, "=")
+	return slices.ContainsFunc(faultForms, func(f faultForm) bool { return f.name() == name })
+}
+
+// FaultForms returns the faults of the cloud as users write them.
+func FaultForms() (forms []string) {
+	for _, f := range faultForms {
+		forms = append(forms, f.form)
+	}
+	return forms
+}
+
+// SetFaults replaces the faults of the cloud. An error names each fault that is not valid, and leaves the faults as they are.
+//
+//   - stockout: no zone has machines left.
+//   - quota=MACHINES: the project may have so many.
+//   - role-revoked=PERMISSION: no account has the permission.
+//   - operation-lost: operations that start meanwhile never end, and have no effect.
+//   - name-reuse=MACHINE: the machine is gone, as after a preemption, and its group makes another one of its name. It happens
+//     when the fault is new.
+//   - api-429=SHARE, api-500=SHARE: so many of the calls fail. api-latency=DURATION: each takes so much longer.
+func (c *Cloud) SetFaults(spec []string) error {
+	next := faults{revoked: map[string]bool{}}
+	var errs []error
+	for _, s := range spec {
+		name, value, _ := strings.Cut(s, "=")
+		n := slices.IndexFunc(faultForms, func(f faultForm) bool { return f.name() == name })
+		if n < 0 {
+			errs = append(errs, fmt.Errorf("fault %q is unknown", s))
+		} else if err := faultForms[n].parse(&next, value); err != nil {
+			errs = append(errs, fmt.Errorf("fault %q, want %s: %w", s, faultForms[n].form, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%w; the faults are %s", err, strings.Join(FaultForms(), ", "))
+	}
+	c.mu.Lock()
+	before := c.spec
+	c.spec, c.faults = slices.Clone(spec), next
+	c.mu.Unlock()
+	for _, s := range spec {
+		if name, value, _ := strings.Cut(s, "="); name == "name-reuse" && !slices.Contains(before, s) {
+			c.Kill(value)
+		}
+	}
+	return nil
+}
+
+// Faults returns the argument of the last SetFaults.
+func (c *Cloud) Faults() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.spec)
+}
+
+// disturb returns the answer to a call that fails by a fault; nil: none.
+func (c *Cloud) disturb() *wire.Reply {
+	c.mu.Lock()
+	f := c.faults
+	c.mu.Unlock()
+	time.Sleep(f.latency)
+	var r wire.Reply
+	switch p := rand.Float64(); { //nolint:gosec // no secret
+	case p < f.throttled:
+		r = refusal(http.StatusForbidden, "rateLimitExceeded", "Rate Limit Exceeded")
+	case p < f.throttled+f.failing:
+		r = refusal(http.StatusInternalServerError, "backendError", "Internal error. Please try again or contact Google Support.")
+	default:
+		return nil
+	}
+	return &r
+}
