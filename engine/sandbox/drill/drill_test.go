@@ -119,6 +119,10 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 		{what: "patches share etcd", kind: simulated, spec: engine.DrillSpec{InPlace: true, KubernetesFrom: "v1.36.3", Kubernetes: "v1.36.4", Faults: []string{"power-cut-etcd"}}, want: "leave it out"},
 		{what: "no agent works for a replacement", kind: simulated, spec: engine.DrillSpec{Faults: []string{"agent-killed"}}, want: "add --in-place"},
 		{what: "simulated ones have no disk in place either", kind: simulated, spec: engine.DrillSpec{InPlace: true, Faults: []string{"disk-full"}}, want: "say --machines=real"},
+		{what: "the cloud of the sandbox has no zones", kind: hollow, spec: engine.DrillSpec{Faults: []string{"stockout"}}, want: "choose the cloud with --cloud"},
+		{what: "lists of Google are whole", kind: hollow, spec: engine.DrillSpec{Cloud: "gcp", Faults: []string{"partial-list"}}, want: "choose the cloud with --cloud"},
+		{what: "an emulated cloud has hollow machines", kind: simulated, spec: engine.DrillSpec{Cloud: "gcp"}, want: "--machines=hollow with --cloud=gcp"},
+		{what: "an unknown cloud", kind: hollow, spec: engine.DrillSpec{Cloud: "aws"}, want: "--cloud=gcp"},
 		{what: "Kubernetes stays, and with it etcd", kind: real, spec: engine.DrillSpec{Faults: []string{"power-cut-etcd"}, Kubernetes: kubernetesFrom}, want: "leave --kubernetes out"},
 	} {
 		if _, err := scenario(tt.kind, tt.spec); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), tt.want) {
@@ -266,6 +270,7 @@ func TestRecordedSeedsMeanTheSame(t *testing.T) {
 		flags.IntVar(&spec.ControlPlanes, "control-planes", 0, "")
 		flags.IntVar(&spec.Count, "count", 0, "")
 		flags.BoolVar(&spec.InPlace, "in-place", false, "")
+		flags.StringVar(&spec.Cloud, "cloud", "", "")
 		flags.StringVar(&spec.Kubernetes, "kubernetes", "v1.36.3", "")
 		flags.StringSliceVar(&spec.Faults, "faults", nil, "")
 		if err := flags.Parse(r.Repeat[2:]); err != nil {
