@@ -46,8 +46,11 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/check"
+	"constellation/engine/cloud/gcp"
+	gcpinfra "constellation/engine/cloud/gcp/infra"
 	"constellation/engine/cloud/sandboxapi/sandboxexec"
 	"constellation/engine/enrol"
+	"constellation/engine/infra"
 	"constellation/engine/kube"
 	"constellation/engine/lifecycle"
 	"constellation/engine/machinecheck"
@@ -98,6 +101,9 @@ func newEngine(w *workspace.Workspace, log *slog.Logger) (tui.Engine, error) {
 		return kube.ConnectIn(ctx, kubeconfig, log)
 	}
 	return engine.New(w, engine.Deps{
-		Connect: connect, Inspect: inspect, Backups: backups, WhySilent: sandboxexec.WhySilent, Buildable: sandboxexec.KubernetesVersions(), Log: log,
+		Connect: connect, Inspect: inspect, Backups: backups, WhySilent: sandboxexec.WhySilent, Buildable: sandboxexec.KubernetesVersions(), Infra: vendors, Log: log,
 	}), nil
 }
+
+// vendors make the infrastructure of clouds.
+var vendors = map[string]infra.Vendor{gcp.Name: gcpinfra.Vendor}

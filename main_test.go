@@ -8,6 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"constellation/engine/cloud/gcp"
+	gcpinfra "constellation/engine/cloud/gcp/infra"
+	"constellation/engine/cloud/providers"
+	"constellation/engine/cloud/section"
 	"constellation/engine/plan"
 )
 
@@ -53,6 +57,9 @@ func TestProductionLinksNoSandbox(t *testing.T) {
 	for _, pkg := range []string{".", "./bootstrapper/cmd", "./agent/cmd", "./joinservice/cmd", "./operator/cmd"} {
 		t.Run(pkg, func(t *testing.T) {
 			for _, dep := range dependencies(t, pkg) {
+				if (dep == "constellation/engine/infra" || dep == "constellation/engine/cloud/gcp/infra") && pkg != "." {
+					t.Errorf("%s links %s: only the console makes infrastructure", pkg, dep)
+				}
 				if dep == "constellation/engine/attestation/authority" && pkg != "." {
 					t.Errorf("%s links %s: only the console certifies machines", pkg, dep)
 				}
@@ -69,6 +76,28 @@ func TestProductionLinksNoSandbox(t *testing.T) {
 		if !slices.ContainsFunc(deps, func(dep string) bool { return dep == n || strings.HasPrefix(dep, n+"/") }) {
 			t.Errorf("constellation-sandbox does not link %s", n)
 		}
+	}
+}
+
+// TestVendorsAreRegistered compares the clouds whose infrastructure this program makes with their entries, and the fields
+// that it reads with those of the configuration.
+func TestVendorsAreRegistered(t *testing.T) {
+	for _, p := range providers.All() {
+		if _, made := vendors[p.Name]; made != p.Infra {
+			t.Errorf("provider %s has Infra %t, and vendors has it: %t", p.Name, p.Infra, made)
+		}
+	}
+	google, _ := providers.Named(gcp.Name)
+	for _, name := range []string{
+		gcpinfra.Project, gcpinfra.Zones, gcpinfra.Network, gcpinfra.Subnetwork, gcpinfra.Address, gcpinfra.ControlPlaneMachine, gcpinfra.WorkerMachine, gcpinfra.DiskSize,
+		gcpinfra.ServiceAccount, gcpinfra.WorkerAccount, gcpinfra.SSHFrom, gcpinfra.NodeCIDR,
+	} {
+		if !slices.ContainsFunc(google.Config, func(f section.Field) bool { return f.Name == name }) {
+			t.Errorf("the section has no field %s", name)
+		}
+	}
+	if len(google.Config) != 12 {
+		t.Errorf("the section has %d fields, and the infrastructure reads 12", len(google.Config))
 	}
 }
 

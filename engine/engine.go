@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"constellation/engine/check"
+	"constellation/engine/infra"
 	"constellation/engine/release"
 	"constellation/engine/workspace"
 )
@@ -53,6 +54,8 @@ type Deps struct {
 	Releases func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
 	// Provider returns the cloud that the machines are in; the default is NewCloud.
 	Provider func(ctx context.Context, c *workspace.Config, s *workspace.State) (Cloud, error)
+	// Infra makes and deletes the infrastructure of clouds, by the names of their providers; nil: of none.
+	Infra map[string]infra.Vendor
 	// Buildable are the versions of Kubernetes whose components can be built for a cloud that
 	// lists its versions; empty if that is not known.
 	Buildable []string
@@ -75,6 +78,7 @@ type Engine struct {
 	limits    limits
 	responses responseTimes
 
+	infra     map[string]infra.Vendor
 	whySilent func(context.Context, *workspace.Config) Silence
 	buildable []string
 }
@@ -83,7 +87,7 @@ type Engine struct {
 func New(w *workspace.Workspace, d Deps) *Engine {
 	e := &Engine{
 		ws: w, connect: d.Connect, inspect: d.Inspect, backups: d.Backups, releases: d.Releases, whySilent: d.WhySilent, provider: d.Provider,
-		log: d.Log, now: d.Now, limits: defaultLimits, buildable: d.Buildable,
+		log: d.Log, now: d.Now, limits: defaultLimits, buildable: d.Buildable, infra: d.Infra,
 	}
 	if e.connect == nil {
 		e.connect = func(context.Context, []byte) (Cluster, error) {

@@ -149,6 +149,10 @@ func NextSteps(h Home) (steps []NextStep) {
 			if p.Advice.Up != "" && (h.Config == nil || h.Config.Provider.Name == p.Name) {
 				steps = append(steps, NextStep{"Start the machines", p.Advice.Up, "the configuration exists, the machines do not"})
 			}
+			if p.Infra && h.Config != nil && h.Config.Provider.Name == p.Name {
+				steps = append(steps, NextStep{"Show what the machines need", "infra plan", "the configuration exists, the machines do not"})
+				steps = append(steps, NextStep{"Create the machines", "infra create", ""})
+			}
 			if p.Enrolled && h.Config != nil && h.Config.Provider.Name == p.Name {
 				steps = append(steps, NextStep{"Prepare the machines", "machine add --group control-plane --ssh USER@HOST", "the configuration exists and lists no machine"})
 			}

@@ -405,7 +405,8 @@ func sameEndpoint(a, b string) bool {
 // checkGroups compares the cloud's groups with those of the configuration.
 func (f *facts) checkGroups() *plan.Finding {
 	byName := map[string]cloud.Group{}
-	for _, g := range f.groups {
+	for _, g := range f.groups { // a group in several zones is several groups of the cloud
+		g.Count += byName[g.Name].Count
 		byName[g.Name] = g
 	}
 	bad := func(name, title, remedy string) *plan.Finding {

@@ -385,7 +385,7 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 		}
 	}
 	// `adopt --undo` removes the kubeconfig afterwards.
-	givenBack := r.plan.Verb == plan.VerbAdopt && !e.ws.Managed()
+	givenBack := r.plan.Verb == plan.VerbAdopt && !e.ws.Managed() || r.plan.Verb == plan.VerbInfraTerminate
 	if e.ws.Has(workspace.KubeconfigFile) && r.plan.Verb != plan.VerbWatch && r.plan.Verb != plan.VerbBackup && !givenBack {
 		res.Next = []string{"export KUBECONFIG=" + check.ShellQuote(e.ws.Path(workspace.KubeconfigFile)), "kubectl get nodes"}
 	}

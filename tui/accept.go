@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,6 +27,8 @@ type acceptance struct {
 	question func(*plan.Plan) string
 	// name, if not empty, is what the user must type at that prompt; else y or yes.
 	name string
+	// flag is what a script passes instead; empty: --yes.
+	flag string
 	// access selects the cluster whose guard applies; empty means that of the workspace.
 	access cluster.Access
 	// show prints the plan before the prompt; nil prints its events and steps.
@@ -75,7 +78,7 @@ func (a acceptance) accept(s *session, p *plan.Plan, out sink, f format) (sink, 
 		return out, refuse(s, p, out, plan.ExitUnacknowledged, fmt.Errorf("%s must be acknowledged by ID", strings.Join(names, ", ")),
 			"read the plan above; to acknowledge, run the same command with --ack "+strings.Join(names, " --ack "))
 	default:
-		return out, refuse(s, p, out, plan.ExitUnacknowledged, errors.New("the plan was not accepted"), "read the plan above, then run the same command with --yes")
+		return out, refuse(s, p, out, plan.ExitUnacknowledged, errors.New("the plan was not accepted"), "read the plan above, then run the same command with "+cmp.Or(a.flag, "--yes"))
 	}
 	p.Accept(names...)
 	return out, nil

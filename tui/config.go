@@ -68,6 +68,8 @@ machines stands for provider enrolled.`,
 				fmt.Fprintf(s.out, "remark  init cannot make this cluster: %s\nnext  %s\n", refused, remedy)
 			case up != "" && o.Sandbox == nil:
 				fmt.Fprintf(s.out, "next  %s\n", s.command(up))
+			case p.Infra && o.Sandbox == nil:
+				fmt.Fprintf(s.out, "next  set project and service accounts there, then: %s\n", s.command("infra plan"))
 			case p.Enrolled || p.Inventory:
 				fmt.Fprintf(s.out, "next  set endpoint there, then: %s --group control-plane --ssh USER@HOST\n", s.command("machine add"))
 			default:

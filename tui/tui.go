@@ -44,6 +44,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/enrol"
 	"constellation/engine/findings"
+	"constellation/engine/infra"
 	"constellation/engine/machinecheck"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
@@ -86,6 +87,13 @@ type Engine interface {
 	PlanRemoveOperator(context.Context) (*plan.Plan, error)
 	// PlanRevoke returns the plan to revoke a machine and to delete it. It changes nothing.
 	PlanRevoke(context.Context, engine.RevokeRequest) (*plan.Plan, error)
+	// Infrastructure reports what the cluster needs of its cloud, and what exists. It changes nothing.
+	Infrastructure(context.Context) (engine.InfraReport, error)
+	// InfraRoles returns the least roles for it. It asks no cloud.
+	InfraRoles() ([]infra.Role, error)
+	// PlanInfraCreate returns the plan to make it, PlanInfraTerminate that to delete it. Both change nothing.
+	PlanInfraCreate(context.Context) (*plan.Plan, error)
+	PlanInfraTerminate(context.Context) (*plan.Plan, error)
 	// Differ compares the cluster with a backup and reports each object that differs.
 	Differ(context.Context, engine.RestoreRequest, func(plan.Event), func(engine.Difference)) (engine.Compared, error)
 }

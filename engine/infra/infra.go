@@ -153,6 +153,8 @@ type Vendor struct {
 	Open func(ctx context.Context, r Request) (Cloud, error)
 	// Roles are the least roles for a section of the configuration.
 	Roles func(config section.Values) []Role
+	// Note is a sentence that people must read before they create something; empty: none.
+	Note string
 }
 
 // IDs of findings and steps.
@@ -230,6 +232,20 @@ func Create(c Cloud, objects []Object) (steps []plan.Step) {
 			}
 		},
 	})
+}
+
+// hasty is the key of Hasty.
+type hasty struct{}
+
+// Hasty returns a context for a plan: a person waits for it, so its requests are repeated for a short time only.
+func Hasty(ctx context.Context) context.Context { return context.WithValue(ctx, hasty{}, true) }
+
+// Patience is how long a request is repeated while a cloud does not answer.
+func Patience(ctx context.Context) time.Duration {
+	if ctx.Value(hasty{}) != nil {
+		return time.Minute
+	}
+	return 10 * time.Minute
 }
 
 // poll is the time between two observations of machines.

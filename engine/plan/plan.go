@@ -79,6 +79,9 @@ const (
 	VerbWatch   Verb = "watch"
 	VerbRevoke  Verb = "machine revoke"
 	VerbAdopt   Verb = "adopt"
+
+	VerbInfraCreate    Verb = "infra create"
+	VerbInfraTerminate Verb = "infra terminate"
 )
 
 // Target is what a cluster is brought to. Empty fields are not known or do not change.

@@ -183,6 +183,15 @@ var (
 // that lists everything that is wrong. Whether the versions exist and the cloud can
 // serve them is the preflight's question.
 func ParseConfig(b []byte) (*Config, error) {
+	r, c := readConfig(b)
+	if err := r.err(ConfigFile); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// readConfig reads a configuration. The reader has the errors.
+func readConfig(b []byte) (*reader, *Config) {
 	r := &reader{}
 	c := &Config{
 		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/12"), PodCIDR: netip.MustParsePrefix("10.244.0.0/16"),
@@ -191,10 +200,7 @@ func ParseConfig(b []byte) (*Config, error) {
 	if doc := r.document(b); doc != nil {
 		c.read(r, doc)
 	}
-	if err := r.err(ConfigFile); err != nil {
-		return nil, err
-	}
-	return c, nil
+	return r, c
 }
 
 func (c *Config) read(r *reader, doc *yaml.Node) {

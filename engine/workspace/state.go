@@ -51,6 +51,11 @@ type Infrastructure struct {
 	Section section.Values `yaml:"-"`
 }
 
+// partial reports whether the machines are being made: no address is known yet.
+func (i *Infrastructure) partial() bool {
+	return i.ClusterEndpoint == "" && i.InitEndpoint == "" && i.InClusterEndpoint == ""
+}
+
 // MarshalYAML returns the fields, and after them the provider's section by its schema.
 func (i Infrastructure) MarshalYAML() (any, error) {
 	type plain Infrastructure // without this method
@@ -62,7 +67,7 @@ func (i Infrastructure) MarshalYAML() (any, error) {
 	if !ok {
 		return nil, fmt.Errorf("provider %q is not in this release", i.Provider)
 	}
-	if p.Inventory || p.Enrolled {
+	if p.Inventory || p.Enrolled || i.partial() {
 		// Not all that init needs is known of machines that exist already.
 		var kept []*yaml.Node
 		for k := 0; k+1 < len(out.Content); k += 2 {
@@ -149,19 +154,22 @@ func (b HexBytes) String() string { return "(hidden)" }
 
 // ParseState reads constellation-state.yaml strictly. The error is a *ConfigErrors
 // that lists everything that is wrong; it holds no value of the file that is secret.
-func ParseState(b []byte) (*State, error) {
+func ParseState(b []byte) (*State, error) { return parseState(b, StateFile, false) }
+
+// parseState reads a state. A partial one has no addresses.
+func parseState(b []byte, name string, partial bool) (*State, error) {
 	r := &reader{}
 	s := &State{}
 	if doc := r.document(b); doc != nil {
-		s.read(r, doc)
+		s.read(r, doc, partial)
 	}
-	if err := r.err(StateFile); err != nil {
+	if err := r.err(name); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-func (s *State) read(r *reader, doc *yaml.Node) {
+func (s *State) read(r *reader, doc *yaml.Node, partial bool) {
 	i := &s.Infrastructure
 	filled := func(v string) bool { return strings.TrimSpace(v) != "" && len(v) <= 256 }
 	r.mapping(doc, "", map[string]field{
@@ -188,6 +196,8 @@ func (s *State) read(r *reader, doc *yaml.Node) {
 					required = []string{"uid", "name", "provider", "clusterEndpoint"}
 				case ok && p.Enrolled:
 					required = []string{"uid", "name", "provider", "clusterEndpoint", "inClusterEndpoint", "initSecret"}
+				case partial:
+					required = []string{"uid", "name", "provider", "initSecret"}
 				}
 			}
 			for _, p := range providers.All() {

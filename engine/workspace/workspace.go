@@ -28,26 +28,38 @@ import (
 	"constellation/engine/plan"
 )
 
-// Belong returns an error unless the workspace's files belong to one cluster.
-func (w *Workspace) Belong(c *Config, s *State) error {
-	foreign := func(file, why, remedy string) error {
-		return &plan.Error{Op: "use " + w.Path(file), Err: errors.New(why), Remedy: remedy, Exit: plan.ExitUsage}
-	}
-	const away = "move it to a safe place, or use another directory with -C"
+// foreign is the error of a file of another cluster.
+func (w *Workspace) foreign(file, why, remedy string) error {
+	return &plan.Error{Op: "use " + w.Path(file), Err: errors.New(why), Remedy: remedy, Exit: plan.ExitUsage}
+}
+
+// SameProvider returns an error unless configuration and state name the same machines.
+func (w *Workspace) SameProvider(c *Config, s *State) error {
 	if c.Provider.Name != s.Infrastructure.Provider {
-		return foreign(StateFile, fmt.Sprintf("it is of provider %s, and the configuration names %s%s", s.Infrastructure.Provider, c.Provider.Name, c.At("provider")),
+		return w.foreign(StateFile, fmt.Sprintf("it is of provider %s, and the configuration names %s%s", s.Infrastructure.Provider, c.Provider.Name, c.At("provider")),
 			fmt.Sprintf("move %s to a safe place, or use another directory with -C", strings.Join(w.ClusterFiles(), ", ")))
 	}
 	p, known := providers.Named(c.Provider.Name)
 	if !known {
-		return foreign(ConfigFile, "provider "+c.Provider.Name+" is not in this release", "use the program that wrote it")
+		return w.foreign(ConfigFile, "provider "+c.Provider.Name+" is not in this release", "use the program that wrote it")
 	}
 	if f := section.Differs(p.Config, p.State, c.Provider.Section, s.Infrastructure.Section); f != "" {
 		want, have := c.Provider.Section[f], s.Infrastructure.Section[f]
-		return foreign(StateFile, fmt.Sprintf("it belongs to %s %q, and the configuration names %q%s", p.Name, have, want, c.At("provider")),
+		return w.foreign(StateFile, fmt.Sprintf("it belongs to %s %q, and the configuration names %q%s", p.Name, have, want, c.At("provider")),
 			fmt.Sprintf("move %s to a safe place and %s, which writes that of %s. If %s is the one that you want, write %s: %s",
 				strings.Join(w.ClusterFiles(), ", "), c.Advice().Create, c.Advice().Cloud, s.Advice().Cloud, sectionField(p.Name, f), have))
 	}
+	return nil
+}
+
+// Belong returns an error unless the workspace's files belong to one cluster.
+func (w *Workspace) Belong(c *Config, s *State) error {
+	if err := w.SameProvider(c, s); err != nil {
+		return err
+	}
+	const away = "move it to a safe place, or use another directory with -C"
+	foreign := w.foreign
+	p, _ := providers.Named(c.Provider.Name)
 	if p.Inventory {
 		return nil // an adopted cluster has no master secret
 	}
@@ -256,8 +268,11 @@ func (w *Workspace) State() (*State, error) {
 			Remedy: providers.Start() + "; if the machines exist already, copy the file to this directory",
 		}
 		if c, err := w.Config(); err == nil {
-			if p, ok := providers.Named(c.Provider.Name); ok && p.Enrolled {
+			switch p, ok := providers.Named(c.Provider.Name); {
+			case ok && p.Enrolled:
 				e.Remedy = "run `constellation machine add --group control-plane --ssh USER@HOST`, which writes it"
+			case ok && p.Infra:
+				e.Remedy = c.Advice().Create + ", which writes it; if the machines exist already, copy the file to this directory"
 			}
 		}
 		if w.Has(KubeconfigFile) || w.Has(MasterSecretFile) {

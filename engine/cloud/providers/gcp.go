@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -21,7 +22,31 @@ import (
 var (
 	projectRE = regexp.MustCompile(`^[a-z]([a-z0-9-]{4,28}[a-z0-9])$`)
 	zoneRE    = regexp.MustCompile(`^[a-z]+(-[a-z0-9]+)+-[a-z]$`)
+	nameRE    = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	accountRE = regexp.MustCompile(`^[a-z0-9][-a-z0-9.]*@[-a-z0-9.]+\.[a-z]+$`)
 )
+
+// madeFields are the fields that only `infra` uses.
+var madeFields = section.Schema{
+	{Name: "network", Valid: nameRE.MatchString, Problem: "cannot name a network", Remedy: "use the name of a network of the project"},
+	{Name: "subnetwork", Valid: nameRE.MatchString, Problem: "cannot name a subnetwork", Remedy: "use the name of a subnetwork of the network"},
+	{Name: "address", Valid: nameRE.MatchString, Problem: "cannot name an address", Remedy: "use the name of a reserved external address, not the address itself"},
+	{Name: "nodeCIDR", Valid: rangeOf(8, 29), Problem: "is no range of IPv4 addresses", Remedy: "use a range such as 10.128.0.0/20"},
+	{Name: "controlPlaneMachineType", Valid: nameRE.MatchString, Problem: "cannot name a machine type", Remedy: "use a machine type such as e2-standard-2"},
+	{Name: "workerMachineType", Valid: nameRE.MatchString, Problem: "cannot name a machine type", Remedy: "use a machine type such as e2-standard-2"},
+	{Name: "diskGiB", Kind: section.Int, Lowest: 10, Highest: 65536},
+	{Name: "serviceAccount", Valid: accountRE.MatchString, Problem: "is no address of a service account", Remedy: "use an address such as NAME@PROJECT.iam.gserviceaccount.com"},
+	{Name: "workerServiceAccount", Valid: accountRE.MatchString, Problem: "is no address of a service account", Remedy: "use an address such as NAME@PROJECT.iam.gserviceaccount.com"},
+	{Name: "sshFrom", Kind: section.List, Valid: rangeOf(0, 32), Problem: "is no range of IPv4 addresses", Remedy: "use ranges such as 198.51.100.7/32"},
+}
+
+// rangeOf reports whether a text is a range of IPv4 addresses with a length of its prefix in bounds.
+func rangeOf(shortest, longest int) func(string) bool {
+	return func(s string) bool {
+		p, err := netip.ParsePrefix(s)
+		return err == nil && p.Addr().Is4() && p == p.Masked() && p.Bits() >= shortest && p.Bits() <= longest
+	}
+}
 
 // emulatedZone is the zone of machines of a sandbox.
 const emulatedZone = "europe-west3-a"
@@ -38,16 +63,16 @@ func googleCloud() Provider {
 	zones := section.Field{Name: "zones", Kind: section.List, Required: true, Valid: zoneRE.MatchString, Problem: "cannot name a zone", Remedy: "use zones such as " + emulatedZone}
 	return Provider{
 		Name:   gcp.Name,
-		Config: section.Schema{project, zones},
+		Config: append(section.Schema{project, zones}, madeFields...),
 		State: section.Schema{
 			project, zones,
 			{Name: "uid", Required: true},
 			{Name: gcpSocket, Valid: filepath.IsAbs, Problem: "is no absolute path"},
 			{Name: "simulated", Kind: section.Bool},
 		},
-		About: "gcp is Google\nCloud. It was tested with an emulator and with recorded evidence of machines, and never ran at Google:\nsee docs/clouds/gcp.md. project is the ID of the project, zones are those with machines of the cluster.",
+		About: "gcp is Google\nCloud. It was tested with an emulator and with recorded evidence of machines, and never ran at Google:\nsee docs/clouds/gcp.md. project is the ID of the project, zones are those with machines of the cluster.\n`constellation infra create` makes them, with these service accounts of control planes and workers.",
 		Example: func(string) section.Values {
-			return section.Values{"project": "my-project", "zones": []string{emulatedZone}}
+			return section.Values{"project": "my-project", "zones": []string{emulatedZone}, "serviceAccount": "control-plane@my-project.iam.gserviceaccount.com", "workerServiceAccount": "worker@my-project.iam.gserviceaccount.com"}
 		},
 		Advice: Advice{
 			Cloud:        "project {project}",
@@ -55,13 +80,14 @@ func googleCloud() Provider {
 			Denied:       "log in with `gcloud auth application-default login`, as an account that may read the machines of project {project}",
 			Look:         "`gcloud compute instances list --project={project}`",
 			Failed:       "`gcloud compute instances get-serial-port-output` shows why",
-			Create:       "make instance groups with the labels of docs/clouds/gcp.md",
+			Create:       "run `constellation infra create`",
 			Renew:        "delete the machines of the instance groups, which makes them again",
 			Measurements: "run `constellation config measure --write`, which trusts the first machine, or copy the value that belongs to the image",
 			Roots:        "run `constellation config generate gcp` in another directory, which writes Google's roots",
 			Offer:        "use a release that has the components of Kubernetes {version}",
 			Image:        "import image {version} with the label constellation-version",
 		},
+		Infra:     true,
 		GroupName: gcp.GroupName,
 		Simulated: func(state section.Values) bool { return state.Bool("simulated") },
 		Console: func(_, state section.Values) (Console, error) {

@@ -117,6 +117,9 @@ type Provider struct {
 	// tokens. The cluster gets no join service then, its approvals of certificates stay as they are, and the
 	// policies bound our own accounts only.
 	NoJoin bool
+	// Infra is whether `infra create` makes the machines and what they need. The console alone has the code: package
+	// engine/infra.
+	Infra bool
 	// NoImages is whether machines run no image that the cloud selects. The field image of
 	// the configuration is optional then.
 	NoImages bool

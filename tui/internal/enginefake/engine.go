@@ -10,6 +10,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/check"
 	"constellation/engine/cluster"
+	"constellation/engine/infra"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
 )
@@ -59,6 +60,9 @@ type Engine struct {
 	VerifiedErr  error
 	// RevokedAs is the request of PlanRevoke.
 	RevokedAs engine.RevokeRequest
+	// Infra and Roles are results of Infrastructure and InfraRoles.
+	Infra engine.InfraReport
+	Roles []infra.Role
 	// RestoredAs is the request of PlanRestore or Differ; the others are results of Differ.
 	RestoredAs  engine.RestoreRequest
 	Differences []engine.Difference
@@ -253,6 +257,16 @@ func (f *Engine) PlanRevoke(_ context.Context, r engine.RevokeRequest) (*plan.Pl
 	f.RevokedAs = r
 	return f.Plan, f.PlanErr
 }
+
+func (f *Engine) Infrastructure(context.Context) (engine.InfraReport, error) {
+	return f.Infra, f.PlanErr
+}
+
+func (f *Engine) InfraRoles() ([]infra.Role, error) { return f.Roles, f.PlanErr }
+
+func (f *Engine) PlanInfraCreate(context.Context) (*plan.Plan, error) { return f.Plan, f.PlanErr }
+
+func (f *Engine) PlanInfraTerminate(context.Context) (*plan.Plan, error) { return f.Plan, f.PlanErr }
 
 func (f *Engine) PlanOperator(context.Context) (*plan.Plan, error) { return f.Plan, f.PlanErr }
 

@@ -22,8 +22,6 @@ import (
 )
 
 const (
-	// patience is how long a request is repeated while the cloud does not answer or throttles.
-	patience = 10 * time.Minute
 	// longest is how long an operation is waited for: a group is gone when its machines are.
 	longest = 30 * time.Minute
 	// inUse is how long a deletion is repeated while the cloud still sees a user of the object.
@@ -54,7 +52,7 @@ func (i *Infra) patiently(ctx context.Context, wait func(string), send func() er
 		default:
 			return err
 		}
-		if time.Since(begun)+pause > patience {
+		if time.Since(begun)+pause > infra.Patience(ctx) {
 			return err
 		}
 		if wait != nil {

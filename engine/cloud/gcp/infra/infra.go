@@ -40,6 +40,7 @@ const (
 	WorkerMachine       = "workerMachineType"
 	DiskSize            = "diskGiB"
 	ServiceAccount      = "serviceAccount"
+	WorkerAccount       = "workerServiceAccount"
 	SSHFrom             = "sshFrom"
 	NodeCIDR            = "nodeCIDR"
 )
@@ -58,7 +59,10 @@ const (
 )
 
 // Vendor is the entry of Google Cloud.
-var Vendor = infra.Vendor{Open: open, Roles: Roles}
+var Vendor = infra.Vendor{
+	Open: open, Roles: Roles,
+	Note: "This was run against an emulator of Google Cloud alone, never against Google. Use a project of its own, and look at its bill.",
+}
 
 func open(ctx context.Context, r infra.Request) (infra.Cloud, error) {
 	return New(ctx, r, gcp.Options{})
@@ -238,9 +242,17 @@ func (i *Infra) check() (out []plan.Finding) {
 			out = append(out, blocked(Zones, fmt.Sprintf("zone %s is not in region %s", zone, i.region), "the load balancer and the subnetwork are of one region", "name zones of that region"))
 		}
 	}
-	if i.request.Config.Text(ServiceAccount) == "" {
-		out = append(out, blocked(ServiceAccount, "no service account is configured", "control planes read and replace machines with it",
-			"make one, and write its address into the configuration; `constellation infra plan --print-role=control-plane` prints the commands"))
+	if known := i.request.Known.List(Zones); len(known) > 0 && !slices.Equal(slices.Sorted(slices.Values(known)), slices.Sorted(slices.Values(i.zones))) {
+		out = append(out, blocked(Zones, fmt.Sprintf("zones are %s, and were %s when create began", strings.Join(i.zones, ", "), strings.Join(known, ", ")), "machines and load balancer have the first ones", "write these again, or run `constellation infra terminate` and create again"))
+	}
+	for _, a := range [][3]string{{ServiceAccount, "control planes", "control-plane"}, {WorkerAccount, "workers", "worker"}} {
+		if i.request.Config.Text(a[0]) == "" {
+			out = append(out, blocked(a[0], "no service account of "+a[1]+" is configured", "they read machines of the cluster with it",
+				"make one, and write its address into the configuration; `constellation infra plan --print-role="+a[2]+"` prints the commands"))
+		}
+	}
+	if one := i.request.Config.Text(ServiceAccount); one != "" && one == i.request.Config.Text(WorkerAccount) {
+		out = append(out, blocked(WorkerAccount, "control planes and workers have one service account", "workers would have the right to replace machines", "make an account of workers"))
 	}
 	if own := i.request.Config; (own.Text(Network) == "") != (own.Text(Subnetwork) == "") {
 		out = append(out, blocked(Subnetwork, "network and subnetwork belong together", "one of them is configured alone", "name both, or none"))
@@ -409,12 +421,14 @@ func (i *Infra) Running(ctx context.Context) (running, want int, why string, err
 	if i.cloud == nil {
 		return 0, 1, "", nil
 	}
-	groups, err := i.cloud.Groups(ctx)
-	if err != nil {
-		return 0, 0, "", explain(err)
-	}
-	machines, err := i.cloud.Instances(ctx)
-	if err != nil {
+	var groups []cloud.Group
+	var machines []cloud.Instance
+	if err := i.patiently(ctx, nil, func() (err error) {
+		if groups, err = i.cloud.Groups(ctx); err == nil {
+			machines, err = i.cloud.Instances(ctx)
+		}
+		return err
+	}); err != nil {
 		return 0, 0, "", explain(err)
 	}
 	for _, g := range groups {

@@ -32,6 +32,7 @@ import (
 const (
 	uid     = "1a2b3c4d"
 	account = "control-plane@demo-project.iam.gserviceaccount.com"
+	workers = "worker@demo-project.iam.gserviceaccount.com"
 )
 
 // lab is an emulated cloud with an image, and clients of it.
@@ -63,7 +64,7 @@ func inBubble(t *testing.T, o gcptest.Options, test func(l *lab)) {
 func request(edit func(*infra.Request)) infra.Request {
 	r := infra.Request{
 		Cluster: "demo", UID: uid, InitSecretHash: []byte(strings.Repeat("h", 32)), Image: version.MustParse("v1.1.0"),
-		Config:  section.Values{"project": gcptest.Project, "zones": gcptest.Zones, "serviceAccount": account, "sshFrom": []string{"198.51.100.7/32"}},
+		Config:  section.Values{"project": gcptest.Project, "zones": gcptest.Zones, "serviceAccount": account, "workerServiceAccount": workers, "sshFrom": []string{"198.51.100.7/32"}},
 		Groups:  []infra.Group{{Name: "control-plane", Role: cloud.ControlPlane, Count: 1}, {Name: "workers", Role: cloud.Worker, Count: 4}},
 		PodCIDR: netip.MustParsePrefix("10.244.0.0/16"), ServiceCIDR: netip.MustParsePrefix("10.96.0.0/12"),
 	}
@@ -273,8 +274,8 @@ func TestMachinesHaveTheirAttributes(t *testing.T) {
 					l.Errorf("machine %s has %s=%q, want %q", m.Name, name, meta[name], value)
 				}
 			}
-			if n := len(m.ServiceAccounts); (n == 1) != (m.Labels[gcp.LabelRole] == "control-plane") {
-				l.Errorf("machine %s with role %s has %d accounts", m.Name, m.Labels[gcp.LabelRole], n)
+			if want := map[string]string{"control-plane": account, "worker": workers}[m.Labels[gcp.LabelRole]]; len(m.ServiceAccounts) != 1 || m.ServiceAccounts[0].Email != want {
+				l.Errorf("machine %s has accounts %+v, want %s", m.Name, m.ServiceAccounts, want)
 			}
 		}
 		templates, err := l.api().InstanceTemplates.List(gcptest.Project).Do()
@@ -588,6 +589,26 @@ func TestControlPlaneRoleSuffices(t *testing.T) {
 	cloudtest.Run(t, cloudtest.Options{Cloud: p, Group: group, Unknown: gcp.ProviderID(gcptest.Project, gcptest.Zones[0], "workers-none"), Images: []string{old, next}, Within: 20 * time.Second})
 }
 
+// TestWorkerRoleSuffices has a worker read a machine, and no list of machines.
+func TestWorkerRoleSuffices(t *testing.T) {
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		l.mustCreate(request(nil))
+		var name string
+		for _, o := range l.c.Objects() {
+			if _, n, ok := strings.Cut(o, "zones/"+gcptest.Zones[0]+"/instances/"); ok {
+				name = n
+			}
+		}
+		l.c.GrantOnly(permissions(l.T, "worker"))
+		if _, err := l.api().Instances.Get(gcptest.Project, gcptest.Zones[0], name).Do(); err != nil {
+			l.Error(err)
+		}
+		if _, err := l.api().Instances.List(gcptest.Project, gcptest.Zones[0]).Do(); err == nil {
+			l.Error("a worker lists machines")
+		}
+	})
+}
+
 // TestEachMissingPermission takes one permission of the role after the other.
 func TestEachMissingPermission(t *testing.T) {
 	for _, p := range permissions(t, "infra") {
@@ -655,9 +676,12 @@ func TestBadConfigurations(t *testing.T) {
 		want string // title of the only finding; empty: none
 	}{
 		{name: "zones of two regions", edit: func(r *infra.Request) {
-			r.Config = section.Values{"project": gcptest.Project, "zones": []string{"europe-west3-a", "europe-west4-a"}, "serviceAccount": account}
+			r.Config = section.Values{"project": gcptest.Project, "zones": []string{"europe-west3-a", "europe-west4-a"}, "serviceAccount": account, "workerServiceAccount": workers}
 		}, want: "zone europe-west4-a is not in region europe-west3"},
-		{name: "no account", edit: with(section.Values{"serviceAccount": ""}), want: "no service account is configured"},
+		{name: "other zones than create had", edit: func(r *infra.Request) { r.Known = section.Values{"zones": []string{"europe-west3-b"}} }, want: "zones are europe-west3-a, europe-west3-b, europe-west3-c, and were europe-west3-b when create began"},
+		{name: "no account", edit: with(section.Values{"serviceAccount": ""}), want: "no service account of control planes is configured"},
+		{name: "no account of workers", edit: with(section.Values{"workerServiceAccount": ""}), want: "no service account of workers is configured"},
+		{name: "one account of all", edit: with(section.Values{"workerServiceAccount": account}), want: "control planes and workers have one service account"},
 		{name: "a machine type that the zones lack", edit: with(section.Values{"workerMachineType": "c4-standard-2", "zones": []string{"europe-west3-a"}}), want: "zone europe-west3-a has no machine type c4-standard-2"},
 		{name: "an image that the project lacks", edit: func(r *infra.Request) { r.Image = version.MustParse("v1.3.0") }, want: "project demo-project has no image v1.3.0"},
 		{name: "pods in the range of machines", edit: with(section.Values{"nodeCIDR": "10.244.8.0/24"}), want: "the range of machines 10.244.8.0/24 overlaps podCIDR 10.244.0.0/16"},

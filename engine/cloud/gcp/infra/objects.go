@@ -170,7 +170,7 @@ func (i *Infra) baseName(g infra.Group, zone string) string {
 
 func (i *Infra) addTemplate(out []object, g infra.Group, in, sub, host, image, pods string) []object {
 	c, name := i.request.Config, i.prefix()
-	machineType, account := cmp.Or(c.Text(WorkerMachine), DefaultMachine), ""
+	machineType, account := cmp.Or(c.Text(WorkerMachine), DefaultMachine), c.Text(WorkerAccount)
 	if g.Role == cloud.ControlPlane {
 		machineType, account = cmp.Or(c.Text(ControlPlaneMachine), DefaultMachine), c.Text(ServiceAccount)
 	}

@@ -80,6 +80,9 @@ var operates = map[string][]string{
 	"globalOperations.wait":                      {"compute.globalOperations.get"},
 }
 
+// judges are those of the methods that workers call: they read the join service that they join.
+var judges = map[string][]string{"instances.get": {"compute.instances.get"}}
+
 // rights turns methods with permissions into permissions with methods, sorted.
 func rights(methods map[string][]string) (out []infra.Right) {
 	by := map[string][]string{}
@@ -98,20 +101,31 @@ func rights(methods map[string][]string) (out []infra.Right) {
 // Roles implements infra.Vendor.
 func Roles(config section.Values) []infra.Role {
 	project := cmp.Or(config.Text(Project), "PROJECT")
-	account := cmp.Or(config.Text(ServiceAccount), "constellation@"+project+".iam.gserviceaccount.com")
+	account := cmp.Or(config.Text(ServiceAccount), "control-plane@"+project+".iam.gserviceaccount.com")
+	workers := cmp.Or(config.Text(WorkerAccount), "worker@"+project+".iam.gserviceaccount.com")
 	name, _, _ := strings.Cut(account, "@")
+	workerName, _, _ := strings.Cut(workers, "@")
 	console := infra.Role{Name: "infra", For: "the account that runs `constellation infra`", Rights: rights(uses)}
 	console.Text = roleText(console, project, "constellation_infra", []string{
 		fmt.Sprintf("gcloud projects add-iam-policy-binding %s --member=user:YOU --role=projects/%s/roles/constellation_infra", project, project),
 		fmt.Sprintf("gcloud iam service-accounts add-iam-policy-binding %s --project=%s --member=user:YOU --role=roles/iam.serviceAccountUser", account, project),
+		fmt.Sprintf("gcloud iam service-accounts add-iam-policy-binding %s --project=%s --member=user:YOU --role=roles/iam.serviceAccountUser", workers, project),
+		"The last two commands grant " + actAs + " for the two accounts alone.",
 	})
 	control := infra.Role{Name: "control-plane", For: "the service account of control planes", Rights: rights(operates)}
 	control.Text = roleText(control, project, "constellation_control_plane", []string{
 		fmt.Sprintf("gcloud iam service-accounts create %s --project=%s", name, project),
 		fmt.Sprintf("gcloud projects add-iam-policy-binding %s --member=serviceAccount:%s --role=projects/%s/roles/constellation_control_plane", project, account, project),
 		fmt.Sprintf("gcloud iam service-accounts add-iam-policy-binding %s --project=%s --member=serviceAccount:%s --role=roles/iam.serviceAccountUser", account, project, account),
+		fmt.Sprintf("gcloud iam service-accounts add-iam-policy-binding %s --project=%s --member=serviceAccount:%s --role=roles/iam.serviceAccountUser", workers, project, account),
+		"The last two commands let it make templates with the two accounts.",
 	})
-	return []infra.Role{console, control}
+	worker := infra.Role{Name: "worker", For: "the service account of workers", Rights: rights(judges)}
+	worker.Text = roleText(worker, project, "constellation_worker", []string{
+		fmt.Sprintf("gcloud iam service-accounts create %s --project=%s", workerName, project),
+		fmt.Sprintf("gcloud projects add-iam-policy-binding %s --member=serviceAccount:%s --role=projects/%s/roles/constellation_worker", project, workers, project),
+	})
+	return []infra.Role{console, control, worker}
 }
 
 // roleText is a role in the format of `gcloud iam roles create --file`, with the commands as comments.
@@ -120,9 +134,11 @@ func roleText(r infra.Role, project, id string, commands []string) string {
 	fmt.Fprintf(&b, "# The least role of %s. Save it as role.yaml, then run:\n", r.For)
 	fmt.Fprintf(&b, "#   gcloud iam roles create %s --project=%s --file=role.yaml\n", id, project)
 	for _, c := range commands {
-		fmt.Fprintf(&b, "#   %s\n", c)
+		if strings.HasPrefix(c, "gcloud") {
+			c = "  " + c
+		}
+		fmt.Fprintf(&b, "# %s\n", c)
 	}
-	fmt.Fprintf(&b, "# The last command grants %s for the account alone.\n", actAs)
 	fmt.Fprintf(&b, "title: Constellation %s\nstage: GA\nincludedPermissions:\n", r.Name)
 	for _, p := range r.Rights {
 		if p.Permission != actAs {
