@@ -585,28 +585,36 @@ func (d *Drills) enter(ctx context.Context, workspace string, say teller) (place
 	}, nil
 }
 
-// scenario returns the faults of a seed.
-func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, error) {
+// possible returns a usage error for drills that do not exist.
+func possible(kind string, spec engine.DrillSpec) error {
 	if kind == hollow && spec.ControlPlanes != 0 || !slices.Contains([]int{0, 1, 3, 5}, spec.ControlPlanes) {
-		return nil, &plan.Error{
+		return &plan.Error{
 			Op: op, Err: fmt.Errorf("there are no drills of %d control planes on %s machines", spec.ControlPlanes, kind), Exit: plan.ExitUsage,
 			Remedy: "say --control-planes=1, 3 or 5, and of machines that are not hollow",
 		}
 	}
-	spec.KubernetesFrom = cmp.Or(spec.KubernetesFrom, kubernetesFrom)
-	stays := spec.Kubernetes == spec.KubernetesFrom
 	if spec.InPlace && kind == hollow {
-		return nil, &plan.Error{
+		return &plan.Error{
 			Op: op, Err: errors.New("hollow machines have no agents, so they cannot be upgraded in place"), Exit: plan.ExitUsage,
 			Remedy: "pass --machines=simulated or --machines=real, or leave out --in-place",
 		}
 	}
 	if spec.Cloud != "" && (kind != hollow || !slices.Contains(emulated, spec.Cloud)) {
-		return nil, &plan.Error{
+		return &plan.Error{
 			Op: op, Err: fmt.Errorf("there are no drills of %s machines with cloud %q", kind, spec.Cloud), Exit: plan.ExitUsage,
 			Remedy: "pass --machines=hollow with --cloud=" + strings.Join(emulated, " or ") + ", or leave out --cloud",
 		}
 	}
+	return nil
+}
+
+// scenario returns the faults of a seed.
+func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, error) {
+	if err := possible(kind, spec); err != nil {
+		return nil, err
+	}
+	spec.KubernetesFrom = cmp.Or(spec.KubernetesFrom, kubernetesFrom)
+	stays := spec.Kubernetes == spec.KubernetesFrom
 	pointsOf := func(f *fault) []string {
 		if spec.InPlace {
 			return f.inPlace(spec.KubernetesFrom, spec.Kubernetes)
