@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(runc debootstrap swtpm swtpm-tools strace tmux rpm openssh-server sudo)
+[ -z "${CONSTELLATION_E2E_VM:-}" ] || packages+=(qemu-system-x86 ovmf)
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   missing=()
   for p in "${packages[@]}"; do dpkg -s "$p" >/dev/null 2>&1 || missing+=("$p"); done

@@ -125,6 +125,16 @@ func Program(t T, name, pkg string) string {
 	return path
 }
 
+// File skips the test unless the file exists. Like programs, files may be there with -short. pkg is the Debian package
+// that has it.
+func File(t T, path, pkg string) {
+	t.Helper()
+	t.Attr(Attribute, "file "+path)
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("needs %s: install the package %s", path, pkg)
+	}
+}
+
 // Short reports whether the test runs with -short. Tests that repeat something many times repeat it
 // less often then.
 func Short() bool {
