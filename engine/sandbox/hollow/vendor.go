@@ -74,8 +74,7 @@ func emulateGCP(ctx context.Context, c *Cloud, log *slog.Logger) (Vendor, error)
 	}
 	var problems atomic.Int64
 	e, err := gcptest.New(func(problem string) {
-		problems.Add(1)
-		log.Error("call outside the schema of the emulated cloud", "cloud", gcp.Name, "problem", problem)
+		log.Warn("call outside the schema of the emulated cloud", "cloud", gcp.Name, "problem", problem, "problems", problems.Add(1))
 	}, gcptest.Options{
 		Fleet: c.Fleet(func(m wire.Machine) cloud.Instance {
 			return cloud.Instance{
