@@ -26,6 +26,6 @@ echo "running all tests (machines: $([ "$(id -u)" = 0 ] && echo yes || echo "no,
 export GOGC=300
 rc=0
 go tool -modfile=.ci/go.mod gotestsum --format "${GOTESTSUM_FORMAT:-pkgname-and-test-fails}" --jsonfile bin/test.json \
-  --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test --packages ". ./engine/sandbox ./engine/kube ./operator ./..." -- -p 3 -ldflags=-w -timeout 45m "$@" || rc=$?
+  --rerun-fails=1 --rerun-fails-max-failures=10 --rerun-fails-run-root-test --packages ". ./engine/sandbox ./engine/kube ./operator ./..." -- -p 3 -ldflags=-w -timeout 45m "$@" || rc=$?
 (cd .ci && go run ./testreport -flaky flaky.txt -slow 10 ../bin/test.json) || rc=1
 exit "$rc"
