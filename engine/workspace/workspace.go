@@ -267,7 +267,7 @@ func (w *Workspace) State() (*State, error) {
 			Op: "read state", Err: absentFile{StateFile, w.root}, Exit: plan.ExitUsage,
 			Remedy: providers.Start() + "; if the machines exist already, copy the file to this directory",
 		}
-		if c, err := w.Config(); err == nil {
+		if c, err := w.UnfilledConfig(); err == nil {
 			switch p, ok := providers.Named(c.Provider.Name); {
 			case ok && p.Enrolled:
 				e.Remedy = "run `constellation machine add --group control-plane --ssh USER@HOST`, which writes it"
