@@ -174,20 +174,28 @@ func trustRoots(c *workspace.Config, s *workspace.State) string {
 // node. Its register 15 is zero, or holds the ID of this very cluster. Its error is
 // an *Error about the trust roots.
 func initValidator(c *workspace.Config, s *workspace.State) (attestation.Validator, error) {
-	t := c.Attestation.TPM2
+	judge, _, err := judgeOf(c, s)
+	if err != nil {
+		return nil, err
+	}
+	return eitherValidator{judge(attestation.PCR15Zero()), judge(attestation.PCR15ClusterID(s.ClusterValues.ClusterID))}, nil
+}
+
+// judgeOf returns what judges control planes of the infrastructure whose register 15 has a value, and their provider. Its
+// error is an *Error about the configuration.
+func judgeOf(c *workspace.Config, s *workspace.State) (func(pcr15 attestation.PCR15) attestation.Validator, providers.Provider, error) {
 	roots, err := attestation.ParseRoots([]byte(trustRoots(c, s)))
 	if err != nil {
-		return nil, &plan.Error{Op: "read attestation.tpm2.trustRoots", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
+		return nil, providers.Provider{}, &plan.Error{Op: "read attestation.tpm2.trustRoots", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
 	}
 	from, err := providers.Find(c.Provider.Name)
 	if err != nil {
-		return nil, &plan.Error{Op: "read provider", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
+		return nil, providers.Provider{}, &plan.Error{Op: "read provider", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
 	}
 	from = from.At(s.Infrastructure.Section)
-	o := attestation.Options{PCR15: attestation.PCR15Zero(), UID: s.Infrastructure.UID, Role: cloud.ControlPlane}
-	unused := from.Attestation.Validator(roots, t.Measurements, o)
-	o.PCR15 = attestation.PCR15ClusterID(s.ClusterValues.ClusterID)
-	return eitherValidator{unused, from.Attestation.Validator(roots, t.Measurements, o)}, nil
+	return func(pcr15 attestation.PCR15) attestation.Validator {
+		return from.Attestation.Validator(roots, c.Attestation.TPM2.Measurements, attestation.Options{PCR15: pcr15, UID: s.Infrastructure.UID, Role: cloud.ControlPlane})
+	}, from, nil
 }
 
 // dialError puts an error of dial into the user's words, and reports whether trying

@@ -50,7 +50,6 @@ type infraRun struct {
 	state    *workspace.State // nil before create
 	complete bool             // the state file has it
 	cloud    infra.Cloud
-	provider providers.Provider
 	note     string // of the vendor
 }
 
@@ -73,7 +72,7 @@ func (e *Engine) openInfra(ctx context.Context, c *workspace.Config, fresh func(
 	if err != nil {
 		return nil, err
 	}
-	r := &infraRun{e: e, config: c, provider: p, note: v.Note}
+	r := &infraRun{e: e, config: c, note: v.Note}
 	r.state, r.complete, err = e.ws.Infra()
 	switch {
 	case errors.Is(err, workspace.ErrAbsent) && fresh != nil:
@@ -110,21 +109,10 @@ func (e *Engine) openInfra(ctx context.Context, c *workspace.Config, fresh func(
 	return r, err
 }
 
-// refused returns why init refuses the machines that create makes; empty: it does not.
-func (r *infraRun) refused() (reason, remedy string) {
-	if r.provider.Fixed == nil {
-		return "", ""
-	}
-	return r.provider.Fixed(nil)
-}
-
 // notes are what people must know before they create machines.
 func (r *infraRun) notes() (out []string) {
 	if r.note != "" {
 		out = append(out, r.note)
-	}
-	if reason, remedy := r.refused(); reason != "" {
-		out = append(out, "init cannot make a cluster of these machines: "+reason+". To go on, "+remedy+".")
 	}
 	return append(out, "The cloud charges for machines, disks and the address until `constellation infra terminate` has deleted them.")
 }
@@ -259,11 +247,9 @@ func (r *infraRun) writeState(p *plan.Plan) plan.Step {
 				return err
 			}
 			p.End.Done += ", its load balancer is " + want.Infrastructure.InClusterEndpoint
-			if reason, _ := r.refused(); reason == "" {
-				p.End.Next = []string{r.e.command("init")}
-				if _, err := ws.Config(); err != nil { // placeholders are left
-					p.End.Next = slices.Insert(p.End.Next, 0, r.e.command("config measure --write"))
-				}
+			p.End.Next = []string{r.e.command("init")}
+			if _, err := ws.Config(); err != nil { // registers have no values yet
+				p.End.Next = slices.Insert(p.End.Next, 0, r.e.command("config measure --write"))
 			}
 			return nil
 		},

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"constellation/engine/attestation"
-	"constellation/engine/cloud"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
@@ -80,20 +79,13 @@ func (e *Engine) Measure(ctx context.Context, write bool) (MeasuredMachine, erro
 
 // firstStatement returns what evidence of an unused control plane states.
 func firstStatement(ctx context.Context, c *workspace.Config, s *workspace.State) (st attestation.Statement, err error) {
-	roots, err := attestation.ParseRoots([]byte(trustRoots(c, s)))
+	judge, _, err := judgeOf(c, s)
 	if err != nil {
-		return st, &plan.Error{Op: "read attestation.tpm2.trustRoots", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
+		return st, err
 	}
-	from, err := providers.Find(c.Provider.Name)
-	if err != nil {
-		return st, &plan.Error{Op: "read provider", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
-	}
-	v := from.At(s.Infrastructure.Section).Attestation.Validator(roots, c.Attestation.TPM2.Measurements, attestation.Options{
-		PCR15: attestation.PCR15Zero(), UID: s.Infrastructure.UID, Role: cloud.ControlPlane,
-	})
 	ctx, cancel := context.WithTimeout(ctx, measureLimit)
 	defer cancel()
-	link, err := dialer{s.Infrastructure.InitEndpoint, v, func(got attestation.Statement) error { st = got; return nil }}.dial(ctx)
+	link, err := dialer{s.Infrastructure.InitEndpoint, judge(attestation.PCR15Zero()), func(got attestation.Statement) error { st = got; return nil }}.dial(ctx)
 	if err != nil {
 		e, again := dialError(s.Infrastructure.InitEndpoint, c.Advice(), err)
 		if again && e.Remedy == "" {

@@ -135,21 +135,14 @@ func (e *Engine) Verify(ctx context.Context) (Verification, error) {
 
 // memberValidator returns what judges control planes of the cluster, and the provider of its machines.
 func memberValidator(c *workspace.Config, s *workspace.State) (providers.Provider, attestation.Validator, error) {
-	roots, err := attestation.ParseRoots([]byte(trustRoots(c, s)))
+	judge, from, err := judgeOf(c, s)
 	if err != nil {
-		return providers.Provider{}, nil, &plan.Error{Op: "read attestation.tpm2.trustRoots", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
-	}
-	from, err := providers.Find(c.Provider.Name)
-	if err != nil {
-		return providers.Provider{}, nil, &plan.Error{Op: "read provider", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
+		return from, nil, err
 	}
 	if len(s.ClusterValues.ClusterID) == 0 {
-		return providers.Provider{}, nil, &plan.Error{Op: "read " + workspace.StateFile, Err: errors.New("it has no ID of a cluster"), Remedy: "run `constellation init`, or restore the file from a backup", Exit: plan.ExitUsage}
+		return from, nil, &plan.Error{Op: "read " + workspace.StateFile, Err: errors.New("it has no ID of a cluster"), Remedy: "run `constellation init`, or restore the file from a backup", Exit: plan.ExitUsage}
 	}
-	from = from.At(s.Infrastructure.Section)
-	return from, from.Attestation.Validator(roots, c.Attestation.TPM2.Measurements, attestation.Options{
-		PCR15: attestation.PCR15ClusterID(s.ClusterValues.ClusterID), UID: s.Infrastructure.UID, Role: cloud.ControlPlane,
-	}), nil
+	return from, judge(attestation.PCR15ClusterID(s.ClusterValues.ClusterID)), nil
 }
 
 // verifyOne judges one control plane.
