@@ -384,6 +384,12 @@ func (s *Sandboxes) SetFaults(ctx context.Context, name string, faults []string)
 	if err != nil {
 		return &plan.Error{Op: op, Err: err, Remedy: "start its cloud with `constellation sandbox up`"}
 	}
+	if e := info.Emulator; e != nil && len(faults) > 0 {
+		return &plan.Error{
+			Op: op, Err: errNoFaults, Exit: plan.ExitUsage,
+			Remedy: "use a sandbox without --cloud, or in another folder the verb `sandbox drill --machines=hollow --cloud=" + e.Cloud + "`, which injects faults of this cloud",
+		}
+	}
 	f, err := ParseFaults(faults)
 	if err == nil {
 		var machines []string
