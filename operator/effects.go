@@ -203,7 +203,7 @@ func (r *nodeVersions) deletePending(ctx context.Context, o *observed, a decisio
 	}
 	err := r.client.Delete(ctx, p.DeepCopy(), client.Preconditions{UID: &p.UID, ResourceVersion: &p.ResourceVersion})
 	if client.IgnoreNotFound(err) == nil {
-		r.view.deleted(kindPending, p.Name, p.UID)
+		r.view.deleted(kindPending, p)
 	}
 	return err == nil, client.IgnoreNotFound(err)
 }
@@ -281,7 +281,7 @@ func (r *nodeVersions) deleteNode(ctx context.Context, o *observed, a decision.A
 	}
 	err := r.client.Delete(ctx, n.DeepCopy(), client.Preconditions{UID: &n.UID})
 	if client.IgnoreNotFound(err) == nil {
-		r.view.deleted(kindNode, n.Name, n.UID)
+		r.view.deleted(kindNode, n)
 	}
 	return err == nil, client.IgnoreNotFound(err)
 }

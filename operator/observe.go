@@ -63,11 +63,16 @@ func (v *view) wrote(kind string, o client.Object) {
 	v.own[viewKey{kind, o.GetName()}] = ownWrite{object: o, uid: o.GetUID(), at: v.now()}
 }
 
-// deleted remembers that an object is gone.
-func (v *view) deleted(kind, name string, uid types.UID) {
+// deleted remembers that an object is gone. The cache may show that before the answer arrives, and an object of the same name
+// may have been written meanwhile: that one is not gone.
+func (v *view) deleted(kind string, o client.Object) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.own[viewKey{kind, name}] = ownWrite{uid: uid, at: v.now()}
+	key := viewKey{kind, o.GetName()}
+	if w := v.own[key]; w.object != nil && w.uid != o.GetUID() && newer(w.object, o) {
+		return
+	}
+	v.own[key] = ownWrite{uid: o.GetUID(), at: v.now()}
 }
 
 // forget drops our writes of an object: the cache is newer.
