@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"constellation/engine/plan"
+	"constellation/engine/sandbox/build"
 	"constellation/internal/testneeds"
 )
 
@@ -100,12 +101,41 @@ func TestHopInPlaceAgainstAScript(t *testing.T) {
 	t.Logf("kubeadm upgrade apply and node alone: script %s, in place %s, ratio %.2f", kubeadmOfScript.Round(time.Second/10), kubeadmOfOurs.Round(time.Second/10), kubeadmOfOurs.Seconds()/kubeadmOfScript.Seconds())
 }
 
-// watchKubeadm records when kubeadm upgrades something on machines. The result returns how long that was, to a fifth of a
-// second for each run.
+// TestInitAgainstKubeadm measures kubeadm alone in init of one control plane and two workers, and in a cluster that a person
+// makes with kubeadm init and join on such machines. No time fails the test.
+//
+//	CONSTELLATION_E2E_SCRIPT=1 go test -timeout 30m -v -run TestInitAgainstKubeadm .
+func TestInitAgainstKubeadm(t *testing.T) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_SCRIPT", "five minutes")
+	c := newReal(t)
+	testneeds.Kubernetes(t, build.DefaultVersion)
+	all := machineNames(1, 2)
+	took := map[string]time.Duration{}
+	for _, by := range []string{"a person", "init", "init again", "a person again"} {
+		t.Run(by, func(t *testing.T) {
+			x := &cloud{t: t, bin: c.bin, dir: t.TempDir()}
+			x.up(1, 2, "--kubernetes", build.DefaultVersion)
+			seen := x.watchKubeadm(all)
+			if who, _, _ := strings.Cut(by, " again"); who == "init" {
+				x.run(10*time.Minute, "init", "--yes").want(plan.ExitDone)
+			} else {
+				x.plainKubeadm(build.DefaultVersion, 1, 2)
+			}
+			took[by] = seen()
+			t.Logf("kubeadm init and join: %s", took[by].Round(time.Second/10))
+		})
+	}
+	if !t.Failed() {
+		t.Logf("kubeadm init and join alone, init against a person: ratio %.2f", (took["init"]+took["init again"]).Seconds()/(took["a person"]+took["a person again"]).Seconds())
+	}
+}
+
+// watchKubeadm records when kubeadm works on machines. The result returns how long that was, to a fifth of a second for each
+// run.
 func (c *cloud) watchKubeadm(machines []string) (seen func() time.Duration) {
 	c.t.Helper()
 	// Arguments are separated by zero bytes, so that a shell with the same words in its script does not count.
-	const script = `while :; do grep -qsaP 'kubeadm\x00upgrade\x00(apply|node)\x00' /proc/[0-9]*/cmdline && date +%s%N; read -t 0.2 <> <(:) || :; done >/run/kubeadm-seen`
+	const script = `while :; do grep -qsaP 'kubeadm\x00(upgrade\x00(apply|node)|init|join)\x00' /proc/[0-9]*/cmdline && date +%s%N; read -t 0.2 <> <(:) || :; done >/run/kubeadm-seen`
 	for _, m := range machines {
 		if out, code := c.asRoot(m, `systemd-run --quiet --unit=watch-kubeadm bash -c "$1"`, script); code != 0 {
 			c.t.Fatalf("watch kubeadm on %s: %s", m, out)

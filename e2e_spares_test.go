@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -108,6 +109,65 @@ func TestSparesOfEnrolledMachines(t *testing.T) {
 	}
 	c.run(time.Minute, "sandbox", "machine", "on", gone).want(plan.ExitDone)
 	a.eventually(3*time.Minute, gone+" joins", func(out string) bool { return strings.Contains(out, gone) }, "get", "nodes", "-o", "name")
+}
+
+// A control plane loses power, and a spare takes its place as a member of etcd too. When it is back, it resets itself and is a
+// spare. So is the control plane that leaves when the group gets smaller.
+//
+//	CONSTELLATION_E2E_ENROL=1 go test -run TestSpareControlPlane .
+func TestSpareControlPlane(t *testing.T) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ENROL", "ten minutes")
+	c := newReal(t)
+	c.up(4, 0)
+	a, login, connect := c.owner(machineNames(4, 0))
+	a.run(time.Minute, "config", "generate", "machines").want(plan.ExitDone)
+	a.edit("endpoint: api.example.com", "endpoint: 10.42.0.1")
+	const add = 3 * time.Minute
+	a.run(add, "machine", "add", "--group", "control-plane", "--ssh", login["control-plane-0"], "--ssh", login["control-plane-1"], "--ssh", login["control-plane-2"], "--yes").want(plan.ExitDone)
+	a.run(add, "machine", "add", "--group", "control-plane", "--ssh", login["control-plane-3"], "--spare", "--yes").want(plan.ExitDone)
+	a.edit("    machines:\n", "    replaceAfter: 1m\n"+a.componentRows(build.DefaultVersion)+"    machines:\n")
+	connect()
+	a.run(10*time.Minute, "init", "--yes").want(plan.ExitDone)
+	a.wantNodes("control-plane-0", "control-plane-1", "control-plane-2")
+	a.wantEtcdMembers(3)
+	a.usable("control-plane-3")
+
+	begin := time.Now()
+	c.run(time.Minute, "sandbox", "machine", "off", "control-plane-2").want(plan.ExitDone)
+	a.eventually(8*time.Minute, "control-plane-3 takes the place of control-plane-2", func(out string) bool {
+		return strings.Contains(out, "control-plane-3 True") && !strings.Contains(out, "control-plane-2")
+	}, "get", "nodes", "-o", "jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=='Ready')].status}{'\\n'}{end}")
+	a.wantEtcdMembers(3)
+	t.Logf("a control plane that lost power replaced: %s", time.Since(begin).Round(time.Second))
+
+	begin = time.Now()
+	c.run(time.Minute, "sandbox", "machine", "on", "control-plane-2").want(plan.ExitDone)
+	a.usable("control-plane-2")
+	t.Logf("the lost control plane a spare again: %s", time.Since(begin).Round(time.Second))
+	for _, dir := range []string{"/etc/kubernetes/pki", "/var/lib/etcd/member"} {
+		if _, code := c.asRoot("control-plane-2", "test -e "+dir); code == 0 {
+			t.Errorf("control-plane-2 has %s after its reset", dir)
+		}
+	}
+
+	// It is the next to be assigned, and the last assigned is the first to leave.
+	for _, group := range []struct {
+		edit  [2]string
+		nodes []string
+	}{
+		{[2]string{"    replaceAfter: 1m\n", "    controlPlanes: 4\n    replaceAfter: 1m\n"}, []string{"control-plane-0", "control-plane-1", "control-plane-2", "control-plane-3"}},
+		{[2]string{"controlPlanes: 4", "controlPlanes: 3"}, []string{"control-plane-0", "control-plane-1", "control-plane-3"}},
+	} {
+		begin = time.Now()
+		a.edit(group.edit[0], group.edit[1])
+		a.run(5*time.Minute, "init", "--yes", "--timeout", "4m").want(plan.ExitDone)
+		a.eventually(6*time.Minute, fmt.Sprint("the nodes are ", group.nodes), func(out string) bool {
+			return slices.Equal(slices.Sorted(strings.FieldsSeq(out)), group.nodes)
+		}, "get", "nodes", "-o", "jsonpath={.items[*].metadata.name}")
+		a.wantEtcdMembers(len(group.nodes))
+		t.Logf("%d control planes: %s", len(group.nodes), time.Since(begin).Round(time.Second))
+	}
+	a.usable("control-plane-2")
 }
 
 // usable waits until spares can be assigned.
