@@ -62,16 +62,11 @@ func (c *Cloud) CreateInstances(ctx context.Context, groupID string, tokens []st
 	}
 	found := map[string]cloud.Instance{}
 	if len(used) > 0 {
-		now, err := c.current(ctx, used)
+		now, err := c.existing(ctx, used)
 		if err != nil {
 			return nil, err
 		}
-		_, missing := pick(used, now)
-		more, err := c.uncreatedOf(ctx, missing)
-		if err != nil {
-			return nil, err
-		}
-		for _, i := range append(more, slices.Collect(maps.Values(now))...) {
+		for _, i := range now {
 			found[i.ProviderID] = i
 		}
 	}
@@ -256,17 +251,12 @@ func (c *Cloud) DeleteInstances(ctx context.Context, keys []string) error {
 	if len(keys) == 0 {
 		return ctx.Err()
 	}
-	now, err := c.current(ctx, keys)
-	if err != nil {
-		return err
-	}
-	found, missing := pick(keys, now)
-	more, err := c.uncreatedOf(ctx, missing)
+	found, err := c.existing(ctx, keys)
 	if err != nil {
 		return err
 	}
 	byGroup := map[string][]cloud.Instance{}
-	for _, i := range append(found, more...) {
+	for _, i := range found {
 		byGroup[i.Group] = append(byGroup[i.Group], i)
 	}
 	for _, id := range slices.Sorted(maps.Keys(byGroup)) {

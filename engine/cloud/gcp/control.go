@@ -34,12 +34,7 @@ const (
 
 // Groups implements providers.Control.
 func (c *Cloud) Groups(ctx context.Context) ([]cloud.Group, error) {
-	found := make([][]group, len(c.zones))
-	err := c.eachZone(ctx, func(ctx context.Context, n int, zone string) error {
-		l, err := c.groupsOf(ctx, zone)
-		found[n] = l
-		return err
-	})
+	found, err := eachZone(ctx, c.zones, c.groupsOf)
 	if err != nil && !errors.Is(err, cloud.ErrPartial) {
 		return nil, err
 	}
@@ -49,34 +44,32 @@ func (c *Cloud) Groups(ctx context.Context) ([]cloud.Group, error) {
 	if err == nil {
 		clear(c.groups)
 	}
-	for _, l := range found {
-		for _, g := range l {
-			c.groups[g.ID] = g
-			out = append(out, g.Group)
-		}
+	for _, g := range found {
+		c.groups[g.ID] = g
+		out = append(out, g.Group)
 	}
 	return out, err
 }
 
-// eachZone calls f for all zones. If it fails for some of them only, the error wraps cloud.ErrPartial.
-func (c *Cloud) eachZone(ctx context.Context, f func(ctx context.Context, n int, zone string) error) error {
-	failed := make([]error, len(c.zones))
+// eachZone calls f for all zones, and returns what it returned in their order. If it fails for some of them only, the error
+// wraps cloud.ErrPartial.
+func eachZone[T any](ctx context.Context, zones []string, f func(ctx context.Context, zone string) ([]T, error)) ([]T, error) {
+	found, failed, n := make([][]T, len(zones)), make([]error, len(zones)), 0
 	var all sync.WaitGroup
-	for n, zone := range c.zones {
-		all.Go(func() { failed[n] = f(ctx, n, zone) })
+	for n, zone := range zones {
+		all.Go(func() { found[n], failed[n] = f(ctx, zone) })
 	}
 	all.Wait()
-	n := 0
 	for _, err := range failed {
 		if err != nil {
 			n++
 		}
 	}
 	err := errors.Join(failed...)
-	if n > 0 && n < len(c.zones) && ctx.Err() == nil && !errors.Is(err, cloud.ErrThrottled) {
-		return fmt.Errorf("%w: %w", cloud.ErrPartial, err)
+	if n > 0 && n < len(zones) && ctx.Err() == nil && !errors.Is(err, cloud.ErrThrottled) {
+		err = fmt.Errorf("%w: %w", cloud.ErrPartial, err)
 	}
-	return err
+	return slices.Concat(found...), err
 }
 
 // groupsOf lists the groups of the cluster in a zone.
@@ -205,16 +198,12 @@ func (c *Cloud) allGroups(ctx context.Context) ([]group, error) {
 // Instances implements providers.Control. Each zone costs a request for every 500 machines, and each
 // group that creates machines one more.
 func (c *Cloud) Instances(ctx context.Context) ([]cloud.Instance, error) {
-	found := make([][]cloud.Instance, len(c.zones))
-	err := c.eachZone(ctx, func(ctx context.Context, n int, zone string) error {
-		l, err := c.machines(ctx, zone, c.ours())
-		found[n] = l
-		return err
+	out, err := eachZone(ctx, c.zones, func(ctx context.Context, zone string) ([]cloud.Instance, error) {
+		return c.machines(ctx, zone, c.ours())
 	})
 	if err != nil && !errors.Is(err, cloud.ErrPartial) {
 		return nil, err
 	}
-	out := slices.Concat(found...)
 	has, count := map[string]bool{}, map[string]int{}
 	for _, i := range out {
 		has[i.ProviderID] = true
@@ -280,9 +269,18 @@ func (c *Cloud) machines(ctx context.Context, zone, filter string) ([]cloud.Inst
 	return out, nil
 }
 
-// instance translates a machine. ours reports whether it belongs to a group of the cluster: the metadata
-// of a managed instance have its group and its template.
+// instance translates a machine. ours reports whether it belongs to a group of the cluster.
 func (c *Cloud) instance(ctx context.Context, zone string, m *compute.Instance) (i cloud.Instance, ours bool, err error) {
+	i, template, ours := describe(c.project, c.uid, zone, m)
+	if ours {
+		i.Image, err = c.imageIn(ctx, template)
+	}
+	return i, ours && err == nil, err
+}
+
+// describe translates a machine, without its image. ours reports whether it belongs to a group of the cluster: the metadata
+// of a managed instance have its group and its template.
+func describe(project, uid, zone string, m *compute.Instance) (i cloud.Instance, template string, ours bool) {
 	meta := map[string]string{}
 	if m.Metadata != nil {
 		for _, item := range m.Metadata.Items {
@@ -292,18 +290,13 @@ func (c *Cloud) instance(ctx context.Context, zone string, m *compute.Instance) 
 		}
 	}
 	by := meta["created-by"]
-	if m.Labels[LabelUID] != c.uid || !strings.Contains(by, "/instanceGroupManagers/") {
-		return cloud.Instance{}, false, nil
-	}
-	t, err := c.template(ctx, base(meta["instance-template"]))
-	if err != nil && !errors.Is(err, cloud.ErrNotFound) { // templates of old images may be deleted
-		return cloud.Instance{}, false, err
+	if m.Id == 0 || m.Labels[LabelUID] != uid || !strings.Contains(by, "/instanceGroupManagers/") {
+		return cloud.Instance{}, "", false
 	}
 	i = cloud.Instance{
-		Name: m.Name, ProviderID: ProviderID(c.project, zone, m.Name), Incarnation: strconv.FormatUint(m.Id, 10), Group: GroupID(c.project, zone, base(by)),
-		Role: cloud.Role(m.Labels[LabelRole]), State: state(m.Status), Image: imageOf(t), Message: m.StatusMessage,
+		Name: m.Name, ProviderID: ProviderID(project, zone, m.Name), Incarnation: strconv.FormatUint(m.Id, 10), Group: GroupID(project, zone, base(by)),
+		Role: cloud.Role(m.Labels[LabelRole]), State: state(m.Status), Message: m.StatusMessage, Token: tokenIn(m.Name),
 	}
-	i.Token = tokenIn(m.Name)
 	i.Created, _ = time.Parse(time.RFC3339, m.CreationTimestamp) // zero: the cloud reports none
 	if len(m.NetworkInterfaces) > 0 {
 		nic := m.NetworkInterfaces[0]
@@ -312,7 +305,16 @@ func (c *Cloud) instance(ctx context.Context, zone string, m *compute.Instance) 
 			i.PodCIDR, _ = netip.ParsePrefix(nic.AliasIpRanges[0].IpCidrRange) // invalid: a single address, which is no range of pods
 		}
 	}
-	return i, true, nil
+	return i, base(meta["instance-template"]), true
+}
+
+// imageIn returns the image of a template; empty: the template was deleted, as those of old images may be.
+func (c *Cloud) imageIn(ctx context.Context, template string) (string, error) {
+	t, err := c.template(ctx, template)
+	if err != nil && !errors.Is(err, cloud.ErrNotFound) {
+		return "", err
+	}
+	return imageOf(t), nil
 }
 
 // observe records a machine and returns it. A machine whose deletion was accepted is terminating.
@@ -336,12 +338,12 @@ func (c *Cloud) uncreated(ctx context.Context, g group, m *compute.ManagedInstan
 	if m.Version != nil && m.Version.InstanceTemplate != "" {
 		name = base(m.Version.InstanceTemplate)
 	}
-	t, err := c.template(ctx, name)
-	if err != nil && !errors.Is(err, cloud.ErrNotFound) {
+	image, err := c.imageIn(ctx, name)
+	if err != nil {
 		return cloud.Instance{}, err
 	}
 	i := cloud.Instance{
-		Name: m.Name, ProviderID: ProviderID(c.project, g.zone, m.Name), Group: g.ID, Role: g.Role, State: cloud.Creating, Image: imageOf(t), Token: tokenOf(g.base, m.Name),
+		Name: m.Name, ProviderID: ProviderID(c.project, g.zone, m.Name), Group: g.ID, Role: g.Role, State: cloud.Creating, Image: image, Token: tokenOf(g.base, m.Name),
 	}
 	if m.CurrentAction == "DELETING" || m.CurrentAction == "ABANDONING" {
 		i.State = cloud.Terminating
@@ -450,6 +452,11 @@ func (c *Cloud) Describe(ctx context.Context, keys []string) ([]cloud.Instance, 
 	if out, ok := c.fresh(keys); ok {
 		return out, ctx.Err()
 	}
+	return c.existing(ctx, keys)
+}
+
+// existing reads the machines of the keys that exist now, also those that are not created yet.
+func (c *Cloud) existing(ctx context.Context, keys []string) ([]cloud.Instance, error) {
 	found, err := c.current(ctx, keys)
 	if err != nil {
 		return nil, err

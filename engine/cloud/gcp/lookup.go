@@ -8,12 +8,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/netip"
 	"net/url"
-	"strconv"
-	"strings"
 	"time"
 
+	compute "google.golang.org/api/compute/v1"
 	"google.golang.org/api/googleapi"
 
 	"constellation/engine/cloud"
@@ -54,23 +52,6 @@ func (m *Machine) Lookup(ctx context.Context) (*Lookup, error) {
 	return &Lookup{Project: me.project, UID: me.Attributes[LabelUID], endpoint: cmp.Or(m.server.compute, DefaultEndpoint), http: client, limits: newLimits()}, nil
 }
 
-// description is a machine in an answer of Compute Engine.
-type description struct {
-	ID       uint64            `json:"id,string"`
-	Name     string            `json:"name"`
-	Status   string            `json:"status"`
-	Labels   map[string]string `json:"labels"`
-	Metadata struct {
-		Items []struct{ Key, Value string } `json:"items"`
-	} `json:"metadata"`
-	NetworkInterfaces []struct {
-		NetworkIP     string `json:"networkIP"`
-		AliasIPRanges []struct {
-			IPCIDRRange string `json:"ipCidrRange"`
-		} `json:"aliasIpRanges"`
-	} `json:"networkInterfaces"`
-}
-
 // Instance returns a machine of the cluster as it is now, without its image. The error wraps cloud.ErrNotFound if the cluster
 // has none of this key.
 func (l *Lookup) Instance(ctx context.Context, key string) (cloud.Instance, error) {
@@ -80,15 +61,15 @@ func (l *Lookup) Instance(ctx context.Context, key string) (cloud.Instance, erro
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	var d description
-	err := l.limits.do(ctx, reads, "read machine "+name, func() error { return l.get(ctx, "projects/"+project+"/zones/"+zone+"/instances/"+name, &d) })
+	var m compute.Instance
+	err := l.limits.do(ctx, reads, "read machine "+name, func() error { return l.get(ctx, "projects/"+project+"/zones/"+zone+"/instances/"+name, &m) })
 	if err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = fmt.Errorf("%w: %w", cloud.ErrUnavailable, err)
 		}
 		return cloud.Instance{}, err
 	}
-	if i, ours := d.instance(l, zone); ours && d.Name == name && cloud.SameMachine(i.Key(), key) {
+	if i, _, ours := describe(l.Project, l.UID, zone, &m); ours && m.Name == name && cloud.SameMachine(i.Key(), key) {
 		return i, nil
 	}
 	return cloud.Instance{}, fmt.Errorf("machine %s: %w", key, cloud.ErrNotFound)
@@ -112,30 +93,4 @@ func (l *Lookup) get(ctx context.Context, path string, out any) error {
 		return fmt.Errorf("read the answer of %s: %w", req.URL.Host, err)
 	}
 	return nil
-}
-
-// instance translates the description of a machine as Cloud.instance does. ours reports whether it belongs to a group of the
-// cluster.
-func (d description) instance(l *Lookup, zone string) (i cloud.Instance, ours bool) {
-	by := ""
-	for _, item := range d.Metadata.Items {
-		if item.Key == "created-by" {
-			by = item.Value
-		}
-	}
-	if d.ID == 0 || d.Labels[LabelUID] != l.UID || !strings.Contains(by, "/instanceGroupManagers/") {
-		return cloud.Instance{}, false
-	}
-	i = cloud.Instance{
-		Name: d.Name, ProviderID: ProviderID(l.Project, zone, d.Name), Incarnation: strconv.FormatUint(d.ID, 10), Group: GroupID(l.Project, zone, base(by)),
-		Role: cloud.Role(d.Labels[LabelRole]), State: state(d.Status), Token: tokenIn(d.Name),
-	}
-	if len(d.NetworkInterfaces) > 0 {
-		nic := d.NetworkInterfaces[0]
-		i.IP, _ = netip.ParseAddr(nic.NetworkIP) // invalid: not assigned yet
-		if len(nic.AliasIPRanges) > 0 {
-			i.PodCIDR, _ = netip.ParsePrefix(nic.AliasIPRanges[0].IPCIDRRange) // invalid: a single address, which is no range of pods
-		}
-	}
-	return i, true
 }
