@@ -32,6 +32,7 @@ var madeFields = section.Schema{
 	{Name: "subnetwork", Valid: nameRE.MatchString, Problem: "cannot name a subnetwork", Remedy: "use the name of a subnetwork of the network"},
 	{Name: "address", Valid: nameRE.MatchString, Problem: "cannot name an address", Remedy: "use the name of a reserved external address, not the address itself"},
 	{Name: "nodeCIDR", Valid: rangeOf(8, 29), Problem: "is no range of IPv4 addresses", Remedy: "use a range such as 10.128.0.0/20"},
+	{Name: "proxyCIDR", Valid: rangeOf(8, 26), Problem: "is no range of at least 64 IPv4 addresses", Remedy: "use a range such as 10.128.16.0/23"},
 	{Name: "controlPlaneMachineType", Valid: nameRE.MatchString, Problem: "cannot name a machine type", Remedy: "use a machine type such as e2-standard-2"},
 	{Name: "workerMachineType", Valid: nameRE.MatchString, Problem: "cannot name a machine type", Remedy: "use a machine type such as e2-standard-2"},
 	{Name: "diskGiB", Kind: section.Int, Lowest: 10, Highest: 65536},

@@ -470,7 +470,7 @@ func (c *Cloud) make(g *group, m *managed, now time.Time) {
 		nic.AliasIpRanges = []*compute.AliasIpRange{{IpCidrRange: place.Pods.String()}}
 	}
 	m.vm = &compute.Instance{
-		Id: c.serial, Name: m.name, Zone: c.zoneURL(g.zone), CreationTimestamp: now.Format(time.RFC3339Nano), Labels: t.Properties.Labels,
+		Id: c.serial, Name: m.name, Zone: c.zoneURL(g.zone), CreationTimestamp: now.Format(time.RFC3339Nano), Labels: t.Properties.Labels, Tags: t.Properties.Tags,
 		Metadata:          &compute.Metadata{Items: append(slices.Clone(t.Properties.Metadata.Items), &compute.MetadataItems{Key: "instance-template", Value: &with}, &compute.MetadataItems{Key: "created-by", Value: &by})},
 		NetworkInterfaces: []*compute.NetworkInterface{nic}, ServiceAccounts: t.Properties.ServiceAccounts,
 	}

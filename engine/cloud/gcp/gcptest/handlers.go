@@ -155,6 +155,8 @@ func permissionOf(method string) string {
 	switch {
 	case resource == "instanceGroupManagers" && slices.Contains([]string{"createInstances", "deleteInstances", "patch"}, verb):
 		verb = "update"
+	case verb == "setNamedPorts":
+		verb = "update"
 	case verb == "listManagedInstances", verb == "wait":
 		verb = "get"
 	case verb == "insert":

@@ -35,12 +35,13 @@ type kind struct {
 
 var kinds = []kind{
 	{resource: "networks", collection: "networks", parameter: "network"},
-	{resource: "subnetworks", collection: "subnetworks", parameter: "subnetwork", regional: true, refers: []string{"network"}, valid: overlaps},
+	{resource: "subnetworks", collection: "subnetworks", parameter: "subnetwork", regional: true, refers: []string{"network"}, valid: subnetworkProblem},
 	{resource: "firewalls", collection: "firewalls", parameter: "firewall", refers: []string{"network"}},
 	{resource: "addresses", collection: "addresses", parameter: "address", regional: true, labelled: true, fill: assign},
 	{resource: "regionHealthChecks", collection: "healthChecks", parameter: "healthCheck", regional: true},
 	{resource: "regionBackendServices", collection: "backendServices", parameter: "backendService", regional: true, refers: []string{"healthChecks", "backends.group"}},
-	{resource: "forwardingRules", collection: "forwardingRules", parameter: "forwardingRule", regional: true, refers: []string{"backendService"}, labelled: true, valid: unusedAddress},
+	{resource: "regionTargetTcpProxies", collection: "targetTcpProxies", parameter: "targetTcpProxy", regional: true, refers: []string{"service"}},
+	{resource: "forwardingRules", collection: "forwardingRules", parameter: "forwardingRule", regional: true, refers: []string{"backendService", "target", "network"}, labelled: true, valid: ruleProblem, fill: completeRange},
 }
 
 func init() {
@@ -55,6 +56,7 @@ func init() {
 	maps.Copy(handlers, map[string]func(*Cloud, wire.Call) wire.Reply{
 		"instanceGroupManagers.insert": (*Cloud).insertGroup,
 		"instanceGroupManagers.delete": (*Cloud).deleteGroup,
+		"instanceGroups.setNamedPorts": (*Cloud).setNamedPorts,
 		"instanceTemplates.list":       (*Cloud).listTemplates,
 		"instanceTemplates.delete":     (*Cloud).deleteTemplate,
 		"instances.delete":             (*Cloud).deleteInstance,
@@ -148,6 +150,13 @@ func (c *Cloud) users(key string) (out []string) {
 			}
 		}
 	}
+	if s := c.objects[key]; active(s) { // the proxies of a region have their addresses from it
+		for other, o := range c.objects {
+			if o["loadBalancingScheme"] == managedScheme && strings.Contains(other, "/forwardingRules/") && c.same(o["network"], s["network"]) && c.same(o["region"], s["region"]) {
+				out = append(out, other)
+			}
+		}
+	}
 	slices.Sort(out)
 	return out
 }
@@ -168,7 +177,11 @@ func (c *Cloud) listObjects(k kind, call wire.Call) wire.Reply {
 			if k.resource == "addresses" {
 				o["status"] = "RESERVED"
 				if users := c.users(key); len(users) > 0 {
-					o["status"], o["users"] = "IN_USE", []any{c.url(users[0])}
+					var urls []any
+					for _, u := range users {
+						urls = append(urls, c.url(u))
+					}
+					o["status"], o["users"] = "IN_USE", urls
 				}
 			}
 			all = append(all, o)
@@ -362,16 +375,6 @@ func overlaps(c *Cloud, key string, o map[string]any) string {
 	return ""
 }
 
-// unusedAddress refuses a forwarding rule whose address another one has.
-func unusedAddress(c *Cloud, key string, o map[string]any) string {
-	for other, x := range c.objects {
-		if ip, _ := o["IPAddress"].(string); ip != "" && other != key && x["IPAddress"] == ip {
-			return fmt.Sprintf("Invalid value for field 'resource.IPAddress': '%s'. Specified IP address is in-use and would result in a conflict.", ip)
-		}
-	}
-	return ""
-}
-
 func (c *Cloud) insertGroup(call wire.Call) wire.Reply {
 	var body compute.InstanceGroupManager
 	if err := json.Unmarshal(call.Body, &body); err != nil {
@@ -390,7 +393,7 @@ func (c *Cloud) insertGroup(call wire.Call) wire.Reply {
 		g := &group{InstanceGroupManager: body, zone: zone}
 		g.Id, g.Zone, g.SelfLink, g.CreationTimestamp = c.serial, c.zoneURL(zone), c.url(key), now.Format(time.RFC3339Nano)
 		g.InstanceGroup = c.url(strings.Replace(key, "/instanceGroupManagers/", "/instanceGroups/", 1))
-		g.InstanceTemplate = c.whole(body.InstanceTemplate)
+		g.InstanceTemplate, g.NamedPorts = c.whole(body.InstanceTemplate), nil // these are output only
 		g.Versions = []*compute.InstanceGroupManagerVersion{{InstanceTemplate: g.InstanceTemplate}}
 		n := int(g.TargetSize)
 		g.TargetSize = 0
@@ -563,8 +566,10 @@ func rightsOf(method string) []string {
 		add("networks.updatePolicy")
 	case method == "regionBackendServices.insert":
 		add("regionHealthChecks.useReadOnly", "instanceGroups.use")
+	case method == "regionTargetTcpProxies.insert":
+		add("regionBackendServices.use")
 	case method == "forwardingRules.insert":
-		add("regionBackendServices.use", "addresses.use")
+		add("regionTargetTcpProxies.use", "addresses.use", "networks.use")
 	case method == "instanceGroupManagers.insert":
 		add("instanceTemplates.useReadOnly", "instances.create", "disks.create", "images.useReadOnly", "subnetworks.use", "subnetworks.useExternalIp",
 			"instances.setMetadata", "instances.setTags", "instances.setLabels", "instances.setServiceAccount", "iam.serviceAccounts.actAs")

@@ -12,6 +12,7 @@ const (
 	responses  = "https://cloud.google.com/compute/docs/api/how-tos/api-requests-responses"
 	resources  = "https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation"
 	errorCodes = reference + "errors"
+	balancers  = "https://cloud.google.com/load-balancing/docs/"
 )
 
 // Semantics lists the rules that the emulator follows. TestSemantics checks each row.
@@ -40,6 +41,13 @@ var Semantics = []Row{
 	{"a reference to an object that does not exist is 400 invalid", reference + "subnetworks/insert"},
 	{"ranges of the subnetworks of a network do not overlap", reference + "subnetworks/insert"},
 	{"labels of an address are set by setLabels alone, with the fingerprint of the present ones", reference + "addresses/setLabels"},
+	{"a machine behind a passthrough load balancer reaches itself at the address of the load balancer", balancers + "network/networklb-backend-service"},
+	{"a proxy load balancer connects all clients to healthy machines, from an address of the proxy-only subnetwork", balancers + "proxy-only-subnets"},
+	{"a proxy load balancer reaches the port that a group has under the name of the port", balancers + "backend-service"},
+	{"named ports of a managed group are set by setNamedPorts, not by its creation", reference + "instanceGroups/setNamedPorts"},
+	{"a forwarding rule of a proxy load balancer needs an active proxy-only subnetwork of its network and region", balancers + "proxy-only-subnets"},
+	{"a network has one active proxy-only subnetwork in a region, and keeps it while a forwarding rule needs it", balancers + "proxy-only-subnets"},
+	{"forwarding rules have one address if their ports differ", reference + "forwardingRules"},
 	{"a machine that left its group stays when the group is deleted", migs + "abandonInstances"},
 	{"a request without a token for Compute Engine is 401", responses},
 	{"a missing permission is 403 forbidden with its name", errorCodes},

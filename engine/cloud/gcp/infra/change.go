@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -107,7 +108,7 @@ func (i *Infra) Observe(ctx context.Context, id string) (infra.Object, error) {
 
 // resolve reads what an object contains of others: templates and the forwarding rule have the address.
 func (i *Infra) resolve(ctx context.Context, id string) error {
-	if !strings.HasPrefix(id, template) && id != forwardingRule {
+	if !strings.HasPrefix(id, template) && !strings.HasPrefix(id, forwardingRule) {
 		return nil
 	}
 	i.mu.Lock()
@@ -207,7 +208,7 @@ func (i *Infra) makeOnce(ctx context.Context, id string, wait func(string)) erro
 			return err
 		}
 	}
-	if o.kind.label == nil {
+	if o.kind.label == nil && !o.named {
 		return nil
 	}
 	listed, err := i.list(ctx, o.kind, o.place)
@@ -218,11 +219,35 @@ func (i *Infra) makeOnce(ctx context.Context, id string, wait func(string)) erro
 	if n < 0 {
 		return &plan.Error{Op: op, Err: fmt.Errorf("%w: the cloud does not list it", cloud.ErrConflict), Remedy: "run the same command again"}
 	}
+	if o.named {
+		return i.namePorts(ctx, o, listed[n], wait)
+	}
 	labels := maps.Clone(listed[n].labels)
 	labels[gcp.LabelUID] = i.request.UID
 	print, _ := listed[n].fields["labelFingerprint"].(string)
 	return i.change(ctx, "label "+now.String(), wait, func(request string) (*compute.Operation, error) {
 		return o.kind.label(ctx, i, o.place, o.Name, request, &compute.RegionSetLabelsRequest{LabelFingerprint: print, Labels: labels})
+	})
+}
+
+// namePorts has a group name the ports of the load balancer. Other named ports that it has stay. A group cannot be made
+// with them: the description of the API calls the field of a managed group output only.
+func (i *Infra) namePorts(ctx context.Context, o *object, f found, wait func(string)) error {
+	body := &compute.InstanceGroupsSetNamedPortsRequest{}
+	for _, p := range ports {
+		body.NamedPorts = append(body.NamedPorts, &compute.NamedPort{Name: p.name, Port: int64(p.number)})
+	}
+	listed, _ := f.fields["namedPorts"].([]any)
+	for _, x := range listed {
+		have, _ := x.(map[string]any)
+		name := fmt.Sprint(have["name"])
+		number, err := strconv.ParseInt(fmt.Sprint(have["port"]), 10, 32)
+		if err == nil && !slices.ContainsFunc(ports, func(p port) bool { return p.name == name }) {
+			body.NamedPorts = append(body.NamedPorts, &compute.NamedPort{Name: name, Port: number})
+		}
+	}
+	return i.change(ctx, "name the ports of "+o.String(), wait, func(request string) (*compute.Operation, error) {
+		return i.client.API.InstanceGroups.SetNamedPorts(i.project, o.place, o.Name, body).RequestId(request).Context(ctx).Do()
 	})
 }
 

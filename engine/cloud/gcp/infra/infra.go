@@ -9,6 +9,27 @@
 // Each object has "constellation-uid=UID" in its description, and the label constellation-uid where objects of its
 // kind have labels. Nothing else is changed or deleted. Names follow from the UID. So a repeated creation is refused
 // by the cloud, and never makes a second object.
+//
+// # Why the load balancer is a proxy
+//
+// A machine behind a passthrough load balancer reaches itself at the address of the load balancer: Google's guest agent
+// gives the address to the machine. kubeadm takes the address for every request of a join until the API server of the
+// joining control plane runs. So only the first control plane could exist. These ways out were weighed:
+//
+//   - A regional external proxy load balancer. Nothing on machines differs, each port has a health check of its own, and
+//     machines accept connections from its proxies alone. Its price: machines see addresses of proxies instead of those
+//     of clients, and proxies cost money. This is what the package makes.
+//   - A global external proxy. Its connections end outside of the region, and it needs the premium tier.
+//   - haproxy on each machine. It is one more program to install, to update and to measure, and a list of control planes
+//     that each machine has to keep.
+//   - An address of one API server in the join ticket, with an entry in /etc/hosts or a rule of nftables during a join. It
+//     changes the machine while kubeadm runs, has to be undone after every crash, and needs a name in certificates where
+//     we have an address. A control plane whose own API server is down still would reach no other.
+//
+// Attested TLS ends at the machines, and its evidence is bound to the TLS session, not to addresses. These parts use the
+// client's address: shares of handshakes and of quotes (package atls), the limit of wrong init secrets, and the filter of
+// revoked machines in the join service. Behind the proxies, callers share the few addresses of the subnetwork of proxies.
+// Revoked machines are still refused their ticket by name.
 package infra
 
 import (
@@ -43,6 +64,7 @@ const (
 	WorkerAccount       = "workerServiceAccount"
 	SSHFrom             = "sshFrom"
 	NodeCIDR            = "nodeCIDR"
+	ProxyCIDR           = "proxyCIDR"
 )
 
 // Defaults of these fields.
@@ -50,6 +72,8 @@ const (
 	DefaultMachine  = "e2-standard-2"
 	DefaultDiskSize = 30
 	DefaultNodeCIDR = "10.128.0.0/20"
+	// DefaultProxyCIDR has the size that Google recommends.
+	DefaultProxyCIDR = "10.128.16.0/23"
 )
 
 // podRange is the name of the range of pods in a subnetwork of ours. Each machine gets a part of podPart.
@@ -83,6 +107,10 @@ type Infra struct {
 	host  string       // of the load balancer
 	nodes netip.Prefix // of the subnetwork
 	pods  string       // name of the range of pods
+	// proxies is the range of the load balancer's proxies. ownProxies is the name of a subnetwork that the network
+	// already has for them; empty: it has none.
+	proxies    netip.Prefix
+	ownProxies string
 }
 
 // New returns the infrastructure of a cluster. It sends nothing yet. Of the options, only HTTP and Endpoint count.
@@ -100,6 +128,7 @@ func New(ctx context.Context, r infra.Request, o gcp.Options) (*Infra, error) {
 	i.region = regionOf(append(slices.Clone(r.Known.List(Zones)), i.zones...)[0])
 	i.all = slices.Compact(slices.Sorted(slices.Values(slices.Concat(i.zones, r.Known.List(Zones)))))
 	i.nodes, _ = netip.ParsePrefix(cmp.Or(r.Config.Text(NodeCIDR), DefaultNodeCIDR)) // the schema has checked it
+	i.proxies, _ = netip.ParsePrefix(cmp.Or(r.Config.Text(ProxyCIDR), DefaultProxyCIDR))
 	var err error
 	if i.client, err = gcp.Dial(ctx, o); err != nil {
 		return nil, explain(err)
@@ -187,6 +216,14 @@ func (i *Infra) Look(ctx context.Context) ([]infra.Object, []plan.Finding, error
 		return nil, findings, explain(err)
 	}
 	findings = append(findings, i.own(seen, denied)...)
+	findings = append(findings, i.checkProxies(seen)...)
+	for _, f := range seen[forwardingRule+i.region] {
+		if f.name == i.prefix() && i.bears(f) {
+			b := blocked("", "the load balancer is one of an earlier version", f.name+" passes connections through, so control planes cannot join", "run `constellation infra terminate`, then `constellation infra create`")
+			b.ID = "infra-earlier"
+			findings = append(findings, b)
+		}
+	}
 	i.takeHost(seen[address+i.region])
 	var out []infra.Object
 	for _, o := range i.objects() {
@@ -269,6 +306,38 @@ func (i *Infra) check() (out []plan.Finding) {
 			if r.IsValid() && r.Overlaps(i.nodes) {
 				out = append(out, blocked(NodeCIDR, fmt.Sprintf("the range of machines %s overlaps %s %s", i.nodes, what, r), "", "set "+NodeCIDR+" to another range"))
 			}
+		}
+	}
+	return out
+}
+
+// checkProxies takes over the subnetwork of proxies that a network of the user has, and returns what is wrong with the
+// range of ours.
+func (i *Infra) checkProxies(seen map[string][]found) (out []plan.Finding) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	taken := [][2]string{{"podCIDR", i.request.PodCIDR.String()}, {"serviceCIDR", i.request.ServiceCIDR.String()}}
+	own := i.request.Config.Text(Network)
+	if own == "" {
+		taken = append(taken, [2]string{NodeCIDR, i.nodes.String()})
+	}
+	i.ownProxies = ""
+	for _, s := range seen[subnetwork+i.region] {
+		if own == "" || last(fmt.Sprint(s.fields["network"])) != own || i.bears(s) {
+			continue
+		}
+		r := fmt.Sprint(s.fields["ipCidrRange"])
+		if s.fields["purpose"] == proxyPurpose && s.fields["role"] == proxyRole {
+			if p, err := netip.ParsePrefix(r); err == nil {
+				i.ownProxies, i.proxies = s.name, p
+				return nil
+			}
+		}
+		taken = append(taken, [2]string{"subnetwork " + s.name, r})
+	}
+	for _, t := range taken {
+		if p, err := netip.ParsePrefix(t[1]); err == nil && p.Overlaps(i.proxies) {
+			out = append(out, blocked(ProxyCIDR, fmt.Sprintf("the range of proxies %s overlaps %s %s", i.proxies, t[0], p), "the load balancer's proxies need addresses of their own", "set "+ProxyCIDR+" to another range"))
 		}
 	}
 	return out
@@ -402,7 +471,7 @@ func (i *Infra) own(seen map[string][]found, denied map[string]bool) (out []plan
 	}
 	if a := absent(Address, "address", "addresses", address, i.region); a != nil {
 		users, _ := a.fields["users"].([]any)
-		used := slices.ContainsFunc(users, func(u any) bool { return last(fmt.Sprint(u)) != i.prefix() })
+		used := slices.ContainsFunc(users, func(u any) bool { return !strings.HasPrefix(last(fmt.Sprint(u)), i.prefix()) })
 		switch {
 		case a.fields["addressType"] != "EXTERNAL":
 			bad(Address, "address "+a.name+" is not external", "the load balancer is reached from your computer", "reserve an external address of region "+i.region)

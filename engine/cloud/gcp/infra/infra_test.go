@@ -43,7 +43,9 @@ type lab struct {
 
 func start(t *testing.T, o gcptest.Options) *lab {
 	t.Helper()
-	o.Fleet = &wire.Records{Boot: 10 * time.Second, Off: 10 * time.Second}
+	if o.Fleet == nil {
+		o.Fleet = &wire.Records{Boot: 10 * time.Second, Off: 10 * time.Second}
+	}
 	if o.Running == 0 {
 		o.Pending, o.Running, o.Insert, o.Retry = 100*time.Millisecond, time.Second, time.Second, 10*time.Second
 	}
@@ -171,7 +173,7 @@ func (l *lab) settled() (objects []string, machines int) {
 func changing(calls map[string]int) (n int) {
 	for method, count := range calls {
 		verb := method[strings.LastIndexByte(method, '.')+1:]
-		if slices.Contains([]string{"insert", "delete", "patch", "setLabels", "createInstances", "deleteInstances"}, verb) {
+		if slices.Contains([]string{"insert", "delete", "patch", "setLabels", "setNamedPorts", "createInstances", "deleteInstances"}, verb) {
 			n += count
 		}
 	}
@@ -685,6 +687,12 @@ func TestBadConfigurations(t *testing.T) {
 		{name: "a machine type that the zones lack", edit: with(section.Values{"workerMachineType": "c4-standard-2", "zones": []string{"europe-west3-a"}}), want: "zone europe-west3-a has no machine type c4-standard-2"},
 		{name: "an image that the project lacks", edit: func(r *infra.Request) { r.Image = version.MustParse("v1.3.0") }, want: "project demo-project has no image v1.3.0"},
 		{name: "pods in the range of machines", edit: with(section.Values{"nodeCIDR": "10.244.8.0/24"}), want: "the range of machines 10.244.8.0/24 overlaps podCIDR 10.244.0.0/16"},
+		{name: "proxies in the range of machines", edit: with(section.Values{"proxyCIDR": "10.128.4.0/23"}), want: "the range of proxies 10.128.4.0/23 overlaps nodeCIDR 10.128.0.0/20"},
+		{name: "proxies in a subnetwork of the own network", edit: with(section.Values{"network": "mine", "subnetwork": "mine"}), put: map[string]any{
+			"global/networks/mine":       &compute.Network{},
+			region + "subnetworks/mine":  &compute.Subnetwork{Network: "projects/demo-project/global/networks/mine", IpCidrRange: "10.1.0.0/20", SecondaryIpRanges: []*compute.SubnetworkSecondaryRange{{RangeName: "p", IpCidrRange: "10.244.0.0/16"}}},
+			region + "subnetworks/other": &compute.Subnetwork{Network: "projects/demo-project/global/networks/mine", IpCidrRange: "10.128.0.0/16"},
+		}, want: "the range of proxies 10.128.16.0/23 overlaps subnetwork other 10.128.0.0/16"},
 		{name: "a long name of a group", edit: func(r *infra.Request) { r.Groups[1].Name = strings.Repeat("w", 40) }, want: "the name of group " + strings.Repeat("w", 40) + " has 40 characters, and names in the cloud have room for 38"},
 		{name: "a network without a subnetwork", edit: with(section.Values{"network": "mine"}), put: map[string]any{"global/networks/mine": &compute.Network{}}, want: "network and subnetwork belong together"},
 		{name: "a network that does not exist", edit: with(own), put: map[string]any{
@@ -707,6 +715,12 @@ func TestBadConfigurations(t *testing.T) {
 			region + "addresses/mine":        &compute.Address{Address: "198.51.100.9", AddressType: "EXTERNAL"},
 			region + "forwardingRules/other": &compute.ForwardingRule{IPAddress: "198.51.100.9"},
 		}, want: "address mine is in use"},
+		{name: "own proxies", edit: with(section.Values{"network": "mine", "subnetwork": "mine", "address": "mine"}), put: map[string]any{
+			"global/networks/mine":         &compute.Network{},
+			region + "addresses/mine":      &compute.Address{Address: "198.51.100.9", AddressType: "EXTERNAL"},
+			region + "subnetworks/mine":    &compute.Subnetwork{Network: "projects/demo-project/global/networks/mine", IpCidrRange: "10.1.0.0/20", SecondaryIpRanges: []*compute.SubnetworkSecondaryRange{{RangeName: "p", IpCidrRange: "10.244.0.0/16"}}},
+			region + "subnetworks/proxies": &compute.Subnetwork{Network: "projects/demo-project/global/networks/mine", IpCidrRange: "10.1.64.0/23", Purpose: "REGIONAL_MANAGED_PROXY", Role: "ACTIVE"},
+		}},
 		{name: "own objects that fit", edit: with(section.Values{"network": "mine", "subnetwork": "mine", "address": "mine"}), put: map[string]any{
 			"global/networks/mine":      &compute.Network{},
 			region + "addresses/mine":   &compute.Address{Address: "198.51.100.9", AddressType: "EXTERNAL"},
@@ -802,4 +816,160 @@ func TestForeignUIDIsRefused(t *testing.T) {
 	if plan.ExitCode(err) != plan.ExitUsage || plan.Remedy(err) == "" {
 		t.Errorf("error %v", err)
 	}
+}
+
+// addressed gives machines addresses of the subnetwork.
+type addressed struct{ *wire.Records }
+
+// Start implements wire.Fleet.
+func (f addressed) Start(m wire.Machine) (wire.Place, error) {
+	p, err := f.Records.Start(m)
+	if at := p.IP.As4(); err == nil {
+		p.IP = netip.AddrFrom4([4]byte{10, 128, 0, at[3]})
+	}
+	return p, err
+}
+
+// TestControlPlanesJoinThroughTheLoadBalancer follows three control planes, and a replacement, through the emulated load
+// balancer. Each of them reaches another API server before its own runs.
+func TestControlPlanesJoinThroughTheLoadBalancer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, gcptest.Options{Fleet: addressed{&wire.Records{Boot: 10 * time.Second, Off: 10 * time.Second}}})
+		l.mustCreate(request(func(r *infra.Request) { r.Groups[0].Count = 3 }))
+		control, err := gcp.New(l.Context(), gcp.Options{Project: gcptest.Project, UID: uid, Zones: gcptest.Zones, HTTP: l.c.Client()})
+		if err != nil {
+			l.Fatal(err)
+		}
+		machines, err := control.Instances(l.Context())
+		if err != nil {
+			l.Fatal(err)
+		}
+		var planes, others []cloud.Instance
+		listening := map[string]bool{}
+		at := func(machine string, port int) string { return fmt.Sprintf("%s:%d", machine, port) }
+		for _, m := range machines {
+			if m.Role == cloud.ControlPlane {
+				planes = append(planes, m)
+			} else {
+				others = append(others, m)
+			}
+			listening[at(m.Name, infra.InitPort)] = true // bootstrappers wait
+		}
+		const outside = "198.51.100.7"
+		host, proxies := netip.MustParseAddr("203.0.113.1"), netip.MustParsePrefix(gcpinfra.DefaultProxyCIDR)
+		reach := func(from string, port int) (out []string) {
+			for _, r := range l.c.Connect(from, host, port, func(m string, p int) bool { return listening[at(m, p)] }) {
+				if r.Port != port || !proxies.Contains(r.Source) {
+					l.Errorf("machine %s gets a connection at port %d from %v", r.Machine, r.Port, r.Source)
+				}
+				out = append(out, r.Machine)
+			}
+			return out
+		}
+		want := func(what string, got []string, want ...string) {
+			l.Helper()
+			slices.Sort(want)
+			if !slices.Equal(got, want) {
+				l.Errorf("%s: reached %v, want %v", what, got, want)
+			}
+		}
+		if len(planes) != 3 || len(others) != 4 {
+			l.Fatalf("%d control planes, %d others", len(planes), len(others))
+		}
+		want("init", reach(outside, infra.InitPort), planes[0].Name, planes[1].Name, planes[2].Name)
+		want("an API server before init", reach(outside, infra.APIPort))
+		var members []string
+		join := func(m cloud.Instance) {
+			l.Helper()
+			delete(listening, at(m.Name, infra.InitPort))
+			listening[at(m.Name, infra.APIPort)], listening[at(m.Name, infra.JoinPort)] = true, true
+			members = append(members, m.Name)
+		}
+		join(planes[0]) // init
+		for _, p := range planes[1:] {
+			want(p.Name+" asks for a ticket", reach(p.Name, infra.JoinPort), members...)
+			want(p.Name+" joins", reach(p.Name, infra.APIPort), members...)
+			join(p)
+		}
+		for _, from := range []string{outside, others[0].Name, planes[0].Name} {
+			want("an API server from "+from, reach(from, infra.APIPort), members...)
+		}
+		want("init again", reach(outside, infra.InitPort))
+		// One whose own API server is down reaches the others.
+		delete(listening, at(planes[0].Name, infra.APIPort))
+		want("an API server is down", reach(planes[0].Name, infra.APIPort), planes[1].Name, planes[2].Name)
+		made, err := control.CreateInstances(l.Context(), planes[0].Group, []string{strings.Repeat("a", 24)})
+		if err != nil || len(made) != 1 {
+			l.Fatalf("create a replacement: %v, %v", made, err)
+		}
+		time.Sleep(time.Minute)
+		want("the replacement joins", reach(made[0].Name, infra.APIPort), planes[1].Name, planes[2].Name)
+		// Around the load balancer, only machines of the cluster reach a port.
+		direct := func(from string) int {
+			return len(l.c.Connect(from, planes[1].IP, infra.APIPort, func(m string, p int) bool { return listening[at(m, p)] }))
+		}
+		if direct(outside) != 0 || direct(others[0].Name) != 1 {
+			l.Errorf("around the load balancer, %d connections from outside and %d of a worker", direct(outside), direct(others[0].Name))
+		}
+	})
+}
+
+// TestNamedPortsAreSetAgain removes one of the named ports, and adds another, as somebody else could.
+func TestNamedPortsAreSetAgain(t *testing.T) {
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		l.mustCreate(request(nil))
+		zone, name := gcptest.Zones[0], gcp.GroupNameIn(uid, "control-plane", gcptest.Zones[0])
+		o, err := l.api().InstanceGroups.SetNamedPorts(gcptest.Project, zone, name, &compute.InstanceGroupsSetNamedPortsRequest{NamedPorts: []*compute.NamedPort{{Name: "api", Port: 6443}, {Name: "mine", Port: 80}}}).Do()
+		if err != nil {
+			l.Fatal(err)
+		}
+		if _, err := l.api().ZoneOperations.Wait(gcptest.Project, zone, o.Name).Do(); err != nil {
+			l.Fatal(err)
+		}
+		if ran, err := create(l.Context(), l.open(request(nil), l.c.Client()), &events{}); ran != 1 || err != nil {
+			l.Errorf("create ran %d steps, %v", ran, err)
+		}
+		g, err := l.api().InstanceGroupManagers.Get(gcptest.Project, zone, name).Do()
+		if err != nil {
+			l.Fatal(err)
+		}
+		got := map[string]int64{}
+		for _, p := range g.NamedPorts {
+			got[p.Name] = p.Port
+		}
+		if want := map[string]int64{"api": 6443, "init": 9000, "join": 30090, "mine": 80}; !maps.Equal(got, want) {
+			l.Errorf("named ports %v, want %v", got, want)
+		}
+	})
+}
+
+// TestEarlierLoadBalancer has the objects of a passthrough load balancer, as earlier versions made it.
+func TestEarlierLoadBalancer(t *testing.T) {
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		name, mark := "constellation-"+uid, "constellation-uid="+uid+" cluster=demo"
+		region := "regions/europe-west3/"
+		for key, object := range map[string]any{
+			"global/networks/" + name:           &compute.Network{Description: mark},
+			region + "addresses/" + name:        &compute.Address{Description: mark, Address: "203.0.113.9", AddressType: "EXTERNAL", Labels: map[string]string{gcp.LabelUID: uid}},
+			region + "healthChecks/" + name:     &compute.HealthCheck{Description: mark},
+			region + "backendServices/" + name:  &compute.BackendService{Description: mark, LoadBalancingScheme: "EXTERNAL", HealthChecks: []string{"projects/demo-project/" + region + "healthChecks/" + name}},
+			region + "forwardingRules/" + name:  &compute.ForwardingRule{Description: mark, LoadBalancingScheme: "EXTERNAL", IPAddress: "203.0.113.9", Ports: []string{"6443", "9000", "30090"}, BackendService: "projects/demo-project/" + region + "backendServices/" + name},
+			region + "forwardingRules/of-other": &compute.ForwardingRule{IPAddress: "203.0.113.10"},
+		} {
+			if err := l.c.Put(key, object); err != nil {
+				l.Fatal(err)
+			}
+		}
+		_, err := create(l.Context(), l.open(request(nil), l.c.Client()), &events{})
+		if err == nil || !strings.Contains(plan.Remedy(err), "infra terminate") || changing(l.c.Calls()) > 0 {
+			l.Errorf("create: %v; %s", err, plan.Remedy(err))
+		}
+		if err := terminate(l.Context(), l.open(request(nil), l.c.Client())); err != nil {
+			l.Fatal(err)
+		}
+		if left := l.c.Objects(); !slices.Equal(left, []string{region + "forwardingRules/of-other"}) {
+			l.Errorf("left: %v", left)
+		}
+		l.mustCreate(request(nil))
+	})
 }

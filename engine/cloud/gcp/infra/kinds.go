@@ -23,6 +23,7 @@ const (
 	group          = "group"
 	machine        = "machine"
 	backendService = "backend-service"
+	targetProxy    = "target-proxy"
 	forwardingRule = "forwarding-rule"
 )
 
@@ -193,6 +194,22 @@ var kinds = []kind{
 		},
 		remove: func(ctx context.Context, i *Infra, place, name, request string) (*compute.Operation, error) {
 			return i.client.API.RegionBackendServices.Delete(i.project, place, name).RequestId(request).Context(ctx).Do()
+		},
+	},
+	{
+		id: targetProxy, title: "target TCP proxy", scope: regional,
+		list: func(ctx context.Context, i *Infra, place, token string) (any, string, error) {
+			l, err := i.client.API.RegionTargetTcpProxies.List(i.project, place).MaxResults(pageSize).PageToken(token).Context(ctx).Do()
+			if err != nil {
+				return nil, "", err
+			}
+			return l.Items, l.NextPageToken, nil
+		},
+		insert: func(ctx context.Context, i *Infra, place string, object any, request string) (*compute.Operation, error) {
+			return i.client.API.RegionTargetTcpProxies.Insert(i.project, place, object.(*compute.TargetTcpProxy)).RequestId(request).Context(ctx).Do()
+		},
+		remove: func(ctx context.Context, i *Infra, place, name, request string) (*compute.Operation, error) {
+			return i.client.API.RegionTargetTcpProxies.Delete(i.project, place, name).RequestId(request).Context(ctx).Do()
 		},
 	},
 	{

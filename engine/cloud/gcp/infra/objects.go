@@ -16,9 +16,36 @@ import (
 	"constellation/engine/infra"
 )
 
-// healthSources are the addresses from which Google checks the health of machines behind a passthrough load balancer:
+// healthSources are the addresses from which Google checks the health of machines behind a regional proxy load balancer:
 // https://cloud.google.com/load-balancing/docs/health-check-concepts.
-var healthSources = []string{"35.191.0.0/16", "209.85.152.0/22", "209.85.204.0/22"}
+var healthSources = []string{"35.191.0.0/16", "130.211.0.0/22"}
+
+// port is a port of the load balancer. Each has a named port of the groups, a health check, a backend service, a proxy and
+// a forwarding rule of this name: a proxy drops the connections of a port without a healthy machine, and before init
+// only bootstrappers listen.
+type port struct {
+	name, serves string
+	number       int
+	affinity     string
+}
+
+var ports = []port{
+	{name: "api", serves: "API servers", number: infra.APIPort, affinity: "NONE"},
+	// The console reaches the bootstrapper again that it reached before.
+	{name: "init", serves: "bootstrappers", number: infra.InitPort, affinity: "CLIENT_IP"},
+	{name: "join", serves: "join services", number: infra.JoinPort, affinity: "NONE"},
+}
+
+// idle is how many seconds a connection may be silent. Clients of Kubernetes and gRPC ping earlier.
+const idle = 3600
+
+const (
+	// proxyScheme is that of load balancers whose proxies Google runs in the region, with addresses of a subnetwork of
+	// proxyPurpose. A network has one of them with proxyRole.
+	proxyScheme  = "EXTERNAL_MANAGED"
+	proxyPurpose = "REGIONAL_MANAGED_PROXY"
+	proxyRole    = "ACTIVE"
+)
 
 // object is an object of the infrastructure.
 type object struct {
@@ -30,6 +57,19 @@ type object struct {
 	want func() any
 	// loose are fields that others change, and that are not compared.
 	loose []string
+	// named has the group name the ports of the load balancer.
+	named bool
+}
+
+// unnamed reports whether a group lacks one of the named ports.
+func (o *object) unnamed(f found) bool {
+	listed, _ := f.fields["namedPorts"].([]any)
+	return o.named && slices.ContainsFunc(ports, func(p port) bool {
+		return !slices.ContainsFunc(listed, func(x any) bool {
+			have, _ := x.(map[string]any)
+			return have["name"] == p.name && fmt.Sprint(have["port"]) == strconv.Itoa(p.number)
+		})
+	})
 }
 
 func (i *Infra) path(parts ...string) string {
@@ -49,7 +89,7 @@ func (i *Infra) add(list []object, id, kindID, name, purpose string, o object) [
 // objects returns all objects in the order in which they are made.
 func (i *Infra) objects() (out []object) {
 	i.mu.Lock()
-	nodes, host, image, pods := i.nodes, i.host, i.image, i.pods
+	nodes, host, image, pods, proxies, ownProxies := i.nodes, i.host, i.image, i.pods, i.proxies, i.ownProxies
 	i.mu.Unlock()
 	c, name := i.request.Config, i.prefix()
 	in := i.path("global", "networks", cmp.Or(c.Text(Network), name))
@@ -72,13 +112,17 @@ func (i *Infra) objects() (out []object) {
 			}
 		}})
 	}
+	if ownProxies != "" {
+		out = i.add(out, subnetwork+"-proxies", subnetwork, ownProxies, "has the addresses of the load balancer's proxies", object{own: true, Object: infra.Object{Details: []string{proxies.String()}}})
+	} else {
+		out = i.add(out, subnetwork+"-proxies", subnetwork, name+"-proxies", "has the addresses of the load balancer's proxies", object{Object: infra.Object{Details: []string{proxies.String()}}, want: func() any {
+			return &compute.Subnetwork{Name: name + "-proxies", Description: i.mark(), Network: in, IpCidrRange: proxies.String(), Purpose: proxyPurpose, Role: proxyRole}
+		}})
+	}
 	rule := func(id, purpose string, from []string, tag string, allowed *compute.FirewallAllowed) {
-		ports := allowed.IPProtocol
-		if len(allowed.Ports) > 0 {
-			ports += " " + strings.Join(allowed.Ports, ", ")
-		}
+		admitted := strings.TrimSpace(allowed.IPProtocol + " " + strings.Join(allowed.Ports, ", "))
 		out = i.add(out, "firewall-"+id, firewall, name+"-"+id, purpose, object{
-			Object: infra.Object{Details: []string{"from " + strings.Join(from, ", "), "to machines with the tag " + tag, ports}},
+			Object: infra.Object{Details: []string{"from " + strings.Join(from, ", "), "to machines with the tag " + tag, admitted}},
 			want: func() any {
 				return &compute.Firewall{
 					Name: name + "-" + id, Description: i.mark(), Network: in, Direction: "INGRESS", SourceRanges: from, TargetTags: []string{tag}, Allowed: []*compute.FirewallAllowed{allowed},
@@ -87,10 +131,13 @@ func (i *Infra) objects() (out []object) {
 		})
 	}
 	control := name + "-" + string(cloud.ControlPlane)
-	api, initial, join := strconv.Itoa(infra.APIPort), strconv.Itoa(infra.InitPort), strconv.Itoa(infra.JoinPort)
+	balanced := &compute.FirewallAllowed{IPProtocol: "tcp"}
+	for _, p := range ports {
+		balanced.Ports = append(balanced.Ports, strconv.Itoa(p.number))
+	}
 	rule("internal", "lets machines and pods reach each other", []string{nodes.String(), i.request.PodCIDR.String()}, name, &compute.FirewallAllowed{IPProtocol: "all"})
-	rule("health", "lets Google check the health of API servers", healthSources, control, &compute.FirewallAllowed{IPProtocol: "tcp", Ports: []string{api}})
-	rule("balancer", "lets everybody reach API servers, bootstrappers and join services", []string{"0.0.0.0/0"}, control, &compute.FirewallAllowed{IPProtocol: "tcp", Ports: []string{api, initial, join}})
+	rule("health", "lets Google check the health of control planes", healthSources, control, balanced)
+	rule("balancer", "lets the load balancer's proxies reach API servers, bootstrappers and join services", []string{proxies.String()}, control, balanced)
 	if from := c.List(SSHFrom); len(from) > 0 {
 		rule("ssh", "lets the configured addresses reach machines by SSH", from, name, &compute.FirewallAllowed{IPProtocol: "tcp", Ports: []string{"22"}})
 	}
@@ -101,15 +148,15 @@ func (i *Infra) objects() (out []object) {
 			return &compute.Address{Name: name, Description: i.mark(), AddressType: "EXTERNAL", NetworkTier: "PREMIUM"}
 		}})
 	}
-	out = i.add(out, healthCheck, healthCheck, name, "checks the API servers", object{
-		Object: infra.Object{Details: []string{fmt.Sprintf("HTTPS /readyz at port %d", infra.APIPort)}},
-		want: func() any {
-			return &compute.HealthCheck{
-				Name: name, Description: i.mark(), Type: "HTTPS", CheckIntervalSec: 5, TimeoutSec: 5, HealthyThreshold: 1, UnhealthyThreshold: 2,
-				HttpsHealthCheck: &compute.HTTPSHealthCheck{Port: infra.APIPort, RequestPath: "/readyz"},
-			}
-		},
-	})
+	for _, p := range ports {
+		check, details := &compute.HealthCheck{Name: name + "-" + p.name, Description: i.mark(), Type: "TCP", CheckIntervalSec: 5, TimeoutSec: 5, HealthyThreshold: 1, UnhealthyThreshold: 2}, fmt.Sprintf("TCP at port %d", p.number)
+		if p.number == infra.APIPort {
+			check.Type, check.HttpsHealthCheck, details = "HTTPS", &compute.HTTPSHealthCheck{Port: infra.APIPort, RequestPath: "/readyz"}, fmt.Sprintf("HTTPS /readyz at port %d", p.number)
+		} else {
+			check.TcpHealthCheck = &compute.TCPHealthCheck{Port: int64(p.number)}
+		}
+		out = i.add(out, healthCheck+"-"+p.name, healthCheck, check.Name, "checks the "+p.serves, object{Object: infra.Object{Details: []string{details}}, want: func() any { return check }})
+	}
 	for _, g := range i.request.Groups {
 		out = i.addTemplate(out, g, in, sub, host, image, pods)
 	}
@@ -118,12 +165,14 @@ func (i *Infra) objects() (out []object) {
 		for n, zone := range i.zones {
 			count := (g.Count + len(i.zones) - 1 - n) / len(i.zones) // the first zones have one more
 			id := gcp.GroupNameIn(i.uid(), g.Name, zone)
-			if g.Role == cloud.ControlPlane {
-				backends = append(backends, &compute.Backend{Group: i.path("zones", zone, "instanceGroups", id), BalancingMode: "CONNECTION"})
+			details := []string{"no autohealing; updates only when the operator replaces a machine"}
+			if g.Role == cloud.ControlPlane { // partial URLs are not supported here
+				backends = append(backends, &compute.Backend{Group: "https://www.googleapis.com/compute/v1/" + i.path("zones", zone, "instanceGroups", id), BalancingMode: "UTILIZATION"})
+				details = append(details, "named ports "+portNames())
 			}
 			out = i.add(out, "group-"+g.Name+"-"+zone[strings.LastIndexByte(zone, '-')+1:], group, id, fmt.Sprintf("has %d of %d machines of group %s", count, g.Count, g.Name), object{
-				place: zone, loose: []string{"targetSize", "instanceTemplate"},
-				Object: infra.Object{Details: []string{"no autohealing; updates only when the operator replaces a machine"}},
+				place: zone, loose: []string{"targetSize", "instanceTemplate"}, named: g.Role == cloud.ControlPlane,
+				Object: infra.Object{Details: details},
 				want: func() any {
 					return &compute.InstanceGroupManager{
 						Name: id, Description: i.mark(), BaseInstanceName: i.baseName(g, zone), InstanceTemplate: i.path("global", "instanceTemplates", i.templateName(g)),
@@ -134,24 +183,45 @@ func (i *Infra) objects() (out []object) {
 			})
 		}
 	}
-	out = i.add(out, backendService, backendService, name, "distributes connections over control planes", object{
-		Object: infra.Object{Details: []string{"connections of a client reach the same machine"}},
-		want: func() any {
-			return &compute.BackendService{
-				Name: name, Description: i.mark(), LoadBalancingScheme: "EXTERNAL", Protocol: "TCP", SessionAffinity: "CLIENT_IP",
-				HealthChecks: []string{i.path("regions", i.region, "healthChecks", name)}, Backends: backends, ConnectionDraining: &compute.ConnectionDraining{DrainingTimeoutSec: 30},
-			}
-		},
-	})
-	return i.add(out, forwardingRule, forwardingRule, name, "receives connections at the address", object{
-		Object: infra.Object{Details: []string{"ports " + strings.Join([]string{api, initial, join}, ", ")}},
-		want: func() any {
-			return &compute.ForwardingRule{
-				Name: name, Description: i.mark(), LoadBalancingScheme: "EXTERNAL", IPProtocol: "TCP", NetworkTier: "PREMIUM", IPAddress: host, Ports: []string{api, initial, join},
-				BackendService: i.path("regions", i.region, "backendServices", name),
-			}
-		},
-	})
+	return i.addBalancer(out, in, host, backends)
+}
+
+// addBalancer adds the ports of the load balancer.
+func (i *Infra) addBalancer(out []object, in, host string, backends []*compute.Backend) []object {
+	for _, p := range ports {
+		full := i.prefix() + "-" + p.name
+		out = i.add(out, backendService+"-"+p.name, backendService, full, "distributes connections over "+p.serves, object{
+			Object: infra.Object{Details: []string{fmt.Sprintf("port %s of healthy control planes; silent connections end after %d seconds", p.name, idle)}},
+			want: func() any {
+				return &compute.BackendService{
+					Name: full, Description: i.mark(), LoadBalancingScheme: proxyScheme, Protocol: "TCP", PortName: p.name, TimeoutSec: idle, SessionAffinity: p.affinity,
+					HealthChecks: []string{i.path("regions", i.region, "healthChecks", full)}, Backends: backends, ConnectionDraining: &compute.ConnectionDraining{DrainingTimeoutSec: 30},
+				}
+			},
+		})
+		out = i.add(out, targetProxy+"-"+p.name, targetProxy, full, "connects clients to "+p.serves, object{want: func() any {
+			return &compute.TargetTcpProxy{Name: full, Description: i.mark(), Service: i.path("regions", i.region, "backendServices", full), ProxyHeader: "NONE"}
+		}})
+		out = i.add(out, forwardingRule+"-"+p.name, forwardingRule, full, "receives connections to "+p.serves+" at the address", object{
+			Object: infra.Object{Details: []string{fmt.Sprintf("port %d", p.number)}},
+			want: func() any {
+				return &compute.ForwardingRule{
+					Name: full, Description: i.mark(), LoadBalancingScheme: proxyScheme, IPProtocol: "TCP", NetworkTier: "PREMIUM", IPAddress: host, PortRange: fmt.Sprintf("%d-%d", p.number, p.number),
+					Network: in, Target: i.path("regions", i.region, "targetTcpProxies", full),
+				}
+			},
+		})
+	}
+	return out
+}
+
+// portNames lists the named ports of groups of control planes.
+func portNames() string {
+	var names []string
+	for _, p := range ports {
+		names = append(names, fmt.Sprintf("%s:%d", p.name, p.number))
+	}
+	return strings.Join(names, ", ")
 }
 
 func (i *Infra) templateName(g infra.Group) string { return i.prefix() + "-" + g.Name }
@@ -227,6 +297,8 @@ func (o *object) judge(i *Infra, listed []found) {
 		o.State = infra.Taken
 	case o.kind.label != nil && listed[n].labels[gcp.LabelUID] == "":
 		o.State, o.Differences = infra.Absent, []string{"it exists without its label"}
+	case o.unnamed(listed[n]):
+		o.State, o.Differences = infra.Absent, []string{"it exists without its named ports"}
 	default:
 		o.State = infra.Exists
 		if o.Differences = o.compare(listed[n]); len(o.Differences) > 0 {
