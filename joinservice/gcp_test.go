@@ -257,6 +257,57 @@ func meets(t *testing.T, v *lab.VM, g *project, issuer attestation.Issuer) error
 	return err
 }
 
+// TestDriftAtGoogle has machines that booted something else than the measured one. The policy decides: an enforced register
+// refuses them, one that only warns does not. The log names the machine and the registers that differ.
+func TestDriftAtGoogle(t *testing.T) {
+	t.Parallel()
+	g := newProject(t)
+	demand := lab.Measurements()
+	kernel := demand[9]
+	kernel.WarnOnly = true
+	demand[9] = kernel
+	b, err := json.Marshal(map[string]any{"variant": attestation.VendorTPM2, "measurements": demand})
+	if err != nil {
+		t.Fatal(err)
+	}
+	loads := strings.Count(g.r.log.String(), "join-config loaded")
+	g.rawJoinConfig(string(b), nil)
+	eventually(t, "the policy is read", func() (string, bool) {
+		return g.r.log.String(), strings.Count(g.r.log.String(), "join-config loaded") > loads
+	})
+	for _, tt := range []struct {
+		name    string
+		events  map[uint32]string
+		refused bool
+		logged  []string // with %s for the name of the machine
+		not     string
+	}{
+		{name: "as measured", not: "measurement differed"},
+		{name: "a register that warns", events: map[uint32]string{9: "an updated kernel"}, logged: []string{`"measurement differed"`, `"node":"%s"`, "PCR 9 (kernel and initrd) is "}},
+		{name: "a register that is enforced", events: map[uint32]string{4: "another boot loader"}, refused: true, logged: []string{`"connection refused"`, "machine gce://demo-project/europe-west3-a/%s: ", "PCR 4 (boot loader) is "}, not: "PCR 9"},
+		{name: "both", events: map[uint32]string{8: "another command line", 9: "an updated kernel"}, refused: true, logged: []string{"machine gce://demo-project/europe-west3-a/%s: ", "PCR 8 (kernel command line) is "}, not: "measurement differed"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := g.p.Start(g.workers, nil)
+			for register, event := range tt.events {
+				v.Measure(register, event)
+			}
+			before := len(g.r.log.String())
+			got, err := g.joins(t, g.r.addr, v, v.Issuer())
+			if refused := err != nil; refused != tt.refused || refused == (got.GetToken() != "") {
+				t.Errorf("ticket %t, %v", got.GetToken() != "", err)
+			}
+			for _, l := range tt.logged {
+				l = strings.ReplaceAll(l, "%s", v.Certified.Name)
+				eventually(t, "it is logged: "+l, func() (string, bool) { s := g.r.log.String()[before:]; return s, strings.Contains(s, l) })
+			}
+			if s := g.r.log.String()[before:]; tt.not != "" && strings.Contains(s, tt.not) {
+				t.Errorf("the log has %q:\n%s", tt.not, s)
+			}
+		})
+	}
+}
+
 // TestDemandsAtGoogle has contents of join-config that a join service at Google must not use.
 func TestDemandsAtGoogle(t *testing.T) {
 	t.Parallel()

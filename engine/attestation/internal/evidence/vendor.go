@@ -44,6 +44,8 @@ type NVKey struct {
 
 // Certified is a machine as its vendor certified it.
 type Certified interface {
+	// String names the machine as its certificate does, which the vendor's API has not confirmed yet.
+	fmt.Stringer
 	// Identify returns what the vendor's API has about the machine. The error wraps ErrIdentity if
 	// the machine is none of the cluster. If the API cannot be asked, it wraps an error of package
 	// cloud instead.
@@ -167,8 +169,9 @@ func (v *VendorValidator) Validate(ctx context.Context, doc, userData []byte) (S
 	if st.SecureBoot, err = v.booted(c); err != nil {
 		return Statement{}, err
 	}
+	// A connection through a load balancer has the address of the load balancer: only this names the machine.
 	if st.Warnings, err = v.tpm.measure(c.pcrs); err != nil {
-		return Statement{}, err
+		return Statement{}, fmt.Errorf("machine %s: %w", machine, err)
 	}
 	if err := v.tpm.opts.PCR15.check(c.pcrs[pcrCluster]); err != nil {
 		return Statement{}, err

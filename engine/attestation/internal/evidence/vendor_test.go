@@ -185,6 +185,9 @@ type certifiedAs struct {
 	err error
 }
 
+// String implements Certified.
+func (c certifiedAs) String() string { return c.id.Name }
+
 // Identify implements Certified.
 func (c certifiedAs) Identify(context.Context) (Identity, error) { return c.id, c.err }
 

@@ -148,6 +148,9 @@ type machine struct {
 	vendor *vendor
 }
 
+// String implements attestation.Certified.
+func (m machine) String() string { return "gce://" + m.project + "/" + m.zone + "/" + m.name }
+
 // Remedies of refusals.
 const (
 	remedyProject  = "create the machine in that project"
@@ -169,7 +172,7 @@ func (m machine) Identify(ctx context.Context) (attestation.Identity, error) {
 	if m.project != c.Project {
 		return refuse(remedyProject, "machine %s is in the project %q, the cluster in %q", m.name, m.project, c.Project)
 	}
-	id, number := "gce://"+m.project+"/"+m.zone+"/"+m.name, strconv.FormatUint(m.number, 10)
+	id, number := m.String(), strconv.FormatUint(m.number, 10)
 	i, err := c.Instances.Instance(ctx, cloud.Key(id, number))
 	switch {
 	case errors.Is(err, cloud.ErrNotFound):
