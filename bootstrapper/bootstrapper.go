@@ -85,7 +85,8 @@ type Machine struct {
 	Issuer attestation.Issuer
 	// Validator verifies the evidence of this machine and of join services.
 	Validator attestation.NewValidator
-	// KubeletCloudProvider is the kubelet's --cloud-provider; "" means that it gets no such flag.
+	// KubeletCloudProvider is the kubelet's --cloud-provider; "" means that it gets no such flag. Metadata.Self can
+	// demand another one.
 	KubeletCloudProvider string
 	// APIServerPort is the port of API servers at the load balancer; 0: 6443.
 	APIServerPort int

@@ -389,7 +389,7 @@ func (c *JoinClient) parse(raw *joinproto.IssueJoinTicketResponse, self cloud.In
 	if err != nil {
 		return nil, err
 	}
-	return parseTicket(raw, self, key, trust, c.KubeletCloudProvider)
+	return parseTicket(raw, self, key, trust, cmp.Or(self.CloudProvider, c.KubeletCloudProvider))
 }
 
 // attested reports whether a handshake failed because of evidence, ours or theirs, and not

@@ -231,10 +231,13 @@ func TestJoinMakesANode(t *testing.T) {
 // The provider decides whether the Node is initialized by a cloud controller manager.
 func TestKubeletGetsTheCloudProviderOfItsProvider(t *testing.T) {
 	for _, call := range []string{"init", "join"} {
-		for provider, want := range map[string]string{"": "", "external": "value: external"} {
+		for provider, want := range map[string]string{"": "", "external": "value: external", "of the machine": "value: external"} {
 			t.Run(call+" "+provider, func(t *testing.T) {
 				r := newRig(t, cloud.ControlPlane)
 				r.m.KubeletCloudProvider = provider
+				if provider == "of the machine" {
+					r.m.KubeletCloudProvider, r.cloud.instance.CloudProvider = "", "external"
+				}
 				if call == "join" {
 					r.serveJoins(nil)
 				}

@@ -93,6 +93,9 @@ type Instance struct {
 	EvidenceKey string `json:"evidenceKey,omitempty"`
 	// Message says why the state is what it is, for people; often empty.
 	Message string `json:"message,omitempty"`
+	// CloudProvider is the kubelet's --cloud-provider that the machine's own description demands; empty: that of the
+	// cloud. Only the view of the machine on itself has it.
+	CloudProvider string `json:"cloudProvider,omitempty"`
 	// Spare is whether the machine is enrolled and belongs to its group only while it is assigned.
 	Spare bool `json:"spare,omitempty"`
 }

@@ -32,6 +32,10 @@ const (
 	AttributeLoadBalancer = "constellation-load-balancer"
 	// AttributeInitSecretHash is the SHA-256 of the init secret in hex.
 	AttributeInitSecretHash = "constellation-init-secret-hash"
+	// AttributeCloudProvider is External if a cloud controller manager initializes the Nodes of the cluster.
+	AttributeCloudProvider = "constellation-cloud-provider"
+	// External is the value of AttributeCloudProvider, and of the kubelet's flag.
+	External = "external"
 )
 
 // DefaultMetadata is the address of the metadata server of every machine.
@@ -214,6 +218,9 @@ func (m self) instance() (cloud.Instance, error) {
 	}
 	if !i.Role.Valid() {
 		return i, fmt.Errorf("read metadata of the machine: attribute %s is %q, want %s or %s", LabelRole, i.Role, cloud.ControlPlane, cloud.Worker)
+	}
+	if i.CloudProvider = m.Attributes[AttributeCloudProvider]; i.CloudProvider != "" && i.CloudProvider != External {
+		return i, fmt.Errorf("read metadata of the machine: attribute %s is %q, want %s or none", AttributeCloudProvider, i.CloudProvider, External)
 	}
 	i.Token = tokenIn(m.Name)
 	if len(m.NetworkInterfaces) == 0 {

@@ -92,6 +92,23 @@ func TestWorkerHasNoRights(t *testing.T) {
 	}
 }
 
+func TestMetadataDemandACloudProvider(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Metadata-Flavor", "Google")
+		if strings.Contains(r.URL.Path, "project-id") {
+			fmt.Fprint(w, "demo-project")
+			return
+		}
+		fmt.Fprint(w, `{"id": 7, "name": "worker-1", "zone": "projects/1/zones/europe-west3-a", "networkInterfaces": [{"ip": "10.0.0.2"}],
+			"attributes": {"created-by": "x/workers", "constellation-uid": "u", "constellation-role": "worker", "constellation-cloud-provider": "external"}}`)
+	}))
+	defer server.Close()
+	if self, err := gcp.NewMachine(server.URL, "").Self(t.Context()); err != nil || self.CloudProvider != "external" {
+		t.Errorf("self %+v, %v", self, err)
+	}
+}
+
 func TestMetadataServersThatFail(t *testing.T) {
 	t.Parallel()
 	google := func(status int, body string) http.HandlerFunc {
@@ -116,15 +133,16 @@ func TestMetadataServersThatFail(t *testing.T) {
 		want  string
 		is    error
 	}{
-		"never answers":             {serve: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, want: "within 5s", is: cloud.ErrUnavailable},
-		"is another server":         {serve: func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "{}") }, want: "no metadata server of Google", is: cloud.ErrUnavailable},
-		"refuses":                   {serve: google(http.StatusForbidden, "Forbidden"), want: "Forbidden", is: cloud.ErrDenied},
-		"fails":                     {serve: google(http.StatusInternalServerError, "boom"), want: "metadata instance/", is: cloud.ErrUnavailable},
-		"has no machine":            {serve: google(http.StatusNotFound, ""), want: "metadata instance/", is: cloud.ErrNotFound},
-		"sends no JSON":             {serve: google(http.StatusOK, "<html>"), want: "read metadata of the machine", is: nil},
-		"has no cluster":            {serve: machine(`"created-by": "projects/1/zones/europe-west3-a/instanceGroupManagers/workers"`), want: "attribute constellation-uid is missing", is: cloud.ErrNotFound},
-		"has an unknown role":       {serve: machine(`"created-by": "x/workers", "constellation-uid": "u", "constellation-role": "admin"`), want: `constellation-role is "admin", want control-plane or worker`, is: nil},
-		"has a machine of no group": {serve: machine(`"constellation-uid": "u", "constellation-role": "worker"`), want: "attribute created-by is missing", is: cloud.ErrNotFound},
+		"never answers":              {serve: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, want: "within 5s", is: cloud.ErrUnavailable},
+		"is another server":          {serve: func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "{}") }, want: "no metadata server of Google", is: cloud.ErrUnavailable},
+		"refuses":                    {serve: google(http.StatusForbidden, "Forbidden"), want: "Forbidden", is: cloud.ErrDenied},
+		"fails":                      {serve: google(http.StatusInternalServerError, "boom"), want: "metadata instance/", is: cloud.ErrUnavailable},
+		"has no machine":             {serve: google(http.StatusNotFound, ""), want: "metadata instance/", is: cloud.ErrNotFound},
+		"sends no JSON":              {serve: google(http.StatusOK, "<html>"), want: "read metadata of the machine", is: nil},
+		"has no cluster":             {serve: machine(`"created-by": "projects/1/zones/europe-west3-a/instanceGroupManagers/workers"`), want: "attribute constellation-uid is missing", is: cloud.ErrNotFound},
+		"has an unknown role":        {serve: machine(`"created-by": "x/workers", "constellation-uid": "u", "constellation-role": "admin"`), want: `constellation-role is "admin", want control-plane or worker`, is: nil},
+		"has another cloud provider": {serve: machine(`"created-by": "x/workers", "constellation-uid": "u", "constellation-role": "worker", "constellation-cloud-provider": "gce"`), want: `constellation-cloud-provider is "gce", want external or none`, is: nil},
+		"has a machine of no group":  {serve: machine(`"constellation-uid": "u", "constellation-role": "worker"`), want: "attribute created-by is missing", is: cloud.ErrNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

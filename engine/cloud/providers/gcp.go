@@ -36,6 +36,7 @@ var madeFields = section.Schema{
 	{Name: "controlPlaneMachineType", Valid: nameRE.MatchString, Problem: "cannot name a machine type", Remedy: "use a machine type such as e2-standard-2"},
 	{Name: "workerMachineType", Valid: nameRE.MatchString, Problem: "cannot name a machine type", Remedy: "use a machine type such as e2-standard-2"},
 	{Name: "diskGiB", Kind: section.Int, Lowest: 10, Highest: 65536},
+	{Name: "cloudControllerManager", Kind: section.Bool},
 	{Name: "serviceAccount", Valid: accountRE.MatchString, Problem: "is no address of a service account", Remedy: "use an address such as NAME@PROJECT.iam.gserviceaccount.com"},
 	{Name: "workerServiceAccount", Valid: accountRE.MatchString, Problem: "is no address of a service account", Remedy: "use an address such as NAME@PROJECT.iam.gserviceaccount.com"},
 	{Name: "sshFrom", Kind: section.List, Valid: rangeOf(0, 32), Problem: "is no range of IPv4 addresses", Remedy: "use ranges such as 198.51.100.7/32"},

@@ -155,7 +155,7 @@ type Provider struct {
 	Roots func() []byte
 	// KubeletCloudProvider is the value of the kubelet's flag --cloud-provider; empty: the flag is
 	// not set. With "external", a new Node is tainted until the cloud controller manager of this
-	// cloud has initialized it.
+	// cloud has initialized it. Metadata.Self can demand another one for its machine.
 	KubeletCloudProvider string
 	// TPMAddress is the address of a machine's TPM in pods; see attestation.OpenTPM.
 	TPMAddress string

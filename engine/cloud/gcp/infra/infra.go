@@ -65,6 +65,7 @@ const (
 	SSHFrom             = "sshFrom"
 	NodeCIDR            = "nodeCIDR"
 	ProxyCIDR           = "proxyCIDR"
+	Controller          = "cloudControllerManager"
 )
 
 // Defaults of these fields.

@@ -272,9 +272,12 @@ func TestMachinesHaveTheirAttributes(t *testing.T) {
 				gcp.AttributeZones: strings.Join(gcptest.Zones, " "), "block-project-ssh-keys": "false",
 			}
 			for name, value := range want {
-				if meta[name] != value {
+				if got, ok := meta[name]; got != value || !ok {
 					l.Errorf("machine %s has %s=%q, want %q", m.Name, name, meta[name], value)
 				}
+			}
+			if value, is := meta[gcp.AttributeCloudProvider]; is {
+				l.Errorf("machine %s has %s=%q without a cloud controller manager", m.Name, gcp.AttributeCloudProvider, value)
 			}
 			if want := map[string]string{"control-plane": account, "worker": workers}[m.Labels[gcp.LabelRole]]; len(m.ServiceAccounts) != 1 || m.ServiceAccounts[0].Email != want {
 				l.Errorf("machine %s has accounts %+v, want %s", m.Name, m.ServiceAccounts, want)
@@ -292,6 +295,32 @@ func TestMachinesHaveTheirAttributes(t *testing.T) {
 		out, err := l.open(request(nil), l.c.Client()).Outcome(l.Context())
 		if err != nil || out.Host != "203.0.113.1" || out.NodeCIDR.String() != gcpinfra.DefaultNodeCIDR || out.Section.Text("uid") != uid {
 			l.Errorf("outcome %+v, %v", out, err)
+		}
+	})
+}
+
+// TestCloudControllerManager has the kubelets of all groups wait for a cloud controller manager.
+func TestCloudControllerManager(t *testing.T) {
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		l.mustCreate(request(func(r *infra.Request) {
+			r.Config = maps.Clone(r.Config)
+			r.Config["cloudControllerManager"] = true
+		}))
+		templates, err := l.api().InstanceTemplates.List(gcptest.Project).Do()
+		if err != nil || len(templates.Items) != 2 {
+			l.Fatalf("templates: %v", err)
+		}
+		for _, x := range templates.Items {
+			if !slices.ContainsFunc(x.Properties.Metadata.Items, func(m *compute.MetadataItems) bool {
+				return m.Key == "constellation-cloud-provider" && *m.Value == "external"
+			}) {
+				l.Errorf("template %s has no external cloud provider", x.Name)
+			}
+		}
+		// A later change is a difference of both templates: machines that exist keep what they have.
+		_, findings, err := l.open(request(nil), l.c.Client()).Look(l.Context())
+		if err != nil || len(findings) != 2 || findings[0].Severity != plan.Warn || !strings.Contains(findings[0].Detail, "constellation-cloud-provider") {
+			l.Errorf("findings %+v, %v", findings, err)
 		}
 	})
 }

@@ -249,6 +249,9 @@ func (i *Infra) addTemplate(out []object, g infra.Group, in, sub, host, image, p
 	if account != "" {
 		details = append(details, "account "+account)
 	}
+	if c.Bool(Controller) {
+		details = append(details, "kubelet with --cloud-provider=external")
+	}
 	return i.add(out, "template-"+g.Name, template, i.templateName(g), "describes the machines of group "+g.Name, object{
 		Object: infra.Object{Details: details}, loose: []string{"properties.disks.initializeParams.sourceImage"},
 		want: func() any {
@@ -265,14 +268,18 @@ func (i *Infra) addTemplate(out []object, g infra.Group, in, sub, host, image, p
 				ShieldedInstanceConfig: &compute.ShieldedInstanceConfig{EnableSecureBoot: true, EnableVtpm: true, EnableIntegrityMonitoring: true},
 				Metadata:               &compute.Metadata{},
 			}
-			for _, item := range [][2]string{
+			items := [][2]string{
 				{gcp.LabelUID, i.uid()},
 				{gcp.LabelRole, string(g.Role)},
 				{gcp.AttributeLoadBalancer, host},
 				{gcp.AttributeInitSecretHash, hex.EncodeToString(i.request.InitSecretHash)},
 				{gcp.AttributeZones, strings.Join(i.zones, " ")},
 				{"block-project-ssh-keys", strconv.FormatBool(len(c.List(SSHFrom)) == 0)},
-			} {
+			}
+			if c.Bool(Controller) {
+				items = append(items, [2]string{gcp.AttributeCloudProvider, gcp.External})
+			}
+			for _, item := range items {
 				p.Metadata.Items = append(p.Metadata.Items, &compute.MetadataItems{Key: item[0], Value: &item[1]})
 			}
 			if account != "" {
