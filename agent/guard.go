@@ -4,15 +4,15 @@ package agent
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
+
+	"constellation/internal/peercred"
 )
 
 // guard is a listener that closes the connections of all users except root and the operator.
@@ -42,7 +42,8 @@ func (g *guard) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		uid, err := peerUID(c)
+		peer, err := peercred.Of(c)
+		uid := peer.UID
 		if err == nil && !g.enter(uid) {
 			err = errors.New("not served, or too many connections")
 		}
@@ -86,27 +87,4 @@ type counted struct {
 func (c *counted) Close() error {
 	defer c.release()
 	return c.Conn.Close()
-}
-
-// peerUID returns the connected user from the kernel.
-func peerUID(c net.Conn) (uint32, error) {
-	uc, ok := c.(*net.UnixConn)
-	if !ok {
-		return ^uint32(0), fmt.Errorf("connection is %T, not a unix socket", c)
-	}
-	raw, err := uc.SyscallConn()
-	if err != nil {
-		return ^uint32(0), err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return ^uint32(0), err
-	}
-	if credErr != nil {
-		return ^uint32(0), credErr
-	}
-	return cred.Uid, nil
 }
