@@ -106,6 +106,9 @@ var (
 	ErrIdentity = evidence.ErrIdentity
 )
 
+// ErrSealed means that this machine, as it booted, cannot read a sealed secret.
+var ErrSealed = evidence.ErrSealed
+
 // ErrTPM means that the TPM of this machine, or the enrolled identity in its place, could not be
 // used.
 var ErrTPM = evidence.ErrTPM
@@ -297,6 +300,18 @@ func AnswerIdentity(ctx context.Context, dir string, challenge []byte) ([]byte, 
 // of another workspace while the machine belongs to a cluster.
 func StoreIdentity(ctx context.Context, dir string, certificate []byte) (EnrolledIdentity, error) {
 	return evidence.StoreIdentity(ctx, dir, certificate)
+}
+
+// Seal encrypts a secret such that only the TPM at address decrypts it: on a member of the cluster,
+// with registers 4, 8, 9 and 11 as they are now. The machine need not be a member yet. Errors wrap ErrTPM.
+func Seal(ctx context.Context, address string, clusterID, secret []byte) ([]byte, error) {
+	return evidence.Seal(ctx, address, clusterID, secret)
+}
+
+// Unseal is the inverse of Seal. The error wraps ErrSealed if the TPM is another one, or the machine
+// booted something else, or is not a member of the cluster.
+func Unseal(ctx context.Context, address string, sealed []byte) ([]byte, error) {
+	return evidence.Unseal(ctx, address, sealed)
 }
 
 // EventLogPath returns the path of the event log of the TPM at address.

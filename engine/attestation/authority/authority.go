@@ -12,7 +12,10 @@
 // caller pins the endorsement key: it trusts the first enrolment, and recognises the same TPM in
 // later ones.
 //
-// Only the console links the package: with an authority's key it makes evidence of any machine.
+// A machine whose key a vendor certified sends the same messages (package attestation, VendorIssuer). For them
+// the authority is the key of a cluster's certifier; see package certifier.
+//
+// Only the console and the certifier link the package: with an authority's key it makes evidence of any machine.
 package authority
 
 import (
@@ -32,6 +35,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/go-tpm/tpm2"
 
@@ -51,6 +55,11 @@ type Authority struct {
 // Create makes a new authority with a P-256 key in PKCS #8, valid for ten years. The key is as
 // secret as every machine of the workspace together.
 func Create(name string) (certPEM, keyPEM []byte, err error) { return evidence.CreateCA(name) }
+
+// CreateOf is Create with a key that exists.
+func CreateOf(name string, key *ecdsa.PrivateKey) (certPEM, keyPEM []byte, err error) {
+	return evidence.CreateCAOf(name, key)
+}
 
 // Parse reads the output of Create.
 func Parse(certPEM, keyPEM []byte) (*Authority, error) {
@@ -162,16 +171,46 @@ func (a *Authority) Challenge(request []byte) (challenge []byte, expect Expectat
 // Certify returns a certificate, in PEM, that says that the key of request is the key of the
 // machine id, if answer is the answer to the challenge that expect remembers.
 func (a *Authority) Certify(request, answer []byte, expect Expectation, id attestation.Identity) (certificate []byte, err error) {
-	if sha256.Sum256(request) != expect.request {
-		return nil, errors.New("certify machine: the challenge was made for another request")
-	}
-	r, err := parseRequest(request)
+	r, err := expect.answered(request, answer)
 	if err != nil {
-		return nil, fmt.Errorf("read request of the machine: %w", err)
+		return nil, err
+	}
+	certificate, err = evidence.CertifyMachine(a.ca, r.key, r.kind, id)
+	if err != nil {
+		return nil, fmt.Errorf("certify machine: %w", err)
+	}
+	return certificate, nil
+}
+
+// CertifyVendorKey is Certify for the key of a machine that a vendor certified, too. The certificate is in DER, ends after life, and
+// counts together with the vendor's certificate alone.
+func (a *Authority) CertifyVendorKey(request, answer []byte, expect Expectation, id attestation.Identity, life time.Duration) (certificate []byte, err error) {
+	r, err := expect.answered(request, answer)
+	if err != nil {
+		return nil, err
+	}
+	if r.kind != attestation.KindTPM {
+		return nil, errors.New("certify machine: its key is in a file")
+	}
+	certificate, err = evidence.CertifyVendorKey(a.ca, r.key, id, life)
+	if err != nil {
+		return nil, fmt.Errorf("certify machine: %w", err)
+	}
+	return certificate, nil
+}
+
+// answered returns the decoded request if answer is the answer to the challenge that expect remembers.
+func (expect Expectation) answered(b, answer []byte) (request, error) {
+	if sha256.Sum256(b) != expect.request {
+		return request{}, errors.New("certify machine: the challenge was made for another request")
+	}
+	r, err := parseRequest(b)
+	if err != nil {
+		return request{}, fmt.Errorf("read request of the machine: %w", err)
 	}
 	var m evidence.MachineAnswer
 	if err := evidence.DecodeMessage(answer, &m, &m.Version); err != nil {
-		return nil, fmt.Errorf("read answer of the machine: %w", err)
+		return request{}, fmt.Errorf("read answer of the machine: %w", err)
 	}
 	right := false
 	if r.kind == attestation.KindTPM {
@@ -180,13 +219,9 @@ func (a *Authority) Certify(request, answer []byte, expect Expectation, id attes
 		right = ecdsa.VerifyASN1(r.key, evidence.AnswerHash(expect.secret), m.Signature)
 	}
 	if !right {
-		return nil, errors.New("check answer of the machine: it is by another key, or to another challenge")
+		return request{}, errors.New("check answer of the machine: it is by another key, or to another challenge")
 	}
-	certificate, err = evidence.CertifyMachine(a.ca, r.key, r.kind, id)
-	if err != nil {
-		return nil, fmt.Errorf("certify machine: %w", err)
-	}
-	return certificate, nil
+	return r, nil
 }
 
 // request is a decoded request.

@@ -141,8 +141,8 @@ type Statement struct {
 	// Attested is whether a TPM vouches for the registers. Without one, the machine's own word
 	// is all there is.
 	Attested bool `json:"attested"`
-	// Key is sha256: and the hash, in hex, of the certified public key (SubjectPublicKeyInfo). Only
-	// evidence of enrolled machines has it.
+	// Key is sha256: and the hash, in hex, of the certified public key (SubjectPublicKeyInfo).
+	// Evidence of variant TPM2 lacks it.
 	Key string `json:"key,omitempty"`
 	// PCRs are the quoted SHA-256 registers, 32 bytes each.
 	PCRs map[uint32][]byte `json:"pcrs"`
@@ -150,6 +150,8 @@ type Statement struct {
 	Warnings []string `json:"warnings,omitempty"`
 	// SecureBoot is SecureBootOn or SecureBootOff. Only evidence of variant VendorTPM2 has it.
 	SecureBoot string `json:"secureBoot,omitempty"`
+	// Certified is whether a certificate of the cluster's certifier states Identity, in the place of the vendor's API.
+	Certified bool `json:"certified,omitempty"`
 	// Firmware is the version that the TPM reports, Resets how often it was reset.
 	Firmware uint64 `json:"firmware"`
 	Resets   uint32 `json:"resets"`

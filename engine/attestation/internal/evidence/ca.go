@@ -51,6 +51,8 @@ func (v Variant) OID() encasn1.ObjectIdentifier {
 //	  role       UTF8String,
 //	  ip         OCTET STRING -- 4 or 16 bytes
 //	}
+//
+// Version 2 has the incarnation, a UTF8String, after these. Only certificates of a certifier have it.
 func oidIdentity() encasn1.ObjectIdentifier {
 	return encasn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 32473, 2, 1}
 }
@@ -61,22 +63,36 @@ func oidAttestationKey() encasn1.ObjectIdentifier {
 	return encasn1.ObjectIdentifier{2, 23, 133, 8, 3}
 }
 
-const identityVersion = 1
+// oidVendorKey marks the certificate of an attestation key that a vendor certified for an instance, too: by it, the certifier
+// of a cluster states what the vendor's API had about the instance. Kinds of enrolled machines have the numbers below it.
+func oidVendorKey() encasn1.ObjectIdentifier {
+	return encasn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 32473, 3, 3}
+}
+
+// Versions of an identity: without and with the incarnation.
+const (
+	identityVersion    = 1
+	incarnationVersion = 2
+)
 
 func (id Identity) marshal() ([]byte, error) {
 	if err := id.check(); err != nil {
 		return nil, err
 	}
+	version := int64(identityVersion)
 	if id.Incarnation != "" {
-		return nil, errors.New("a certificate has no field for the incarnation of an instance")
+		version = incarnationVersion
 	}
 	var b cryptobyte.Builder
 	b.AddASN1(asn1.SEQUENCE, func(b *cryptobyte.Builder) {
-		b.AddASN1Int64(identityVersion)
+		b.AddASN1Int64(version)
 		for _, s := range []string{id.Name, id.ProviderID, id.UID, id.Group, string(id.Role)} {
 			b.AddASN1(asn1.UTF8String, func(b *cryptobyte.Builder) { b.AddBytes([]byte(s)) })
 		}
 		b.AddASN1OctetString(id.IP.AsSlice())
+		if version == incarnationVersion {
+			b.AddASN1(asn1.UTF8String, func(b *cryptobyte.Builder) { b.AddBytes([]byte(id.Incarnation)) })
+		}
 	})
 	return b.Bytes()
 }
@@ -88,29 +104,31 @@ func parseIdentity(der []byte) (Identity, error) {
 		version int64
 		text    [5]cryptobyte.String
 		ip      []byte
+		number  cryptobyte.String
 	)
 	if !in.ReadASN1(&body, asn1.SEQUENCE) || !in.Empty() || !body.ReadASN1Integer(&version) {
 		return Identity{}, errors.New("instance identity cannot be read")
 	}
-	if version != identityVersion {
-		return Identity{}, fmt.Errorf("instance identity has version %d, this program reads version %d", version, identityVersion)
+	if version != identityVersion && version != incarnationVersion {
+		return Identity{}, fmt.Errorf("instance identity has version %d, this program reads versions %d and %d", version, identityVersion, incarnationVersion)
 	}
 	for i := range text {
 		if !body.ReadASN1(&text[i], asn1.UTF8String) {
 			return Identity{}, errors.New("instance identity cannot be read")
 		}
 	}
-	if !readOctets(&body, &ip) || !body.Empty() {
+	if !readOctets(&body, &ip) || version == incarnationVersion && (!body.ReadASN1(&number, asn1.UTF8String) || len(number) == 0) || !body.Empty() {
 		return Identity{}, errors.New("instance identity cannot be read")
 	}
 	addr, _ := netip.AddrFromSlice(ip) // check refuses the zero value
 	id := Identity{
-		Name:       string(text[0]),
-		ProviderID: string(text[1]),
-		UID:        string(text[2]),
-		Group:      string(text[3]),
-		Role:       cloud.Role(text[4]),
-		IP:         addr,
+		Name:        string(text[0]),
+		ProviderID:  string(text[1]),
+		Incarnation: string(number),
+		UID:         string(text[2]),
+		Group:       string(text[3]),
+		Role:        cloud.Role(text[4]),
+		IP:          addr,
 	}
 	return id, id.check()
 }
@@ -136,6 +154,11 @@ func CreateCA(name string) (certPEM, keyPEM []byte, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("create key of the CA: %w", err)
 	}
+	return CreateCAOf(name, key)
+}
+
+// CreateCAOf is CreateCA with a key that exists.
+func CreateCAOf(name string, key *ecdsa.PrivateKey) (certPEM, keyPEM []byte, err error) {
 	now := time.Now()
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		Subject:               pkix.Name{CommonName: name},
@@ -237,6 +260,14 @@ func parseCertificates(pemBytes []byte) ([]*x509.Certificate, error) {
 // instance id, and of which kind: usage is its extended key usage. It is valid as long as the authority: the key lives as
 // long as its TPM, which the cloud destroys with the instance.
 func (ca *CA) certify(key crypto.PublicKey, usage encasn1.ObjectIdentifier, id Identity) ([]byte, error) {
+	if id.Incarnation != "" {
+		return nil, errors.New("a certificate of this usage has no field for the incarnation of an instance")
+	}
+	return ca.certifyUntil(key, usage, id, ca.cert.NotAfter)
+}
+
+// certifyUntil is certify with an end.
+func (ca *CA) certifyUntil(key crypto.PublicKey, usage encasn1.ObjectIdentifier, id Identity, notAfter time.Time) ([]byte, error) {
 	ext, err := id.marshal()
 	if err != nil {
 		return nil, err
@@ -245,10 +276,13 @@ func (ca *CA) certify(key crypto.PublicKey, usage encasn1.ObjectIdentifier, id I
 	if notBefore.Before(ca.cert.NotBefore) {
 		notBefore = ca.cert.NotBefore
 	}
+	if notAfter.After(ca.cert.NotAfter) {
+		notAfter = ca.cert.NotAfter
+	}
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		Subject:               pkix.Name{CommonName: id.Name},
 		NotBefore:             notBefore,
-		NotAfter:              ca.cert.NotAfter,
+		NotAfter:              notAfter,
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		UnknownExtKeyUsage:    []encasn1.ObjectIdentifier{usage},
 		BasicConstraintsValid: true,
@@ -278,6 +312,8 @@ func verifyKey(der []byte, usage encasn1.ObjectIdentifier, roots *x509.CertPool,
 		return nil, Identity{}, errors.New("its certificate is not one of a signing key")
 	case !slices.ContainsFunc(c.UnknownExtKeyUsage, usage.Equal):
 		return nil, Identity{}, fmt.Errorf("its certificate is not one of an attestation key (usage %s)", usage)
+	case (id.Incarnation != "") != usage.Equal(oidVendorKey()):
+		return nil, Identity{}, errors.New("its certificate names an incarnation that its usage does not have, or lacks one")
 	}
 	if _, err := c.Verify(x509.VerifyOptions{
 		Roots:       roots,

@@ -142,7 +142,9 @@ func TestIdentitiesAreRefused(t *testing.T) {
 		name, text string
 		b          []byte
 	}{
-		{name: "another version", text: "version 2", b: edited(good, 4, 2)},
+		{name: "another version", text: "version 3", b: edited(good, 4, 3)},
+		{name: "version 2 without an incarnation", text: "cannot be read", b: edited(good, 4, 2)},
+		{name: "version 2 with an empty incarnation", text: "cannot be read", b: edited(long, 4, 2)},
 		{name: "something behind the last field", text: "cannot be read", b: long},
 		{name: "something behind the identity", text: "cannot be read", b: append(bytes.Clone(good), 0)},
 		{name: "a field of another type", text: "cannot be read", b: edited(good, 5, 0x13)},

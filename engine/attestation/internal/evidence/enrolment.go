@@ -68,6 +68,11 @@ func EncodeMessage(v any) ([]byte, error) {
 
 // DecodeMessage reads exactly one message, whose version is at version.
 func DecodeMessage(b []byte, to any, version *int) error {
+	return decodeVersioned(b, to, version, EnrolmentVersion)
+}
+
+// decodeVersioned reads exactly one JSON document, whose version is at version.
+func decodeVersioned(b []byte, to any, version *int, want int) error {
 	if len(b) > maxMessage {
 		return fmt.Errorf("it has %d bytes, at most %d are allowed", len(b), maxMessage)
 	}
@@ -79,8 +84,8 @@ func DecodeMessage(b []byte, to any, version *int) error {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("unexpected data after it")
 	}
-	if *version != EnrolmentVersion {
-		return fmt.Errorf("it has version %d, this program reads version %d", *version, EnrolmentVersion)
+	if *version != want {
+		return fmt.Errorf("it has version %d, this program reads version %d", *version, want)
 	}
 	return nil
 }

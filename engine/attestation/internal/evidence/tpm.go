@@ -462,7 +462,7 @@ func primary(t transport.TPM, template []byte) (handle tpm2.NamedHandle, public 
 
 func flush(t transport.TPM, h tpm2.NamedHandle) error {
 	if _, err := (tpm2.FlushContext{FlushHandle: h.Handle}).Execute(t); err != nil {
-		return fmt.Errorf("flush attestation key: %w", err)
+		return fmt.Errorf("flush object of the TPM: %w", err)
 	}
 	return nil
 }

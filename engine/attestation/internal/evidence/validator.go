@@ -25,6 +25,9 @@ type Options struct {
 	// Alternatives are the measurements of further images that are accepted as well. A
 	// validator that judges no measurements ignores them.
 	Alternatives []Measurements
+	// Certifiers are authorities of the cluster's certifier. Their certificates take the place of the vendor's API in evidence of
+	// variant VendorTPM2; nil: the API is asked. Validators of other variants ignore it.
+	Certifiers *x509.CertPool
 	// Now is for tests; nil stands for time.Now.
 	Now func() time.Time
 }

@@ -46,6 +46,9 @@ type NVKey struct {
 type Certified interface {
 	// String names the machine as its certificate does, which the vendor's API has not confirmed yet.
 	fmt.Stringer
+	// Names returns nil if id can be of the certified machine: all that the vendor's certificate states agrees, and the cluster is
+	// the one of the verifier. It does not ask the API.
+	Names(ctx context.Context, id Identity) error
 	// Identify returns what the vendor's API has about the machine. The error wraps ErrIdentity if
 	// the machine is none of the cluster. If the API cannot be asked, it wraps an error of package
 	// cloud instead.
@@ -63,11 +66,13 @@ const (
 //	VendorEvidence ::= SEQUENCE {
 //	  version       INTEGER (1),
 //	  intermediates SEQUENCE OF OCTET STRING, -- X.509 certificates
-//	  evidence      OCTET STRING -- an Evidence, see document, whose log is a BootLog
+//	  evidence      OCTET STRING, -- an Evidence, see document, whose log is a BootLog
+//	  certificate   OCTET STRING OPTIONAL -- X.509 certificate of the key by the cluster's certifier
 //	}
 type vendorDocument struct {
 	intermediates [][]byte
 	evidence      []byte
+	certificate   []byte
 }
 
 func (d vendorDocument) marshal() ([]byte, error) {
@@ -80,6 +85,9 @@ func (d vendorDocument) marshal() ([]byte, error) {
 			}
 		})
 		b.AddASN1OctetString(d.evidence)
+		if len(d.certificate) > 0 {
+			b.AddASN1OctetString(d.certificate)
+		}
 	})
 	return finish(&b)
 }
@@ -111,8 +119,11 @@ func parseVendorDocument(b []byte) (vendorDocument, error) {
 		}
 		d.intermediates = append(d.intermediates, c)
 	}
-	if !readOctets(&body, &d.evidence) || !body.Empty() {
+	if !readOctets(&body, &d.evidence) {
 		return d, errors.New("its evidence cannot be read")
+	}
+	if !body.Empty() && (!readOctets(&body, &d.certificate) || len(d.certificate) == 0 || len(d.certificate) > maxCertificate || !body.Empty()) {
+		return d, fmt.Errorf("its certificate by a certifier cannot be read: at most %d bytes are allowed", maxCertificate)
 	}
 	return d, nil
 }
@@ -148,7 +159,7 @@ func NewVendorValidator(v Vendor, roots *x509.CertPool, m Measurements, opts Opt
 func (*VendorValidator) Variant() Variant { return VendorTPM2 }
 
 // Validate implements Validator. The vendor's API is asked last, about machines whose evidence is
-// genuine.
+// genuine, unless Options.Certifiers vouch for what it had.
 func (v *VendorValidator) Validate(ctx context.Context, doc, userData []byte) (Statement, error) {
 	if err := ctx.Err(); err != nil {
 		return Statement{}, err
@@ -161,11 +172,13 @@ func (v *VendorValidator) Validate(ctx context.Context, doc, userData []byte) (S
 	if err != nil {
 		return Statement{}, err
 	}
-	machine, err := v.certified(d, &c)
+	machine, cert, err := v.certified(d, &c)
 	if err != nil {
 		return Statement{}, err
 	}
-	st := Statement{Attested: true, PCRs: c.pcrs, Firmware: c.quoted.firmware, Resets: c.quoted.resets}
+	st := Statement{
+		Attested: true, Key: KeyHash(cert.RawSubjectPublicKeyInfo), PCRs: c.pcrs, Firmware: c.quoted.firmware, Resets: c.quoted.resets,
+	}
 	if st.SecureBoot, err = v.booted(c); err != nil {
 		return Statement{}, err
 	}
@@ -176,7 +189,7 @@ func (v *VendorValidator) Validate(ctx context.Context, doc, userData []byte) (S
 	if err := v.tpm.opts.PCR15.check(c.pcrs[pcrCluster]); err != nil {
 		return Statement{}, err
 	}
-	if st.Identity, err = machine.Identify(ctx); err != nil {
+	if st.Identity, st.Certified, err = v.identify(ctx, d, cert, machine); err != nil {
 		return Statement{}, err
 	}
 	if err := st.Identity.check(); err != nil {
@@ -185,17 +198,17 @@ func (v *VendorValidator) Validate(ctx context.Context, doc, userData []byte) (S
 	return st, v.tpm.opts.identify(st.Identity)
 }
 
-// certified returns the machine whose TPM signed the quote, by the certificates in d.
-func (v *VendorValidator) certified(d vendorDocument, c *claims) (Certified, error) {
+// certified returns the machine whose TPM signed the quote, and the certificate of its key, by the certificates in d.
+func (v *VendorValidator) certified(d vendorDocument, c *claims) (Certified, *x509.Certificate, error) {
 	chain, err := d.chain(c.doc.certificate)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrTrust, err)
+		return nil, nil, fmt.Errorf("%w: %w", ErrTrust, err)
 	}
 	machine, err := v.vendor.Certified(chain, v.tpm.roots, v.tpm.opts.Now())
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrTrust, err)
+		return nil, nil, fmt.Errorf("%w: %w", ErrTrust, err)
 	}
-	return machine, c.signedBy(chain[0])
+	return machine, chain[0], c.signedBy(chain[0])
 }
 
 // States of Secure Boot in a Statement.
@@ -236,8 +249,9 @@ type VendorIssuer struct {
 	tpm    *TPMIssuer
 	vendor Vendor
 
-	mu    sync.Mutex
-	known chainOf
+	mu          sync.Mutex
+	known       chainOf
+	certificate *x509.Certificate // by a certifier; nil: none
 }
 
 // chainOf are the intermediates of a certificate. It does not change while the TPM has that key.
@@ -295,7 +309,7 @@ func (i *VendorIssuer) wrap(ctx context.Context, d document) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return vendorDocument{intermediates: chain, evidence: inner}.marshal()
+	return vendorDocument{intermediates: chain, evidence: inner, certificate: i.ofCertifier(d.certificate)}.marshal()
 }
 
 func (i *VendorIssuer) intermediates(ctx context.Context, certificate []byte) ([][]byte, error) {

@@ -181,21 +181,26 @@ func FuzzParseVendorDocument(f *testing.F) {
 
 // certifiedAs is a vendor's judgement.
 type certifiedAs struct {
-	id  Identity
-	err error
+	id    Identity
+	err   error
+	other error // of Names
 }
 
 // String implements Certified.
 func (c certifiedAs) String() string { return c.id.Name }
 
+// Names implements Certified.
+func (c certifiedAs) Names(context.Context, Identity) error { return c.other }
+
 // Identify implements Certified.
 func (c certifiedAs) Identify(context.Context) (Identity, error) { return c.id, c.err }
 
-// TestVendorsDecide has vendors that answer in each way. Package attest of a cloud tests a real one.
-func TestVendorsDecide(t *testing.T) {
-	ca := newCA(t, "cloud")
+// vendorForger forges evidence that a vendor judges, of a machine without Secure Boot.
+func vendorForger(t *testing.T, ca *CA) *forger {
+	t.Helper()
 	f := newForger(t, ca)
-	events := append(boot(), MeasuredEvent{PCR: pcrSecureBoot, Digest: digest(string(variable("SecureBoot", 10, 1, 0))), Description: string(variable("SecureBoot", 10, 1, 0))})
+	off := string(variable("SecureBoot", 10, 1, 0))
+	events := append(boot(), MeasuredEvent{PCR: pcrSecureBoot, Digest: digest(off), Description: off})
 	f.measured(events)
 	firmware := newEventLog()
 	for _, e := range events {
@@ -208,6 +213,13 @@ func TestVendorsDecide(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.log = log
+	return f
+}
+
+// TestVendorsDecide has vendors that answer in each way. Package attest of a cloud tests a real one.
+func TestVendorsDecide(t *testing.T) {
+	ca := newCA(t, "cloud")
+	f := vendorForger(t, ca)
 	doc, err := vendorDocument{evidence: f.document(t)}.marshal()
 	if err != nil {
 		t.Fatal(err)

@@ -22,6 +22,8 @@ type VendorParts struct {
 	PCRs                     map[uint32][]byte
 	// Log is the event log of firmware. BootLog replaces what an issuer makes of it; nil: it does not.
 	Log, BootLog []byte
+	// OfCertifier is the certificate of the key by a certifier, in DER; nil: none.
+	OfCertifier []byte
 }
 
 // BootLog returns what an issuer makes of an event log of firmware.
@@ -49,7 +51,7 @@ func (p VendorParts) Document() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return vendorDocument{intermediates: p.Intermediates, evidence: inner}.marshal()
+	return vendorDocument{intermediates: p.Intermediates, evidence: inner, certificate: p.OfCertifier}.marshal()
 }
 
 // ParseVendorDocument is the inverse of Document, with BootLog instead of Log.
@@ -62,7 +64,7 @@ func ParseVendorDocument(b []byte) (VendorParts, error) {
 	if err != nil {
 		return VendorParts{}, err
 	}
-	p := VendorParts{Certificate: d.certificate, Intermediates: v.intermediates, Public: d.public, Quote: d.quote, Signature: d.signature, PCRs: map[uint32][]byte{}, BootLog: d.log}
+	p := VendorParts{Certificate: d.certificate, Intermediates: v.intermediates, Public: d.public, Quote: d.quote, Signature: d.signature, PCRs: map[uint32][]byte{}, BootLog: d.log, OfCertifier: v.certificate}
 	for _, r := range d.pcrs {
 		p.PCRs[r.index] = r.value
 	}

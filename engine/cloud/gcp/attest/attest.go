@@ -13,7 +13,8 @@
 //     group, role and address are those of the API.
 //
 // The certificates of a machine neither expire with it nor are they revoked when it is deleted. So
-// the API alone decides whether the machine exists.
+// the API alone decides whether the machine exists. The cluster's certifier can vouch for an earlier answer
+// of the API, for some days: see package certifier.
 //
 // Trust roots are configuration. [Roots] has Google's.
 //
@@ -159,6 +160,26 @@ const (
 	remedyState    = "start the machine, or replace it"
 	remedyRights   = "the service account of each machine needs the permission compute.instances.get"
 )
+
+// Names implements attestation.Certified.
+func (m machine) Names(ctx context.Context, id attestation.Identity) error {
+	c, err := m.vendor.cluster(ctx)
+	if err != nil {
+		return err
+	}
+	for _, f := range []struct{ field, stated, certified string }{
+		{"project", c.Project, m.project},
+		{"UID of the cluster", id.UID, c.UID},
+		{"provider ID", id.ProviderID, m.String()},
+		{"name", id.Name, m.name},
+		{"number", id.Incarnation, strconv.FormatUint(m.number, 10)},
+	} {
+		if f.stated != f.certified {
+			return fmt.Errorf("%w: the %s of %s is %q, expected %q", attestation.ErrIdentity, f.field, m.String(), f.stated, f.certified)
+		}
+	}
+	return nil
+}
 
 // Identify implements attestation.Certified.
 func (m machine) Identify(ctx context.Context) (attestation.Identity, error) {
