@@ -32,6 +32,7 @@ var programs = []struct{ title, intro, prefix string }{
 	{"Join service", "Pods `join-service`.", "constellation/joinservice"},
 	{"Agent", "Unit `constellation-agent` on each machine.", "constellation/agent"},
 	{"Bootstrapper", "Unit `constellation-bootstrapper` on each machine.", "constellation/bootstrapper"},
+	{"Certifier", "Process `bootstrapper certifier` on a control plane.", "constellation/engine/attestation/certifier/signer"},
 	{"Sandbox", "The daemons and simulated machines of `constellation sandbox`.", "constellation/engine/sandbox"},
 	{"Console", "With `--debug`: stderr, or `constellation-debug.log` in the workspace while the console is open. Also packages that several programs share.", "constellation"},
 }

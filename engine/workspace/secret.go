@@ -63,6 +63,10 @@ func (m MasterSecret) ClusterID(measurementSalt []byte) []byte {
 	return derive(derive(m.Key, m.Salt, "measurementSecret"), measurementSalt, "clusterID")
 }
 
+// CertifierSecret is what the keys of the cluster's certifier are derived from; see package signer. It is as secret as m, and stays on
+// the user's computer, too: machines get keys of one generation.
+func (m MasterSecret) CertifierSecret() []byte { return derive(m.Key, m.Salt, "certifierSecret") }
+
 // String hides the secret from careless printing.
 func (m MasterSecret) String() string { return "(hidden)" }
 

@@ -238,6 +238,10 @@ func TestClusterIDIsDerivedFromTheMasterSecret(t *testing.T) {
 			t.Errorf("%s gives the same cluster ID", name)
 		}
 	}
+	// Years later, a cluster may need the same keys.
+	if got, want := hex.EncodeToString(m.CertifierSecret()), "b7077e6f4e781c095e6b557d4c0842eb655e7d6a0fb2bdb6d134fc37692ce4bc"; got != want {
+		t.Errorf("secret of the certifier %s, want %s", got, want)
+	}
 	if a, b := NewMasterSecret(), NewMasterSecret(); bytes.Equal(a.Key, b.Key) || bytes.Equal(a.Key, a.Salt) || len(a.Key) != 32 {
 		t.Error("master secrets repeat")
 	}

@@ -1,0 +1,94 @@
+// Package protocol has the messages between a join service and the certifier of its machine: one request and one answer, in JSON, for
+// each connection to a unix socket.
+package protocol
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"constellation/engine/attestation"
+)
+
+// Timeout bounds one connection. A TPM may take seconds to seal.
+const Timeout = 30 * time.Second
+
+// MaxMessage bounds a message, in bytes.
+const MaxMessage = 256 << 10
+
+// Message is a request or an answer.
+type Message struct {
+	Op string `json:"op,omitempty"`
+
+	ID        string                `json:"id,omitempty"`
+	Request   []byte                `json:"request,omitempty"`
+	Challenge []byte                `json:"challenge,omitempty"`
+	Answer    []byte                `json:"answer,omitempty"`
+	Key       string                `json:"key,omitempty"`
+	Machine   *attestation.Identity `json:"machine,omitempty"`
+
+	Certificate []byte `json:"certificate,omitempty"` // DER
+	Authorities []byte `json:"authorities,omitempty"` // PEM
+	Generation  uint32 `json:"generation,omitempty"`
+	Keys        []byte `json:"keys,omitempty"` // secret
+	Rotation    []byte `json:"rotation,omitempty"`
+	Error       string `json:"error,omitempty"`
+}
+
+// Values of Message.Op.
+const (
+	Challenge   = "challenge"
+	Certify     = "certify"
+	Authorities = "authorities"
+	HandOver    = "hand-over"
+	Rotate      = "rotate"
+)
+
+// Send writes a message and ends the direction.
+func Send(conn net.Conn, m Message) error {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	defer clear(b)
+	if len(b) > MaxMessage {
+		return fmt.Errorf("message has %d bytes, at most %d are allowed", len(b), MaxMessage)
+	}
+	if _, err := conn.Write(b); err != nil {
+		return err
+	}
+	return conn.(*net.UnixConn).CloseWrite()
+}
+
+// Receive reads a message until the end of the direction. Its errors contain nothing of the message.
+func Receive(conn net.Conn, m *Message) error {
+	b, err := io.ReadAll(io.LimitReader(conn, MaxMessage+1))
+	if err != nil {
+		return err
+	}
+	defer clear(b)
+	if len(b) > MaxMessage {
+		return fmt.Errorf("message has more than %d bytes", MaxMessage)
+	}
+	if Strict(b, m) != nil {
+		return errors.New("message is malformed")
+	}
+	return nil
+}
+
+// Strict reads exactly one JSON document without unknown fields. Its errors can quote it.
+func Strict(b []byte, to any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(to); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("unexpected data after it")
+	}
+	return nil
+}
