@@ -56,6 +56,7 @@ import (
 
 	"constellation/bootstrapper/initproto"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/certifier/signer"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
@@ -177,7 +178,7 @@ func (b *bootstrapper) offer(ctx context.Context) error {
 	switch {
 	case !held:
 		// Left by a process that died before its claim, so no caller depends on it.
-		if err := removeAll(b.state, ticketFile, requestFile, recordFile, kubeconfigFile); err != nil {
+		if err := removeAll(b.state, ticketFile, requestFile, recordFile, kubeconfigFile, signer.SealedFile); err != nil {
 			return err
 		}
 		return b.free(ctx)
@@ -403,6 +404,7 @@ func (b *bootstrapper) join(ctx context.Context, cluster []byte) error {
 		Validator: func() attestation.Validator { return validator },
 		Installer: b.host.installer, Kubeadm: &b.host.kubeadm, StartKubelet: b.m.StartKubelet,
 		KubeletCloudProvider: b.m.KubeletCloudProvider,
+		StoreKeys:            b.storeKeys,
 		State:                b.state, Root: b.m.Root, Cluster: cluster, Log: b.m.Log, port: b.m.joinPort, hurry: b.m.hurry,
 	}
 	err = c.Run(ctx)
@@ -480,10 +482,10 @@ func emptyDir(dir string) error {
 	return nil
 }
 
-// cloneRequest returns the request without its secret.
+// cloneRequest returns the request without its secrets.
 func cloneRequest(r *initproto.InitRequest) *initproto.InitRequest {
 	c := proto.Clone(r).(*initproto.InitRequest)
-	c.InitSecret = nil
+	c.InitSecret, c.CertifierKeys = nil, nil
 	return c
 }
 

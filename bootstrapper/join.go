@@ -107,6 +107,8 @@ type JoinClient struct {
 	Kubeadm   *kubeadm.Runner
 	// StartKubelet starts the kubelet of a machine whose join was in progress.
 	StartKubelet func(context.Context) error
+	// StoreKeys seals the keys of the certifier in a ticket. It does nothing without any.
+	StoreKeys func(ctx context.Context, clusterID, keys []byte) error
 	// State stores the node's key and an unused ticket across restarts; only root has access.
 	State *os.Root
 	// KubeletCloudProvider is the kubelet's --cloud-provider; "" means that it gets no such flag.
@@ -174,6 +176,11 @@ func (c *JoinClient) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := c.storeKeys(ctx, t); err != nil {
+		conn.Close()
+		return err
+	}
+	c.certify(ctx, conn)
 	// On disk before the claim: a machine that is claimed looks used and is given no
 	// other ticket until it is restarted.
 	if err := keepTicket(c.State, t.raw); err != nil {
@@ -181,6 +188,21 @@ func (c *JoinClient) run(ctx context.Context) error {
 		return err
 	}
 	return c.join(ctx, self, t, c.newReport(ctx, self, t, conn))
+}
+
+// storeKeys seals the keys of the certifier, and removes them from the ticket, which is stored next.
+func (c *JoinClient) storeKeys(ctx context.Context, t *ticket) error {
+	keys := t.raw.GetCertifierKeys()
+	t.raw.CertifierKeys = nil
+	defer clear(keys)
+	if len(keys) == 0 {
+		return nil
+	}
+	if err := c.StoreKeys(ctx, t.cluster, keys); err != nil {
+		return err
+	}
+	c.Log.Info("certifier keys sealed")
+	return nil
 }
 
 // newReport begins the report of a join with ticket t, on conn if that is not nil, and

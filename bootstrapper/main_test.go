@@ -51,6 +51,8 @@ func TestMain(m *testing.M) {
 		os.Exit(scriptedKubeadm(os.Getenv(kubeadmEnv), os.Args[1:]))
 	case os.Getenv(processEnv) != "":
 		os.Exit(process(os.Getenv(processEnv)))
+	case os.Getenv(certifierEnv) != "":
+		os.Exit(certifierProcess(os.Getenv(certifierEnv)))
 	}
 	os.Exit(m.Run())
 }

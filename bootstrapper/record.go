@@ -178,7 +178,7 @@ func (r *record) follow(ctx context.Context, stop <-chan struct{}, send func(*in
 	}, send)
 }
 
-// keepRequest stores the request of an init, without its secret.
+// keepRequest stores the request of an init, without its secrets.
 func keepRequest(state *os.Root, req *initproto.InitRequest) error {
 	b, err := protojson.Marshal(cloneRequest(req))
 	if err != nil {

@@ -245,12 +245,15 @@ func (s *initServer) begin(ctx context.Context, req *initproto.InitRequest) erro
 		if err := s.attach(h, req); err != nil || !h.Retry || s.working {
 			return err
 		}
-		return s.again(req)
+		return s.again(ctx, req)
 	}
 	if _, err := s.b.understand(req); err != nil {
 		return err
 	}
 	if err := s.noClusterYet(ctx); err != nil {
+		return err
+	}
+	if err := s.b.storeKeys(ctx, req.GetClusterId(), req.GetCertifierKeys()); err != nil {
 		return err
 	}
 	// On disk before the claim, so that every claim has a request.
@@ -283,8 +286,11 @@ func (s *initServer) attach(h holder, req *initproto.InitRequest) error {
 
 // again restarts the work after a failure that is not final, with the new request: the
 // configuration may have been the cause. The caller holds mu.
-func (s *initServer) again(req *initproto.InitRequest) error {
+func (s *initServer) again(ctx context.Context, req *initproto.InitRequest) error {
 	if _, err := s.b.understand(req); err != nil {
+		return err
+	}
+	if err := s.b.storeKeys(ctx, req.GetClusterId(), req.GetCertifierKeys()); err != nil {
 		return err
 	}
 	// The failure last: until it is removed, the next process reports it again.

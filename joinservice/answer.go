@@ -36,6 +36,10 @@ var (
 	errComponents      = errors.New("components do not match the digest in their name")
 	errUnassigned      = errors.New("this machine is a spare that is not assigned to its group")
 	errReleased        = errors.New("this machine was released from its group; it must reset itself")
+	errNoCertifier     = errors.New("this cluster has no certifier")
+	errCertifier       = errors.New("the certifier of this control plane does not answer")
+	errCertification   = errors.New("certificate of the attestation key refused")
+	errCertified       = errors.New("a certificate confirms this machine: the vendor's API must, so connect without it")
 	errTokenTaken      = errors.New("the name of this machine's bootstrap token is used by another machine")
 )
 
@@ -58,6 +62,14 @@ func answer(err error) error {
 		return later(codes.Unavailable, err.Error(), spareRetry)
 	case errors.Is(err, errOtherInstance), errors.Is(err, errUsedMachine), errors.Is(err, errOtherKey), errors.Is(err, errOtherAddress):
 		return status.Error(codes.PermissionDenied, err.Error())
+	case errors.Is(err, errNoCertifier):
+		return status.Error(codes.Unimplemented, err.Error())
+	case errors.Is(err, errCertification):
+		return status.Error(codes.InvalidArgument, errCertification.Error())
+	case errors.Is(err, errCertified):
+		return status.Error(codes.FailedPrecondition, err.Error())
+	case errors.Is(err, errCertifier):
+		return later(codes.Unavailable, errCertifier.Error(), 3*time.Second)
 	case errors.Is(err, errRequest):
 		return status.Error(codes.InvalidArgument, err.Error())
 	case errors.As(err, &revoked):

@@ -35,6 +35,14 @@ type project struct {
 
 func newProject(t *testing.T) *project {
 	t.Helper()
+	g := prepareProject(t)
+	g.r = g.run(g.service.Issuer(), "127.0.0.1:0")
+	return g
+}
+
+// prepareProject is newProject without the join service.
+func prepareProject(t *testing.T) *project {
+	t.Helper()
 	g := &project{site: newSite(t), p: lab.NewProject(t)}
 	g.workers, g.controlPlanes = g.p.Group("workers", cloud.Worker, gcptest.UID), g.p.Group("control-planes", cloud.ControlPlane, gcptest.UID)
 	g.roots = string(g.p.Authority.RootPEM())
@@ -42,7 +50,6 @@ func newProject(t *testing.T) *project {
 	g.service = g.p.Start(g.controlPlanes, nil)
 	g.service.Join(clusterID)
 	g.method, g.list = g.service.Method(), g.service.View
-	g.r = g.run(g.service.Issuer(), "127.0.0.1:0")
 	return g
 }
 
@@ -320,7 +327,7 @@ func TestDemandsAtGoogle(t *testing.T) {
 	}
 	good := vendorDemand(t)
 	snapshotOf := func(v *lab.VM, m attestation.Method, data map[string]string) error {
-		_, err := newSnapshot(t.Context(), data, m.Issuer(v.TPM), m)
+		_, err := newSnapshot(t.Context(), data, m.Issuer(v.TPM), m, nil)
 		return err
 	}
 	if err := snapshotOf(v, v.Method(), data(good, p.Authority.RootPEM())); err != nil {

@@ -40,7 +40,11 @@ func newDirectory(m metadata) *directory {
 // evidence, which came from the address peer. The cloud's list may lag, so a missing instance gets errUnknownInstance, which
 // asks it to retry; a different one is refused with errOtherInstance.
 func (d *directory) verify(ctx context.Context, st attestation.Statement, peer netip.Addr) (key string, err error) {
-	i, err := d.check(ctx, st, directoryAge)
+	age := directoryAge
+	if st.Certified { // the API was not asked about the machine in this connection
+		age = 0
+	}
+	i, err := d.check(ctx, st, age)
 	if err != nil && ctx.Err() == nil {
 		i, err = d.check(ctx, st, 0)
 	}

@@ -11,7 +11,7 @@
 // published components for the role; the Secret of the registry, if one is configured, is
 // valid; a control plane holds the join turn. Then come the
 // certificate, bound to the identity; a JoiningNode, which tracks the machine; and a bootstrap
-// token. No secret is created or read before the checks pass, and repeating a request at any
+// token. A control plane also gets the keys of the certifier, if there is one. No secret is created or read before the checks pass, and repeating a request at any
 // point is safe.
 //
 // Several replicas run independently: state that outlives a request is in the API server. The
@@ -20,6 +20,7 @@
 package joinservice
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,6 +43,7 @@ import (
 
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/certifier"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
 	"constellation/engine/component/componentproto"
@@ -56,7 +58,7 @@ type metadata interface {
 	LoadBalancer(context.Context) (string, error)
 }
 
-// Config configures a Server. All fields except Log and RegistrySecret are required.
+// Config configures a Server. All fields except Log, RegistrySecret and Certifier are required.
 type Config struct {
 	// Cluster is the access to the API server. Its rate limits are replaced.
 	Cluster *rest.Config
@@ -74,9 +76,13 @@ type Config struct {
 	APIServerPort int
 	// RegistrySecret is the Secret in Namespace with the registry of joining machines; empty: none.
 	RegistrySecret string
+	// Certifier is the path of the socket of this machine's certifier; empty: none. Then the vendor's API confirms each machine.
+	Certifier string
 	// Spares is whether machines are enrolled, and some belong to their group only while they are assigned.
 	Spares bool
 	Log    *slog.Logger
+
+	certifierPoll time.Duration // 0: certifierPoll
 }
 
 // Server issues tickets. Create it with New.
@@ -94,6 +100,8 @@ type Server struct {
 	apiPort   int
 	spares    *spares // nil: all machines belong to their groups
 	registers *registers
+	// certification is nil without a certifier.
+	certification *certification
 
 	// snapshot has the present attestation requirements; nil until they were read.
 	snapshot atomic.Pointer[snapshot]
@@ -148,6 +156,9 @@ func New(c Config) (*Server, error) {
 		issuer: c.Issuer, method: c.Attestation, metadata: c.Metadata, apiPort: c.APIServerPort,
 		slots: make(chan struct{}, concurrent),
 	}
+	if c.Certifier != "" {
+		s.certification = &certification{Client: certifier.Client{Socket: c.Certifier}, changed: make(chan struct{}, 1), every: cmp.Or(c.certifierPoll, certifierPoll)}
+	}
 	if d.listed {
 		s.registers = &registers{kube: k, told: map[string]machines.Registers{}}
 	}
@@ -173,6 +184,7 @@ func (s *Server) Run(ctx context.Context, join, health net.Listener) error {
 	g.Go(func() error { s.watchSources(ctx); return nil })
 	first := make(chan struct{})
 	g.Go(func() error { return s.watchDemands(ctx, sync.OnceFunc(func() { close(first) })) })
+	g.Go(func() error { s.runCertification(ctx, first); return nil })
 	g.Go(func() error {
 		select {
 		case <-ctx.Done():
@@ -346,6 +358,11 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.St
 	if controlPlane {
 		if t.ControlPlaneFiles, err = s.authority.controlPlaneFiles(); err != nil {
 			return nil, err
+		}
+		if s.certification != nil {
+			if t.CertifierKeys, err = s.certification.HandOver(ctx, id); err != nil {
+				return nil, certifierError(err)
+			}
 		}
 	}
 	return t, nil

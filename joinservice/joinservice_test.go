@@ -112,6 +112,10 @@ type site struct {
 	registrySecret string
 	// spares says that they know spares.
 	spares bool
+	// certifier is the socket of their certifier.
+	certifier string
+	// rotation is that of the certifier's keys in join-config.
+	rotation string
 }
 
 // sky is the cloud's metadata.
@@ -251,6 +255,9 @@ func (s *site) demand(boot []attestation.MeasuredEvent) string {
 func (s *site) rawJoinConfig(attestationConfig string, generations map[string]string) {
 	s.t.Helper()
 	data := map[string]string{"attestationConfig": attestationConfig, "clusterID": hex.EncodeToString(clusterID), "trustRoots": s.roots}
+	if s.rotation != "" {
+		data[keyRotation] = s.rotation
+	}
 	for image, g := range generations {
 		data["attestationConfig."+image] = g
 	}
@@ -334,7 +341,7 @@ func (s *site) run(issuer attestation.Issuer, addr string) *replica {
 	}
 	r.Server, err = New(Config{
 		Cluster: cfg, Namespace: namespace, Metadata: list, Issuer: issuer, Attestation: method, PKI: s.cp.PKI(), APIServerPort: 6443,
-		RegistrySecret: s.registrySecret, Spares: s.spares, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
+		RegistrySecret: s.registrySecret, Spares: s.spares, Certifier: s.certifier, certifierPoll: 50 * time.Millisecond, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
 	})
 	if err != nil {
 		s.t.Fatal(err)

@@ -2,7 +2,7 @@ package joinservice
 
 import (
 	"context"
-	"crypto/rand"
+	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -19,6 +19,8 @@ import (
 // immutable: a connection is judged by the requirements at its start.
 type snapshot struct {
 	validator attestation.Validator
+	// self judges this machine, by the vendor's API.
+	self      attestation.Validator
 	clusterID []byte
 	// generations are the alternative requirements; a machine must satisfy one.
 	generations int
@@ -36,6 +38,7 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 		return nil
 	}
 	var used map[string]string
+	again := false // the authorities of the certifier changed
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	for {
@@ -44,12 +47,14 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 			return nil
 		case <-s.kube.changed:
 		case <-retry.C:
+		case <-s.certification.signal():
+			again = true
 		}
 		data := s.kube.config()
-		if data == nil || used != nil && maps.Equal(used, data) {
+		if data == nil || used != nil && maps.Equal(used, data) && !again {
 			continue // the next change wakes the loop
 		}
-		next, err := newSnapshot(ctx, data, s.issuer, s.method)
+		next, err := newSnapshot(ctx, data, s.issuer, s.method, s.certification.roots())
 		if err != nil {
 			if ctx.Err() == nil {
 				s.log.Error("join-config not usable", "err", err, "retry_in", demandsRetry, "last_good_kept", s.snapshot.Load() != nil)
@@ -60,7 +65,7 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 		if s.method.Unmeasured && used == nil {
 			s.log.Warn("measurements not judged", "variant", string(s.method.Variant), "reason", "evidence of this variant proves which machine joins, not what it booted")
 		}
-		used = data
+		used, again = data, false
 		s.snapshot.Store(next)
 		s.log.Info("join-config loaded", "variant", string(next.validator.Variant()), "generations", next.generations)
 		ready()
@@ -68,8 +73,9 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 }
 
 // newSnapshot parses join-config. The measurements apply to machines in the same cloud project
-// as this machine, which issuer proves to be a member of the cluster in join-config.
-func newSnapshot(ctx context.Context, data map[string]string, issuer attestation.Issuer, method attestation.Method) (*snapshot, error) {
+// as this machine, which issuer proves to be a member of the cluster in join-config. Certificates of
+// certifiers take the place of the vendor's API.
+func newSnapshot(ctx context.Context, data map[string]string, issuer attestation.Issuer, method attestation.Method, certifiers *x509.CertPool) (*snapshot, error) {
 	newest, others, err := accepted(data, method)
 	if err != nil {
 		return nil, err
@@ -88,22 +94,16 @@ func newSnapshot(ctx context.Context, data map[string]string, issuer attestation
 	for pcr, m := range newest {
 		lenient[pcr] = attestation.Measurement{Expected: m.Expected, WarnOnly: true}
 	}
-	nonce := make([]byte, attestation.MaxUserData)
-	if _, err := rand.Read(nonce); err != nil {
+	own := method.Validator(roots, lenient, attestation.Options{PCR15: attestation.PCR15ClusterID(id)})
+	self, err := attestSelf(ctx, issuer, own)
+	if err != nil {
 		return nil, err
 	}
-	doc, err := issuer.Issue(ctx, nonce)
-	if err != nil {
-		return nil, fmt.Errorf("attest this machine: %w", err)
-	}
-	self, err := method.Validator(roots, lenient, attestation.Options{PCR15: attestation.PCR15ClusterID(id)}).Validate(ctx, doc, nonce)
-	if err != nil {
-		return nil, fmt.Errorf("attest this machine: %w", err)
-	}
 	judge := func(rule attestation.PCR15) attestation.Validator {
-		return method.Validator(roots, newest, attestation.Options{PCR15: rule, UID: self.Identity.UID, Alternatives: others})
+		return method.Validator(roots, newest, attestation.Options{PCR15: rule, UID: self.Identity.UID, Alternatives: others, Certifiers: certifiers})
 	}
 	return &snapshot{
+		self:        own,
 		clusterID:   id,
 		generations: 1 + len(others),
 		validator:   joiner{fresh: judge(attestation.PCR15Zero()), claimed: judge(attestation.PCR15ClusterID(id))},

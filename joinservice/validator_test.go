@@ -64,7 +64,7 @@ func testUnmeasured(t *testing.T, tpms bool) {
 		return map[string]string{"attestationConfig": demand, "attestationConfig.v1.1.0": demand, "clusterID": hex.EncodeToString(clusterID), "trustRoots": string(cert)}
 	}
 	service := enrol("control-plane-0", "demo", cloud.ControlPlane, clusterID, tpm())
-	s, err := newSnapshot(t.Context(), config(`{"variant":"enrolled","measurements":{}}`), service, method)
+	s, err := newSnapshot(t.Context(), config(`{"variant":"enrolled","measurements":{}}`), service, method, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,15 +91,15 @@ func testUnmeasured(t *testing.T, tpms bool) {
 			t.Errorf("%s: %+v, %v", tt.name, st, err)
 		}
 	}
-	if _, err := newSnapshot(t.Context(), config(`{"variant":"tpm2","measurements":{}}`), service, method); err == nil || !strings.Contains(err.Error(), `variant is "tpm2", want "enrolled"`) {
+	if _, err := newSnapshot(t.Context(), config(`{"variant":"tpm2","measurements":{}}`), service, method, nil); err == nil || !strings.Contains(err.Error(), `variant is "tpm2", want "enrolled"`) {
 		t.Errorf("another variant: %v", err)
 	}
 	for _, demand := range []string{`{"variant":"tpm2","measurements":{}}`, `{"variant":"tpm2"}`} {
-		if _, err := newSnapshot(t.Context(), config(demand), service, attestation.TPMMethod()); err == nil || !strings.Contains(err.Error(), "no measurements, so every machine would be accepted") {
+		if _, err := newSnapshot(t.Context(), config(demand), service, attestation.TPMMethod(), nil); err == nil || !strings.Contains(err.Error(), "no measurements, so every machine would be accepted") {
 			t.Errorf("a cloud's machines with %s: %v", demand, err)
 		}
 	}
-	if _, err := newSnapshot(t.Context(), config(`{"variant":"enrolled","measurements":{}}`), service, attestation.TPMMethod()); err == nil || !strings.Contains(err.Error(), `variant is "enrolled", want "tpm2"`) {
+	if _, err := newSnapshot(t.Context(), config(`{"variant":"enrolled","measurements":{}}`), service, attestation.TPMMethod(), nil); err == nil || !strings.Contains(err.Error(), `variant is "enrolled", want "tpm2"`) {
 		t.Errorf("a cloud's machines with an enrolled join-config: %v", err)
 	}
 }

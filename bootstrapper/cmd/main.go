@@ -53,12 +53,15 @@ func run(ctx context.Context, args []string) int {
 	f.StringVar(&m.Listen, "listen", bootstrapper.DefaultListen, "`address` for a console that initializes a cluster")
 	f.StringVar(&m.Root, "root", "/", "root `directory` of the machine's file system")
 	f.StringVar(&m.StateDir, "state", bootstrapper.DefaultStateDir, "state `folder`, below the root, which survives a reboot")
+	socket := f.String("certifier-socket", bootstrapper.CertifierSocket, "`path` of the socket of the verb certifier")
 	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
 	f.Usage = func() {
 		fmt.Fprint(f.Output(), "bootstrapper makes this machine a node of a cluster, once.\n\nUsage:\n"+
 			"  bootstrapper [flags]         offer the machine; start the kubelet if it is a node\n"+
 			"  bootstrapper [flags] reset   take the node out of its cluster and remove what belongs to it\n"+
 			"  bootstrapper identity VERB   enrol this machine: request, answer or store; see below\n"+
+			"  bootstrapper [flags] certifier\n"+
+			"                               serve the join service of this control plane; see -certifier-socket\n"+
 			"  bootstrapper call ADDRESS:PORT DIGEST\n"+
 			"                               serve the console that printed this command; its token is on stdin\n"+
 			"  bootstrapper version         print the version\n\n"+identityUsage+"\nFlags:\n")
@@ -84,7 +87,7 @@ func run(ctx context.Context, args []string) int {
 		return call(ctx, f.Args()[1:], os.Stdin, os.Stdout, os.Stderr)
 	}
 	switch verb := f.Arg(0); {
-	case f.NArg() > 1 || verb != "" && verb != "reset" && verb != "version":
+	case f.NArg() > 1 || verb != "" && verb != "reset" && verb != "version" && verb != "certifier":
 		fmt.Fprintf(os.Stderr, "bootstrapper: unexpected arguments %q; see bootstrapper -h\n", f.Args())
 		return exitUsage
 	case verb == "version":
@@ -93,7 +96,13 @@ func run(ctx context.Context, args []string) int {
 	case verb == "reset":
 		return reset(ctx, m)
 	}
-	err := offer(ctx, m)
+	var err error
+	if f.Arg(0) == "certifier" {
+		m.Ready = func() { notify(m.Log) }
+		err = bootstrapper.RunCertifier(ctx, m, *socket)
+	} else {
+		err = offer(ctx, m)
+	}
 	switch {
 	case err == nil:
 		return 0

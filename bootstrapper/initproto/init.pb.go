@@ -45,7 +45,10 @@ type InitRequest struct {
 	// Tag of etcd's image, such as "3.6.11-0", if it is not that of kubernetes_version.
 	EtcdImageTag string `protobuf:"bytes,10,opt,name=etcd_image_tag,json=etcdImageTag,proto3" json:"etcd_image_tag,omitempty"`
 	// Where images are pulled from; absent: from their publishers. kubeadm's imageRepository follows from it.
-	Registry      *componentproto.Registry `protobuf:"bytes,11,opt,name=registry,proto3" json:"registry,omitempty"`
+	Registry *componentproto.Registry `protobuf:"bytes,11,opt,name=registry,proto3" json:"registry,omitempty"`
+	// Secret keys of the certifier, for a cloud that has one; see package certifier. The machine seals them to its TPM, and stores
+	// them in no other form.
+	CertifierKeys []byte `protobuf:"bytes,12,opt,name=certifier_keys,json=certifierKeys,proto3" json:"certifier_keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -153,6 +156,13 @@ func (x *InitRequest) GetEtcdImageTag() string {
 func (x *InitRequest) GetRegistry() *componentproto.Registry {
 	if x != nil {
 		return x.Registry
+	}
+	return nil
+}
+
+func (x *InitRequest) GetCertifierKeys() []byte {
+	if x != nil {
+		return x.CertifierKeys
 	}
 	return nil
 }
@@ -645,7 +655,7 @@ var File_bootstrapper_initproto_init_proto protoreflect.FileDescriptor
 
 const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"\n" +
-	"!bootstrapper/initproto/init.proto\x12\ainit.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd4\x03\n" +
+	"!bootstrapper/initproto/init.proto\x12\ainit.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfb\x03\n" +
 	"\vInitRequest\x12\x1f\n" +
 	"\vinit_secret\x18\x01 \x01(\fR\n" +
 	"initSecret\x12!\n" +
@@ -662,7 +672,8 @@ const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"\x14components_statement\x18\t \x01(\tR\x13componentsStatement\x12$\n" +
 	"\x0eetcd_image_tag\x18\n" +
 	" \x01(\tR\fetcdImageTag\x122\n" +
-	"\bregistry\x18\v \x01(\v2\x16.component.v1.RegistryR\bregistry\"\x87\x02\n" +
+	"\bregistry\x18\v \x01(\v2\x16.component.v1.RegistryR\bregistry\x12%\n" +
+	"\x0ecertifier_keys\x18\f \x01(\fR\rcertifierKeys\"\x87\x02\n" +
 	"\fInitResponse\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12/\n" +

@@ -98,7 +98,10 @@ type IssueJoinTicketResponse struct {
 	// the ConfigMap has none: then the caller refuses the ticket.
 	ComponentsStatement string `protobuf:"bytes,11,opt,name=components_statement,json=componentsStatement,proto3" json:"components_statement,omitempty"`
 	// Where the machine pulls images from; absent: from their publishers.
-	Registry      *componentproto.Registry `protobuf:"bytes,12,opt,name=registry,proto3" json:"registry,omitempty"`
+	Registry *componentproto.Registry `protobuf:"bytes,12,opt,name=registry,proto3" json:"registry,omitempty"`
+	// For control planes of a cluster with a certifier: its secret keys. The caller seals them to its TPM, and stores them in no
+	// other form.
+	CertifierKeys []byte `protobuf:"bytes,13,opt,name=certifier_keys,json=certifierKeys,proto3" json:"certifier_keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -217,6 +220,121 @@ func (x *IssueJoinTicketResponse) GetRegistry() *componentproto.Registry {
 	return nil
 }
 
+func (x *IssueJoinTicketResponse) GetCertifierKeys() []byte {
+	if x != nil {
+		return x.CertifierKeys
+	}
+	return nil
+}
+
+type CertifyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the first message: the request of package authority, for the key of the evidence.
+	Request []byte `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	// Of the second message.
+	Answer        []byte `protobuf:"bytes,2,opt,name=answer,proto3" json:"answer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CertifyRequest) Reset() {
+	*x = CertifyRequest{}
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CertifyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CertifyRequest) ProtoMessage() {}
+
+func (x *CertifyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CertifyRequest.ProtoReflect.Descriptor instead.
+func (*CertifyRequest) Descriptor() ([]byte, []int) {
+	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *CertifyRequest) GetRequest() []byte {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *CertifyRequest) GetAnswer() []byte {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+type CertifyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the first message.
+	Challenge []byte `protobuf:"bytes,1,opt,name=challenge,proto3" json:"challenge,omitempty"`
+	// Of the second message: X.509, in DER.
+	Certificate   []byte `protobuf:"bytes,2,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CertifyResponse) Reset() {
+	*x = CertifyResponse{}
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CertifyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CertifyResponse) ProtoMessage() {}
+
+func (x *CertifyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CertifyResponse.ProtoReflect.Descriptor instead.
+func (*CertifyResponse) Descriptor() ([]byte, []int) {
+	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *CertifyResponse) GetChallenge() []byte {
+	if x != nil {
+		return x.Challenge
+	}
+	return nil
+}
+
+func (x *CertifyResponse) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
 type File struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Relative to /etc/kubernetes/pki, slash-separated.
@@ -228,7 +346,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[2]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -240,7 +358,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[2]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -253,7 +371,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{2}
+	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *File) GetName() string {
@@ -284,7 +402,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[3]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -296,7 +414,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[3]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -309,7 +427,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{3}
+	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ReportRequest) GetTime() *timestamppb.Timestamp {
@@ -355,7 +473,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[4]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -367,7 +485,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[4]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -380,7 +498,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{4}
+	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{6}
 }
 
 var File_joinservice_joinproto_join_proto protoreflect.FileDescriptor
@@ -389,7 +507,7 @@ const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	"\n" +
 	" joinservice/joinproto/join.proto\x12\ajoin.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"I\n" +
 	"\x16IssueJoinTicketRequest\x12/\n" +
-	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\"\xef\x04\n" +
+	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\"\x96\x05\n" +
 	"\x17IssueJoinTicketResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\fR\tclusterId\x12/\n" +
@@ -406,7 +524,14 @@ const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	"\fturn_expires\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\vturnExpires\x121\n" +
 	"\x14components_statement\x18\v \x01(\tR\x13componentsStatement\x122\n" +
-	"\bregistry\x18\f \x01(\v2\x16.component.v1.RegistryR\bregistry\".\n" +
+	"\bregistry\x18\f \x01(\v2\x16.component.v1.RegistryR\bregistry\x12%\n" +
+	"\x0ecertifier_keys\x18\r \x01(\fR\rcertifierKeys\"B\n" +
+	"\x0eCertifyRequest\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\fR\arequest\x12\x16\n" +
+	"\x06answer\x18\x02 \x01(\fR\x06answer\"Q\n" +
+	"\x0fCertifyResponse\x12\x1c\n" +
+	"\tchallenge\x18\x01 \x01(\fR\tchallenge\x12 \n" +
+	"\vcertificate\x18\x02 \x01(\fR\vcertificate\".\n" +
 	"\x04File\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"\x93\x01\n" +
@@ -416,10 +541,11 @@ const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x12\x14\n" +
 	"\x05level\x18\x04 \x01(\tR\x05level\x12\x12\n" +
 	"\x04text\x18\x05 \x01(\tR\x04text\"\x10\n" +
-	"\x0eReportResponse2\xa0\x01\n" +
+	"\x0eReportResponse2\xe2\x01\n" +
 	"\vJoinService\x12T\n" +
 	"\x0fIssueJoinTicket\x12\x1f.join.v1.IssueJoinTicketRequest\x1a .join.v1.IssueJoinTicketResponse\x12;\n" +
-	"\x06Report\x12\x16.join.v1.ReportRequest\x1a\x17.join.v1.ReportResponse(\x01B%Z#constellation/joinservice/joinprotob\x06proto3"
+	"\x06Report\x12\x16.join.v1.ReportRequest\x1a\x17.join.v1.ReportResponse(\x01\x12@\n" +
+	"\aCertify\x12\x17.join.v1.CertifyRequest\x1a\x18.join.v1.CertifyResponse(\x010\x01B%Z#constellation/joinservice/joinprotob\x06proto3"
 
 var (
 	file_joinservice_joinproto_join_proto_rawDescOnce sync.Once
@@ -433,29 +559,33 @@ func file_joinservice_joinproto_join_proto_rawDescGZIP() []byte {
 	return file_joinservice_joinproto_join_proto_rawDescData
 }
 
-var file_joinservice_joinproto_join_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_joinservice_joinproto_join_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_joinservice_joinproto_join_proto_goTypes = []any{
 	(*IssueJoinTicketRequest)(nil),   // 0: join.v1.IssueJoinTicketRequest
 	(*IssueJoinTicketResponse)(nil),  // 1: join.v1.IssueJoinTicketResponse
-	(*File)(nil),                     // 2: join.v1.File
-	(*ReportRequest)(nil),            // 3: join.v1.ReportRequest
-	(*ReportResponse)(nil),           // 4: join.v1.ReportResponse
-	(*componentproto.Component)(nil), // 5: component.v1.Component
-	(*timestamppb.Timestamp)(nil),    // 6: google.protobuf.Timestamp
-	(*componentproto.Registry)(nil),  // 7: component.v1.Registry
+	(*CertifyRequest)(nil),           // 2: join.v1.CertifyRequest
+	(*CertifyResponse)(nil),          // 3: join.v1.CertifyResponse
+	(*File)(nil),                     // 4: join.v1.File
+	(*ReportRequest)(nil),            // 5: join.v1.ReportRequest
+	(*ReportResponse)(nil),           // 6: join.v1.ReportResponse
+	(*componentproto.Component)(nil), // 7: component.v1.Component
+	(*timestamppb.Timestamp)(nil),    // 8: google.protobuf.Timestamp
+	(*componentproto.Registry)(nil),  // 9: component.v1.Registry
 }
 var file_joinservice_joinproto_join_proto_depIdxs = []int32{
-	5, // 0: join.v1.IssueJoinTicketResponse.components:type_name -> component.v1.Component
-	2, // 1: join.v1.IssueJoinTicketResponse.control_plane_files:type_name -> join.v1.File
-	6, // 2: join.v1.IssueJoinTicketResponse.turn_expires:type_name -> google.protobuf.Timestamp
-	7, // 3: join.v1.IssueJoinTicketResponse.registry:type_name -> component.v1.Registry
-	6, // 4: join.v1.ReportRequest.time:type_name -> google.protobuf.Timestamp
+	7, // 0: join.v1.IssueJoinTicketResponse.components:type_name -> component.v1.Component
+	4, // 1: join.v1.IssueJoinTicketResponse.control_plane_files:type_name -> join.v1.File
+	8, // 2: join.v1.IssueJoinTicketResponse.turn_expires:type_name -> google.protobuf.Timestamp
+	9, // 3: join.v1.IssueJoinTicketResponse.registry:type_name -> component.v1.Registry
+	8, // 4: join.v1.ReportRequest.time:type_name -> google.protobuf.Timestamp
 	0, // 5: join.v1.JoinService.IssueJoinTicket:input_type -> join.v1.IssueJoinTicketRequest
-	3, // 6: join.v1.JoinService.Report:input_type -> join.v1.ReportRequest
-	1, // 7: join.v1.JoinService.IssueJoinTicket:output_type -> join.v1.IssueJoinTicketResponse
-	4, // 8: join.v1.JoinService.Report:output_type -> join.v1.ReportResponse
-	7, // [7:9] is the sub-list for method output_type
-	5, // [5:7] is the sub-list for method input_type
+	5, // 6: join.v1.JoinService.Report:input_type -> join.v1.ReportRequest
+	2, // 7: join.v1.JoinService.Certify:input_type -> join.v1.CertifyRequest
+	1, // 8: join.v1.JoinService.IssueJoinTicket:output_type -> join.v1.IssueJoinTicketResponse
+	6, // 9: join.v1.JoinService.Report:output_type -> join.v1.ReportResponse
+	3, // 10: join.v1.JoinService.Certify:output_type -> join.v1.CertifyResponse
+	8, // [8:11] is the sub-list for method output_type
+	5, // [5:8] is the sub-list for method input_type
 	5, // [5:5] is the sub-list for extension type_name
 	5, // [5:5] is the sub-list for extension extendee
 	0, // [0:5] is the sub-list for field type_name
@@ -472,7 +602,7 @@ func file_joinservice_joinproto_join_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_joinservice_joinproto_join_proto_rawDesc), len(file_joinservice_joinproto_join_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

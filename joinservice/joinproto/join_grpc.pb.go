@@ -26,6 +26,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	JoinService_IssueJoinTicket_FullMethodName = "/join.v1.JoinService/IssueJoinTicket"
 	JoinService_Report_FullMethodName          = "/join.v1.JoinService/Report"
+	JoinService_Certify_FullMethodName         = "/join.v1.JoinService/Certify"
 )
 
 // JoinServiceClient is the client API for JoinService service.
@@ -38,6 +39,9 @@ type JoinServiceClient interface {
 	// Report carries the progress of the join; each message becomes one line of
 	// the join service's structured log.
 	Report(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ReportRequest, ReportResponse], error)
+	// Certify gives the caller a certificate of the attestation key that made its evidence, by the cluster's certifier. The caller
+	// sends a request, gets a challenge, sends the answer, and gets the certificate. UNIMPLEMENTED: the cluster has no certifier.
+	Certify(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CertifyRequest, CertifyResponse], error)
 }
 
 type joinServiceClient struct {
@@ -71,6 +75,19 @@ func (c *joinServiceClient) Report(ctx context.Context, opts ...grpc.CallOption)
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type JoinService_ReportClient = grpc.ClientStreamingClient[ReportRequest, ReportResponse]
 
+func (c *joinServiceClient) Certify(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CertifyRequest, CertifyResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &JoinService_ServiceDesc.Streams[1], JoinService_Certify_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[CertifyRequest, CertifyResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type JoinService_CertifyClient = grpc.BidiStreamingClient[CertifyRequest, CertifyResponse]
+
 // JoinServiceServer is the server API for JoinService service.
 // All implementations must embed UnimplementedJoinServiceServer
 // for forward compatibility.
@@ -81,6 +98,9 @@ type JoinServiceServer interface {
 	// Report carries the progress of the join; each message becomes one line of
 	// the join service's structured log.
 	Report(grpc.ClientStreamingServer[ReportRequest, ReportResponse]) error
+	// Certify gives the caller a certificate of the attestation key that made its evidence, by the cluster's certifier. The caller
+	// sends a request, gets a challenge, sends the answer, and gets the certificate. UNIMPLEMENTED: the cluster has no certifier.
+	Certify(grpc.BidiStreamingServer[CertifyRequest, CertifyResponse]) error
 	mustEmbedUnimplementedJoinServiceServer()
 }
 
@@ -96,6 +116,9 @@ func (UnimplementedJoinServiceServer) IssueJoinTicket(context.Context, *IssueJoi
 }
 func (UnimplementedJoinServiceServer) Report(grpc.ClientStreamingServer[ReportRequest, ReportResponse]) error {
 	return status.Error(codes.Unimplemented, "method Report not implemented")
+}
+func (UnimplementedJoinServiceServer) Certify(grpc.BidiStreamingServer[CertifyRequest, CertifyResponse]) error {
+	return status.Error(codes.Unimplemented, "method Certify not implemented")
 }
 func (UnimplementedJoinServiceServer) mustEmbedUnimplementedJoinServiceServer() {}
 func (UnimplementedJoinServiceServer) testEmbeddedByValue()                     {}
@@ -143,6 +166,13 @@ func _JoinService_Report_Handler(srv interface{}, stream grpc.ServerStream) erro
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type JoinService_ReportServer = grpc.ClientStreamingServer[ReportRequest, ReportResponse]
 
+func _JoinService_Certify_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(JoinServiceServer).Certify(&grpc.GenericServerStream[CertifyRequest, CertifyResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type JoinService_CertifyServer = grpc.BidiStreamingServer[CertifyRequest, CertifyResponse]
+
 // JoinService_ServiceDesc is the grpc.ServiceDesc for JoinService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -159,6 +189,12 @@ var JoinService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Report",
 			Handler:       _JoinService_Report_Handler,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Certify",
+			Handler:       _JoinService_Certify_Handler,
+			ServerStreams: true,
 			ClientStreams: true,
 		},
 	},
