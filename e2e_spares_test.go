@@ -150,13 +150,13 @@ func TestSpareControlPlane(t *testing.T) {
 		}
 	}
 
-	// It is the next to be assigned, and the last assigned is the first to leave.
+	// It is the next to be assigned. The one that the list has as a spare is the first to leave.
 	for _, group := range []struct {
 		edit  [2]string
 		nodes []string
 	}{
 		{[2]string{"    replaceAfter: 1m\n", "    controlPlanes: 4\n    replaceAfter: 1m\n"}, []string{"control-plane-0", "control-plane-1", "control-plane-2", "control-plane-3"}},
-		{[2]string{"controlPlanes: 4", "controlPlanes: 3"}, []string{"control-plane-0", "control-plane-1", "control-plane-3"}},
+		{[2]string{"controlPlanes: 4", "controlPlanes: 3"}, []string{"control-plane-0", "control-plane-1", "control-plane-2"}},
 	} {
 		begin = time.Now()
 		a.edit(group.edit[0], group.edit[1])
@@ -167,7 +167,7 @@ func TestSpareControlPlane(t *testing.T) {
 		a.wantEtcdMembers(len(group.nodes))
 		t.Logf("%d control planes: %s", len(group.nodes), time.Since(begin).Round(time.Second))
 	}
-	a.usable("control-plane-2")
+	a.usable("control-plane-3")
 }
 
 // usable waits until spares can be assigned.
