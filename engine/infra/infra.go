@@ -63,6 +63,8 @@ type Object struct {
 	State   State    `json:"state"`
 	// Differences are the fields that differ from the object that create makes, or that are wrong.
 	Differences []string `json:"differences,omitempty"`
+	// Link is the page of the object in the console of the vendor; empty: it does not exist, or has no page of its own.
+	Link string `json:"link,omitempty"`
 }
 
 // String is "firewall rule demo in europe-west3".

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"net/netip"
 	"net/url"
@@ -691,6 +692,8 @@ type GenerateOptions struct {
 	// the trust roots and fields not set above. Without it these are left for the user to fill
 	// in, and validate reports them.
 	Sandbox *SandboxInfo
+	// Section has values of the provider's section, in the place of examples. A text that is empty removes an example.
+	Section section.Values
 }
 
 // DefaultKubernetes is the version in a generated configuration that nothing else decides: the
@@ -761,6 +764,7 @@ func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
 	case p.Example != nil:
 		values = p.Example(example)
 	}
+	maps.Copy(values, o.Section)
 	d.About = strings.ReplaceAll(p.About, "\n", "\n# ")
 	if d.Section, err = sectionText(p.Name, p.Config, values); err != nil {
 		return nil, fmt.Errorf("generate configuration: %w", err)

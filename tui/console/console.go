@@ -81,6 +81,8 @@ type Options struct {
 	Clusters *Clusters
 	// Machines works with the machines that the workspace lists; nil: it has no such list.
 	Machines *Machines
+	// Setup writes the configuration of a new workspace; nil: the console cannot.
+	Setup *Setup
 	// Display changes the capabilities of the terminal as preferences want it; it may be nil.
 	Display func(term.Display) term.Display
 	// FixedBackground keeps the background of Display instead of the one that the terminal
@@ -272,8 +274,8 @@ func (c *console) runCommand() string {
 	if c.upg.active() {
 		return c.upg.command()
 	}
-	if c.adopt.active {
-		return c.adopt.command()
+	if own := c.ownRun(); own != nil {
+		return own.command()
 	}
 	return c.deps.Commands.Command("init --non-interactive --yes")
 }

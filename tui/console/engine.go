@@ -19,6 +19,10 @@ type Engine interface {
 	PlanInit(context.Context) (*plan.Plan, error)
 	// PlanOperator returns the plan to install the operator in an adopted cluster. It changes nothing.
 	PlanOperator(context.Context) (*plan.Plan, error)
+	// Infrastructure reports what the cluster needs of its cloud, and what exists. PlanInfraCreate returns the plan to
+	// make it. Both change nothing.
+	Infrastructure(context.Context) (engine.InfraReport, error)
+	PlanInfraCreate(context.Context) (*plan.Plan, error)
 	// Run carries out a plan. The first event that it emits is hello and the last is
 	// result; emit is never called concurrently.
 	Run(context.Context, *plan.Plan, func(plan.Event)) error

@@ -166,6 +166,11 @@ func (scr *homeScreen) doNext() tea.Cmd {
 	switch cmd := s[scr.at].Command; {
 	case isVerb(cmd, "machine") && scr.noMachines() == "":
 		return scr.c.machines.show()
+	case isVerb(cmd, "config") && scr.c.deps.Setup != nil && scr.c.home.Stage == engine.StageEmpty:
+		_, provider, _ := strings.Cut(cmd, " generate ")
+		return scr.c.setup.open(strings.TrimSpace(provider))
+	case isVerb(cmd, "infra"):
+		return scr.c.infra.show()
 	case isVerb(cmd, "init"):
 		return scr.c.wizard.show()
 	case isVerb(cmd, "status"):
@@ -319,6 +324,8 @@ func (scr *homeScreen) first() tea.Cmd {
 		return scr.readStatus()
 	case d.Wizard && d.Yes && scr.c.home.Config != nil:
 		return scr.c.preflight.start()
+	case stage == engine.StageEmpty && d.Wizard && d.Setup != nil:
+		return scr.c.setup.open("")
 	case stage == engine.StageEmpty || stage == engine.StageConfigured && d.Machines != nil && !d.Wizard:
 		scr.c.screen = scr.c.overview // which suggests how to get machines
 	default:

@@ -58,8 +58,8 @@ func (scr *resultScreen) retry() tea.Cmd {
 	if scr.c.upg.active() {
 		return scr.c.upgradePlan.open(scr.c.upg.start)
 	}
-	if scr.c.adopt.active {
-		return scr.c.adopt.makePlan()
+	if own := scr.c.ownRun(); own != nil {
+		return own.again()
 	}
 	scr.c.wizard.resumed = scr.c.ran
 	scr.c.err = nil
@@ -100,8 +100,8 @@ func (scr *resultScreen) successTitle() (title, remark string) {
 		name = "the cluster"
 	}
 	title = name + " is up"
-	if scr.c.adopt.active {
-		title = name + " has the operator"
+	if own := scr.c.ownRun(); own != nil {
+		title = own.finished(name)
 	}
 	if scr.c.upg.active() {
 		title = name + " is upgraded"

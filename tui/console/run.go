@@ -276,8 +276,8 @@ func (scr *runScreen) logTail(w, h int) []string {
 		what := "log lines of kubeadm and the bootstrapper appear here"
 		if scr.c.upg.active() {
 			what = "log lines of services, operator and kubeadm appear here"
-		} else if scr.c.adopt.active {
-			what = "warnings of services and machines appear here"
+		} else if scr.c.ownRun() != nil {
+			what = "warnings appear here"
 		}
 		return append(lines, scr.c.th.Row(w).Add(term.Faint, "   "+what).String())
 	}
@@ -370,8 +370,8 @@ func (scr *runScreen) modeOf(s screen) string {
 		return scr.c.upg.runMode()
 	case scr.c.ran:
 		word := "init"
-		if scr.c.adopt.active {
-			word = "adopt"
+		if own := scr.c.ownRun(); own != nil {
+			word = own.word()
 		} else if scr.c.wizard.resumed {
 			word = "init, resumed"
 		}
@@ -385,7 +385,7 @@ func (scr *runScreen) railOf(s screen) string {
 	if scr.c.upg.active() {
 		return scr.c.upg.runRail()
 	}
-	if scr.c.adopt.active {
+	if scr.c.ownRun() != nil {
 		return ""
 	}
 	return scr.c.wizard.rail(scr.c.wizard.at(s))

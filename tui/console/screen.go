@@ -50,6 +50,8 @@ func (defaults) typed(tea.KeyMsg)             {}
 type screens struct {
 	start          *startScreen
 	overview       *homeScreen
+	setup          *setupScreen
+	infra          *infraScreen
 	config         *configScreen
 	preflight      *preflightScreen
 	initConfirm    *initConfirmScreen
@@ -77,6 +79,8 @@ func newScreens(c *console) screens {
 	return screens{
 		&startScreen{c: c},
 		&homeScreen{c: c},
+		&setupScreen{c: c},
+		&infraScreen{c: c},
 		&configScreen{c: c},
 		&preflightScreen{c: c},
 		&initConfirmScreen{c: c},
@@ -102,7 +106,7 @@ func newScreens(c *console) screens {
 // list returns all screens.
 func (s *screens) list() []screen {
 	return []screen{
-		s.start, s.overview, s.config, s.preflight, s.initConfirm, s.run, s.result, s.log, s.check, s.backup, s.watch, s.upgradePlan, s.upgradeConfirm,
+		s.start, s.overview, s.setup, s.infra, s.config, s.preflight, s.initConfirm, s.run, s.result, s.log, s.check, s.backup, s.watch, s.upgradePlan, s.upgradeConfirm,
 		s.clusters, s.oneCluster, s.adopt, s.machines, s.machine, s.machineLog, s.machineAdd, s.machineRemove,
 	}
 }

@@ -7,8 +7,10 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
+	"constellation/engine"
 	"constellation/engine/plan"
 	"constellation/tui/term"
+	"constellation/tui/view"
 )
 
 // wizard is the way through the screens of init, from the configuration to the run.
@@ -124,7 +126,14 @@ func (z *wizard) mode(s screen) string {
 	return fmt.Sprintf("init  step %d of %d", z.at(s)+1, len(z.steps()))
 }
 
+// show shows the first screen of init. A workspace without a configuration gets one first.
 func (z *wizard) show() tea.Cmd {
+	if z.c.home != nil && z.c.home.Stage == engine.StageEmpty && z.c.deps.Setup != nil {
+		return z.c.setup.open("")
+	}
+	if z.c.infra.active { // its run has ended
+		z.c.infra.active, z.c.ran, z.c.plan, z.c.t = false, false, nil, view.Timeline{}
+	}
 	z.c.screen = z.c.config
 	return nil
 }

@@ -2,6 +2,7 @@ package view
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"constellation/engine"
@@ -47,7 +48,7 @@ func InfraReport(pg Page, w int, r *engine.InfraReport) []string {
 			_, style = SeveritySignOf(pg, plan.Warn)
 		}
 		lines = append(lines, pg.Row(w).Pad(2).Col(style, infraStates[o.State], 12).Hang(term.Plain, term.Clean(o.String()))...)
-		for _, d := range append([]string{o.Purpose}, append(o.Details, o.Differences...)...) {
+		for _, d := range slices.Concat([]string{o.Purpose}, o.Details, o.Differences, []string{o.Link}) {
 			if d != "" {
 				lines = append(lines, pg.Row(w).Pad(15).Hang(term.Faint, term.Clean(d))...)
 			}

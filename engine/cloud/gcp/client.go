@@ -29,7 +29,7 @@ func Dial(ctx context.Context, o Options) (*Client, error) {
 	if o.HTTP != nil {
 		opts = append(opts, option.WithHTTPClient(o.HTTP))
 	} else {
-		found, err := detect()
+		found, err := Credentials()
 		if err != nil {
 			return nil, err
 		}
@@ -42,11 +42,11 @@ func Dial(ctx context.Context, o Options) (*Client, error) {
 	return &Client{api, newLimits()}, nil
 }
 
-// detect returns the default credentials.
-func detect() (option.ClientOption, error) {
+// Credentials returns the default credentials.
+func Credentials() (option.ClientOption, error) {
 	found, err := credentials.DetectDefault(&credentials.DetectOptions{Scopes: []string{scope}})
 	if err != nil {
-		return nil, &Error{Op: "find credentials", Kind: cloud.ErrDenied, Message: err.Error(), Remedy: noCredentials}
+		return nil, &Error{Op: "find credentials", Kind: cloud.ErrDenied, Message: err.Error(), Remedy: NoCredentials}
 	}
 	if strings.Contains(string(found.JSON()), `"private_key"`) {
 		return nil, &Error{

@@ -56,7 +56,7 @@ func (e *Error) Ended() bool { return e.ended }
 // Unwrap returns the error of package cloud.
 func (e *Error) Unwrap() error { return e.Kind }
 
-const noCredentials = "run on a machine with a service account, configure workload identity federation, or run `gcloud auth application-default login`"
+const NoCredentials = "run on a machine with a service account, configure workload identity federation, or run `gcloud auth application-default login`"
 
 // rule maps errors of Compute Engine to an error of package cloud and a remedy.
 type rule struct {
@@ -94,7 +94,7 @@ var rules = []rule{
 		codes: []string{"forbidden", "PERMISSIONS_ERROR", "insufficientPermissions", "ACCESS_TOKEN_SCOPE_INSUFFICIENT", "IAM_PERMISSION_DENIED"}, kind: cloud.ErrDenied,
 		remedy: "grant {permission} to the account that sent the request",
 	},
-	{codes: []string{"authError", "required", "UNAUTHENTICATED"}, kind: cloud.ErrDenied, remedy: noCredentials},
+	{codes: []string{"authError", "required", "UNAUTHENTICATED"}, kind: cloud.ErrDenied, remedy: NoCredentials},
 	{codes: []string{"alreadyExists", "RESOURCE_ALREADY_EXISTS", "conditionNotMet", "CONDITION_NOT_MET", "resourceInUseByAnotherResource", "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE", "fingerprintMismatch"}, kind: cloud.ErrConflict},
 	{codes: []string{"notFound", "RESOURCE_NOT_FOUND"}, kind: cloud.ErrNotFound},
 	{codes: []string{"backendError", "internalError", "INTERNAL_ERROR", "resourceNotReady", "RESOURCE_NOT_READY", "UNSUPPORTED_OPERATION_IN_PROGRESS"}, kind: cloud.ErrUnavailable},

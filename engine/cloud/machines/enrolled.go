@@ -86,7 +86,10 @@ func ValidHost(s string) bool {
 // EnrolledConfig returns the schema of the section of enrolled machines in the configuration.
 func EnrolledConfig() section.Schema {
 	return section.Schema{
-		{Name: "endpoint", Required: true, Valid: ValidHost, Problem: "is no host", Remedy: "write the DNS name or the address, without a port, of the load balancer in front of the control planes; with one control plane that is its own address"},
+		{
+			Name: "endpoint", Required: true, Valid: ValidHost, Problem: "is no host", Remedy: "write the DNS name or the address, without a port, of the load balancer in front of the control planes; with one control plane that is its own address",
+			Ask: "endpoint", Hint: "10.0.0.11 or api.example.com", Help: "host of the load balancer of the control planes; with one control plane its own address",
+		},
 		{Name: Name, Kind: section.Table, Columns: section.Schema{
 			{Name: "name", Required: true, Unique: true, Valid: nameRE.MatchString, Problem: "cannot name a node", Remedy: "use at most 253 of a-z, 0-9, - and ."},
 			{Name: "address", Required: true, Unique: true, Valid: func(s string) bool { _, err := netip.ParseAddr(s); return err == nil }, Problem: "is no IP address", Remedy: "write the address at which the other machines reach it, without a port"},

@@ -10,6 +10,7 @@ import (
 func enrolled() Provider {
 	return Provider{
 		Name:       machines.Enrolled,
+		Title:      "machines that you have",
 		Enrolled:   true,
 		DividePods: true,
 		NoImages:   true,

@@ -13,6 +13,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp"
 	"constellation/engine/cloud/gcp/attest"
+	"constellation/engine/cloud/gcp/gcloud"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/cloud/section"
 	"constellation/engine/component"
@@ -37,8 +38,14 @@ var madeFields = section.Schema{
 	{Name: "workerMachineType", Valid: nameRE.MatchString, Problem: "cannot name a machine type", Remedy: "use a machine type such as e2-standard-2"},
 	{Name: "diskGiB", Kind: section.Int, Lowest: 10, Highest: 65536},
 	{Name: "cloudControllerManager", Kind: section.Bool},
-	{Name: "serviceAccount", Valid: accountRE.MatchString, Problem: "is no address of a service account", Remedy: "use an address such as NAME@PROJECT.iam.gserviceaccount.com"},
-	{Name: "workerServiceAccount", Valid: accountRE.MatchString, Problem: "is no address of a service account", Remedy: "use an address such as NAME@PROJECT.iam.gserviceaccount.com"},
+	{
+		Name: "serviceAccount", Valid: accountRE.MatchString, Problem: "is no address of a service account", Remedy: "use an address such as NAME@PROJECT.iam.gserviceaccount.com",
+		Ask: "account", Hint: "control-plane@my-project.iam.gserviceaccount.com", Help: "service account of control planes; `constellation infra plan --print-role=control-plane` has the commands that make it",
+	},
+	{
+		Name: "workerServiceAccount", Valid: accountRE.MatchString, Problem: "is no address of a service account", Remedy: "use an address such as NAME@PROJECT.iam.gserviceaccount.com",
+		Ask: "worker account", Hint: "worker@my-project.iam.gserviceaccount.com", Help: "service account of workers; `constellation infra plan --print-role=worker` has the commands that make it",
+	},
 	{Name: "sshFrom", Kind: section.List, Valid: rangeOf(0, 32), Problem: "is no range of IPv4 addresses", Remedy: "use ranges such as 198.51.100.7/32"},
 }
 
@@ -61,10 +68,15 @@ func googleCloud() Provider {
 	project := section.Field{
 		Name: "project", Required: true, Identity: true, Valid: projectRE.MatchString, Problem: "cannot be the ID of a project",
 		Remedy: "use the ID of the project, as `gcloud projects list` shows it",
+		Ask:    "project", Hint: "my-project", Help: "ID of the project, as `gcloud projects list` shows it",
 	}
-	zones := section.Field{Name: "zones", Kind: section.List, Required: true, Valid: zoneRE.MatchString, Problem: "cannot name a zone", Remedy: "use zones such as " + emulatedZone}
+	zones := section.Field{
+		Name: "zones", Kind: section.List, Required: true, Valid: zoneRE.MatchString, Problem: "cannot name a zone", Remedy: "use zones such as " + emulatedZone,
+		Ask: "zones", Hint: emulatedZone, Help: "zones with machines, of one region; several are separated by spaces",
+	}
 	return Provider{
 		Name:   gcp.Name,
+		Title:  "Google Cloud",
 		Config: append(section.Schema{project, zones}, madeFields...),
 		State: section.Schema{
 			project, zones,
@@ -90,6 +102,8 @@ func googleCloud() Provider {
 			Image:        "import image {version} with the label constellation-version",
 		},
 		Infra:     true,
+		Find:      findGoogle,
+		Link:      gcp.Link,
 		GroupName: gcp.GroupName,
 		Simulated: func(state section.Values) bool { return state.Bool("simulated") },
 		Console: func(_, state section.Values) (Console, error) {
@@ -135,6 +149,23 @@ func googleCloud() Provider {
 			}, state.Text(gcpSocket) != ""
 		},
 	}
+}
+
+// findGoogle finds the credentials and the project of the user. The names of the service accounts are those that
+// `infra plan --print-role` uses.
+func findGoogle() Found {
+	f := gcloud.Find()
+	out := Found{Credentials: f.Credentials, Err: f.Err, Config: section.Values{}}
+	for name, value := range map[string]string{"project": f.Project, "zones": f.Zone} {
+		if value != "" {
+			out.Config[name] = value
+		}
+	}
+	if f.Project != "" {
+		out.Config["serviceAccount"] = "control-plane@" + f.Project + ".iam.gserviceaccount.com"
+		out.Config["workerServiceAccount"] = "worker@" + f.Project + ".iam.gserviceaccount.com"
+	}
+	return out
 }
 
 // googleMethod is the method of machines at Google. find returns the project, the UID and the machines of the cluster.

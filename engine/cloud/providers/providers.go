@@ -97,6 +97,8 @@ type Provider struct {
 	// Name is the value of --provider, of CONSTELLATION_PROVIDER and of the charts'
 	// value provider, and the key of the cloud's section in configuration and state.
 	Name string
+	// Title is what the console calls the cloud when a user chooses one.
+	Title string
 	// Config and State describe the cloud's section in the two files; nil if it has no
 	// fields there.
 	Config, State section.Schema
@@ -104,6 +106,11 @@ type Provider struct {
 	About string
 	// Example returns the section of a generated configuration for a cluster's name.
 	Example func(cluster string) section.Values
+	// Find finds what the user's computer knows of the cloud; nil: nothing. It changes nothing.
+	Find func() Found
+	// Link returns the address of the page of a machine in the console of the vendor; empty for the ID of another
+	// cloud. Nil: there are no such pages.
+	Link func(providerID string) string
 	// Advice is how the cloud is named to users, and what to do when it fails.
 	Advice Advice
 	// Inventory is whether the machines are a list in the configuration, which `adopt` writes for a
@@ -188,6 +195,16 @@ type Provider struct {
 	// Control returns a client of the control API at address for a control plane whose
 	// metadata server has the credentials. It sends nothing yet.
 	Control func(metadata, address string) Control
+}
+
+// Found is what a computer knows of a cloud.
+type Found struct {
+	// Credentials describes the credentials that are used, without secrets; empty: none were found.
+	Credentials string
+	// Err is why they cannot be used, with its remedy.
+	Err error
+	// Config has texts for fields of the configuration.
+	Config section.Values
 }
 
 // SandboxOf describes a sandbox.
@@ -368,6 +385,19 @@ func GroupName(id string) string {
 		}
 		if name := p.GroupName(id); name != "" {
 			return name
+		}
+	}
+	return ""
+}
+
+// Link returns the address of the page of a machine in the console of its vendor; empty if there is none.
+func Link(providerID string) string {
+	for _, p := range All() {
+		if p.Link == nil {
+			continue
+		}
+		if link := p.Link(providerID); link != "" {
+			return link
 		}
 	}
 	return ""

@@ -15,7 +15,8 @@ const Local = "sandbox"
 func sandbox() Provider {
 	const problem = "cannot name a sandbox"
 	return Provider{
-		Name: Local,
+		Name:  Local,
+		Title: "test cloud on this computer",
 		Config: section.Schema{
 			{Name: "name", Required: true, Identity: true, Valid: sandboxapi.ValidName, Problem: problem, Remedy: "use at most 40 of a-z, 0-9 and -"},
 		},

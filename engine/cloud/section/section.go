@@ -43,6 +43,9 @@ type Field struct {
 	Problem, Remedy string
 	// Lowest and Highest bound an Int.
 	Lowest, Highest int
+	// Ask is the title of a Text or List that the console asks for when it sets up a workspace; empty: it does
+	// not. Hint is an example, and Help a line about it.
+	Ask, Hint, Help string
 }
 
 // Schema lists the fields of a section in the order in which they are written.

@@ -232,6 +232,9 @@ func (i *Infra) Look(ctx context.Context) ([]infra.Object, []plan.Finding, error
 			o.State = infra.Unknown
 		} else {
 			o.judge(i, seen[o.kind.id+o.place])
+			if o.State != infra.Absent && o.State != infra.Wrong {
+				o.Link = i.link(&o)
+			}
 		}
 		out = append(out, o.Object)
 	}

@@ -202,6 +202,24 @@ func TestCreateAndTerminate(t *testing.T) {
 			l.Errorf("the second create ran %d steps with %d changes, %v", ran, n, err)
 		}
 
+		objects, _, err := l.open(request(nil), l.c.Client()).Look(l.Context())
+		if err != nil {
+			l.Fatal(err)
+		}
+		links := map[string]string{}
+		for _, o := range objects {
+			links[o.ID] = o.Link
+		}
+		for id, want := range map[string]string{
+			"network":         "https://console.cloud.google.com/networking/networks/details/constellation-" + uid + "?project=demo-project",
+			"group-workers-a": "https://console.cloud.google.com/compute/instanceGroups/details/" + gcptest.Zones[0] + "/" + gcp.GroupNameIn(uid, "workers", gcptest.Zones[0]) + "?project=demo-project",
+			"health-check":    "",
+		} {
+			if links[id] != want {
+				l.Errorf("the link of %s is %q, want %q; there are %v", id, links[id], want, links)
+			}
+		}
+
 		control, err := gcp.New(l.Context(), gcp.Options{Project: gcptest.Project, UID: uid, Zones: gcptest.Zones, HTTP: l.c.Client()})
 		if err != nil {
 			l.Fatal(err)

@@ -290,6 +290,21 @@ func (i *Infra) addTemplate(out []object, g infra.Group, in, sub, host, image, p
 	})
 }
 
+// pages are the parts of addresses of Google's console, by kind. Other kinds have no page of their own.
+var pages = map[string]string{network: "networking/networks/details/", template: "compute/instanceTemplates/details/", subnetwork: "networking/subnetworks/details/", group: "compute/instanceGroups/details/"}
+
+// link returns the page of an object in Google's console; empty if it has none.
+func (i *Infra) link(o *object) string {
+	page, ok := pages[o.kind.id]
+	if !ok {
+		return ""
+	}
+	if o.place != "" {
+		page += o.place + "/"
+	}
+	return "https://console.cloud.google.com/" + page + o.Name + "?project=" + i.project
+}
+
 // judge sets the state of an object by what the cloud listed of its kind and place.
 func (o *object) judge(i *Infra, listed []found) {
 	n := slices.IndexFunc(listed, func(f found) bool { return f.name == o.Name })
