@@ -22,8 +22,8 @@ const (
 	instanceFields = "id,name,zone,status,statusMessage,creationTimestamp,labels,metadata,networkInterfaces"
 	managedFields  = "nextPageToken,managedInstances(id,name,instance,currentAction,lastAttempt,version)"
 
-	// byName is the number of machines up to which a description filters by name. More are found by the
-	// label of the cluster, a page at a time.
+	// byName is the number of machines whose names one filter has. Many are found by the label of the
+	// cluster, a page at a time.
 	byName = 40
 	// accepted is how long a machine is reported as terminating after its deletion was accepted, whatever
 	// its status is.
@@ -446,8 +446,8 @@ func (c *Cloud) uncreatedOf(ctx context.Context, keys []string) (out []cloud.Ins
 	return out, nil
 }
 
-// Describe returns those of the machines that exist. Answers are at most MaxAge old. It costs one request
-// for each zone, and one for each group with machines that are not created yet.
+// Describe returns those of the machines that exist. Answers are at most MaxAge old, or MovingAge. It costs
+// one request for each zone and byName machines, and one for each group with machines that are not created yet.
 func (c *Cloud) Describe(ctx context.Context, keys []string) ([]cloud.Instance, error) {
 	if out, ok := c.fresh(keys); ok {
 		return out, ctx.Err()
@@ -474,11 +474,15 @@ func (c *Cloud) fresh(keys []string) ([]cloud.Instance, bool) {
 	for _, key := range keys {
 		id, _ := cloud.SplitKey(key)
 		o, ok := c.seen[id]
-		if !ok || time.Since(o.at) >= MaxAge || !cloud.SameMachine(o.Key(), key) {
-			return nil, false
-		}
-		if at, ok := c.leaving[o.Key()]; ok && time.Since(at) < accepted {
+		if at, leaves := c.leaving[o.Key()]; leaves && time.Since(at) < accepted {
 			o.State = cloud.Terminating
+		}
+		age := MaxAge
+		if o.State == cloud.Creating || o.State == cloud.Terminating {
+			age = MovingAge
+		}
+		if !ok || time.Since(o.at) >= age || !cloud.SameMachine(o.Key(), key) {
+			return nil, false
 		}
 		out = append(out, o.Instance)
 	}
@@ -495,20 +499,14 @@ func (c *Cloud) current(ctx context.Context, keys []string) (map[string]cloud.In
 	}
 	found := map[string]cloud.Instance{}
 	for _, zone := range slices.Sorted(maps.Keys(names)) {
-		filter := c.ours()
-		if len(names[zone]) <= byName {
-			parts := make([]string, len(names[zone]))
-			for n, name := range names[zone] {
-				parts[n] = "(name = " + strconv.Quote(name) + ")"
+		for _, filter := range c.filters(names[zone]) {
+			l, err := c.machines(ctx, zone, filter)
+			if err != nil {
+				return nil, err
 			}
-			filter = strings.Join(parts, " OR ")
-		}
-		l, err := c.machines(ctx, zone, filter)
-		if err != nil {
-			return nil, err
-		}
-		for _, i := range l {
-			found[i.ProviderID] = i
+			for _, i := range l {
+				found[i.ProviderID] = i
+			}
 		}
 		c.mu.Lock()
 		for _, name := range names[zone] {
@@ -519,6 +517,25 @@ func (c *Cloud) current(ctx context.Context, keys []string) (map[string]cloud.In
 		c.mu.Unlock()
 	}
 	return found, nil
+}
+
+// filters returns the filters that list machines of a zone by name, or the one for all machines of the cluster if
+// that is fewer requests.
+func (c *Cloud) filters(names []string) (out []string) {
+	c.mu.Lock()
+	pages := len(c.seen)/len(c.zones)/pageSize + 1
+	c.mu.Unlock()
+	if len(names) > pages*byName {
+		return []string{c.ours()}
+	}
+	for part := range slices.Chunk(names, byName) {
+		terms := make([]string, len(part))
+		for n, name := range part {
+			terms[n] = "(name = " + strconv.Quote(name) + ")"
+		}
+		out = append(out, strings.Join(terms, " OR "))
+	}
+	return out
 }
 
 // pick returns the machines of the keys, and the keys that have none.
