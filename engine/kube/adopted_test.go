@@ -22,6 +22,7 @@ import (
 	"constellation/engine/cloud/machines"
 	"constellation/engine/cluster"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -60,7 +61,7 @@ func agentPods(ctx context.Context, c *Client, outcome func(node string) corev1.
 // again. Labels and annotations of others stay.
 func TestAdoptedCluster(t *testing.T) {
 	t.Parallel()
-	kubeconfig, err := controlplane.ForTest(t, controlplane.Options{Controllers: true}).Kubeconfig()
+	kubeconfig, err := controlplanetest.Lend(t, controlplane.Options{Controllers: true}).Kubeconfig()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +283,7 @@ func (c *cutting) cutAt(n int) (was bool) {
 // TestAdoptionIsCut loses the answer to each write of an adoption and of its undo. The same call again completes it.
 func TestAdoptionIsCut(t *testing.T) {
 	t.Parallel()
-	cp := controlplane.ForTest(t, controlplane.Options{Controllers: true})
+	cp := controlplanetest.Lend(t, controlplane.Options{Controllers: true})
 	kubeconfig, err := cp.Kubeconfig()
 	if err != nil {
 		t.Fatal(err)

@@ -33,6 +33,7 @@ import (
 	"constellation/engine/kube/kubetest"
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 )
 
 // shop is a third-party chart that keeps data in every way. Its values omit or change the
@@ -492,7 +493,7 @@ func TestHelperKilledSet(t *testing.T) {
 }
 
 func TestKilledChartSetRollsBackToPreviousRevisions(t *testing.T) {
-	kubeconfig, err := controlplane.ForTest(t, controlplane.Options{Controllers: true}).Kubeconfig()
+	kubeconfig, err := controlplanetest.Lend(t, controlplane.Options{Controllers: true}).Kubeconfig()
 	if err != nil {
 		t.Fatal(err)
 	}

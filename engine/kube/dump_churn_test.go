@@ -18,6 +18,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/backup"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 	"constellation/internal/testneeds"
 )
 
@@ -236,7 +237,7 @@ func TestBackupDuringChurnHasAllPermanentObjects(t *testing.T) {
 
 // keptAllTheTime creates and deletes n objects while it backs up others.
 func keptAllTheTime(t *testing.T, total, stay int, args ...string) {
-	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: append(args, "--disable-admission-plugins=ServiceAccount")})
+	cp := controlplanetest.Lend(t, controlplane.Options{APIServerArgs: append(args, "--disable-admission-plugins=ServiceAccount")})
 	direct, err := ForConfig(cp.Config(), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -31,6 +31,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/backup"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 )
 
 const dumpID = "backup-20261121070501-1a2b3c4d"
@@ -94,7 +95,7 @@ func seed(t testing.TB, c *clientv3.Client, group, plural, kind, name string, n,
 }
 
 func TestDumpOfARealCluster(t *testing.T) {
-	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
+	cp := controlplanetest.Lend(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
 	c, err := ForConfig(cp.Config(), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -31,6 +31,7 @@ import (
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 	"constellation/engine/sandbox/controlplane/kubelettest"
 )
 
@@ -50,7 +51,7 @@ type snapshotRig struct {
 func newSnapshotRig(t *testing.T, args ...string) *snapshotRig {
 	t.Helper()
 	args = append([]string{"--disable-admission-plugins=ServiceAccount"}, args...)
-	r := &snapshotRig{t: t, cp: controlplane.ForTest(t, controlplane.Options{EtcdName: "cp-0", APIServerArgs: args}), kubelet: kubelettest.New()}
+	r := &snapshotRig{t: t, cp: controlplanetest.Lend(t, controlplane.Options{EtcdName: "cp-0", APIServerArgs: args}), kubelet: kubelettest.New()}
 	t.Cleanup(r.kubelet.Close)
 	var err error
 	r.core, err = kubernetes.NewForConfig(r.cp.Config())

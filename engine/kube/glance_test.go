@@ -18,12 +18,13 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 )
 
 // TestLook observes a real API server, servers that do not answer as one, and a context with a
 // credential plugin, which never runs for the list.
 func TestLook(t *testing.T) {
-	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
+	cp := controlplanetest.Lend(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
 	admin, err := kubernetes.NewForConfig(cp.Config())
 	if err != nil {
 		t.Fatal(err)

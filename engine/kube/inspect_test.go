@@ -29,15 +29,16 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 	"constellation/engine/version"
 )
 
 // counted returns a real control plane without controllers, a client of it, and the number of
 // the client's requests.
-func counted(t controlplane.T) (*controlplane.ControlPlane, *Client, *atomic.Int64) {
+func counted(t controlplanetest.T) (*controlplane.ControlPlane, *Client, *atomic.Int64) {
 	t.Helper()
 	// Pods are created by hand here, in namespaces without a ServiceAccount.
-	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
+	cp := controlplanetest.Lend(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
 	requests := &atomic.Int64{}
 	config := cp.Config()
 	config.Wrap(func(rt http.RoundTripper) http.RoundTripper {

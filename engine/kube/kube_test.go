@@ -29,13 +29,14 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/revocation"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 	"constellation/operator/api/v1alpha1"
 )
 
 // start returns a client of a real control plane with controllers and without nodes.
 func start(t *testing.T) *Client {
 	t.Helper()
-	kubeconfig, err := controlplane.ForTest(t, controlplane.Options{Controllers: true}).Kubeconfig()
+	kubeconfig, err := controlplanetest.Lend(t, controlplane.Options{Controllers: true}).Kubeconfig()
 	if err != nil {
 		t.Fatal(err)
 	}

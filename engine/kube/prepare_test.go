@@ -22,6 +22,7 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 	"constellation/engine/version"
 	"constellation/engine/workspace"
 	"constellation/operator/api/v1alpha1"
@@ -55,7 +56,7 @@ func (preparedCloud) Machines(context.Context) ([]cluster.CloudMachine, error) {
 // twice concurrently from two workspaces, then once more. The API server accepts the printed
 // patches.
 func TestPrepareOnARealAPIServer(t *testing.T) {
-	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
+	cp := controlplanetest.Lend(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
 	c, err := ForConfig(cp.Config(), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -29,13 +29,14 @@ import (
 	"constellation/engine/backup"
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 	"constellation/engine/workspace"
 )
 
 // lone starts a control plane without controllers.
 func lone(t testing.TB) (*controlplane.ControlPlane, *Client) {
 	t.Helper()
-	cp := controlplane.ForTest(t.(controlplane.T), controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
+	cp := controlplanetest.Lend(t.(controlplanetest.T), controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
 	c, err := ForConfig(cp.Config(), nil)
 	if err != nil {
 		t.Fatal(err)

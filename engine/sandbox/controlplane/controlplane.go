@@ -122,24 +122,39 @@ func (c *ControlPlane) start(ctx context.Context, controllers bool) error {
 	if !controllers {
 		return nil
 	}
-	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} {
-		kubeconfig := filepath.Join(c.dir, name+".conf")
-		cfg, err := c.ConfigFor("system:" + name)
+	return c.StartControllers(ctx, c.args["kube-controller-manager"], c.args["kube-scheduler"])
+}
+
+// StartControllers starts kube-controller-manager and kube-scheduler with arguments, and returns when the default
+// ServiceAccount exists. Neither may run.
+func (c *ControlPlane) StartControllers(ctx context.Context, controllerManagerArgs, schedulerArgs []string) error {
+	for _, p := range []struct {
+		name string
+		args []string
+	}{
+		{"kube-controller-manager", append(c.controllerManagerArgs(), controllerManagerArgs...)},
+		{"kube-scheduler", schedulerArgs},
+	} {
+		kubeconfig := filepath.Join(c.dir, p.name+".conf")
+		cfg, err := c.ConfigFor("system:" + p.name)
 		if err != nil {
 			return err
 		}
-		if err := clientcmd.WriteToFile(*kubeconfigOf(cfg, "system:"+name), kubeconfig); err != nil {
-			return fmt.Errorf("write kubeconfig of %s: %w", name, err)
+		if err := clientcmd.WriteToFile(*kubeconfigOf(cfg, "system:"+p.name), kubeconfig); err != nil {
+			return fmt.Errorf("write kubeconfig of %s: %w", p.name, err)
 		}
-		args := []string{"--kubeconfig=" + kubeconfig, "--leader-elect=false", "--secure-port=0"}
-		if name == "kube-controller-manager" {
-			args = append(args, c.controllerManagerArgs()...)
-		}
-		if err := c.run(ctx, name, append(args, c.args[name]...), nil); err != nil {
+		args := append([]string{"--kubeconfig=" + kubeconfig, "--leader-elect=false", "--secure-port=0"}, p.args...)
+		if err := c.run(ctx, p.name, args, nil); err != nil {
 			return err
 		}
 	}
 	return c.awaitServiceAccount(ctx)
+}
+
+// StopControllers kills kube-controller-manager and kube-scheduler and waits for their end.
+func (c *ControlPlane) StopControllers() {
+	c.stop("kube-scheduler")
+	c.stop("kube-controller-manager")
 }
 
 func (c *ControlPlane) etcdArgs(peerPort int) []string {
