@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 )
 
 // workshop is a real control plane with controllers and scheduler, and two kubemark-style hollow
@@ -32,7 +33,7 @@ type workshop struct {
 
 func newWorkshop(t *testing.T) *workshop {
 	t.Helper()
-	cp := controlplane.ForTest(t, controlplane.Options{Controllers: true})
+	cp := controlplanetest.Lend(t, controlplane.Options{Controllers: true})
 	cfg := cp.Config()
 	cfg.QPS, cfg.Burst = 200, 400
 	c, err := kubernetes.NewForConfig(cfg)

@@ -28,6 +28,7 @@ import (
 	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -35,7 +36,7 @@ func TestMain(m *testing.M) {
 	// Both log what a test provokes.
 	ctrl.SetLogger(logr.Discard())
 	klog.SetLogger(logr.Discard())
-	os.Exit(m.Run())
+	os.Exit(controlplanetest.Run(m))
 }
 
 const namespace = "constellation-system"
@@ -167,9 +168,31 @@ func newCluster(t *testing.T) *cluster {
 	return newClusterWith(t, controlplane.Options{})
 }
 
+// withChart installs the CRDs and the operator's chart.
+var withChart = controlplanetest.Setup{Name: "chart", Run: func(ctx context.Context, cp *controlplane.ControlPlane) error {
+	crds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		return err
+	}
+	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0"})
+	if err != nil {
+		return err
+	}
+	manifests := [][]byte{[]byte("{apiVersion: v1, kind: Namespace, metadata: {name: " + namespace + "}}")}
+	for _, f := range crds {
+		manifests = append(manifests, f.Data)
+	}
+	for _, m := range append(manifests, chart) {
+		if err := cp.Apply(ctx, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}}
+
 func newClusterWith(t *testing.T, o controlplane.Options) *cluster {
 	t.Helper()
-	cp := controlplane.ForTest(t, o)
+	cp := controlplanetest.Lend(t, o, withChart)
 	c := &cluster{t: t, cp: cp, denied: &denials{}, cloud: &sky{
 		instances: map[string]cloud.Instance{},
 		groups: []cloud.Group{
@@ -177,27 +200,11 @@ func newClusterWith(t *testing.T, o controlplane.Options) *cluster {
 			{ID: workerGroup, Name: "Workers", Role: cloud.Worker, Image: image2, AutoscalerName: "w"},
 		},
 	}}
-	crds, err := assets.CRDsFor("v1.1.0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	manifests := [][]byte{[]byte("{apiVersion: v1, kind: Namespace, metadata: {name: " + namespace + "}}")}
-	for _, f := range crds {
-		manifests = append(manifests, f.Data)
-	}
-	for _, m := range append(manifests, chart) {
-		if err := cp.Apply(t.Context(), m); err != nil {
-			t.Fatal(err)
-		}
-	}
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
+	var err error
 	if c.admin, err = client.New(cp.Config(), client.Options{Scheme: scheme}); err != nil {
 		t.Fatal(err)
 	}

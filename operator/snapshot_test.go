@@ -21,11 +21,12 @@ import (
 
 	"constellation/agent/upgradeproto"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 	"constellation/operator/api/v1alpha1"
 )
 
 func TestSnapshotsRequireTheRight(t *testing.T) {
-	cp := controlplane.ForTest(t, controlplane.Options{})
+	cp := controlplanetest.Lend(t, controlplane.Options{})
 	c, err := kubernetes.NewForConfig(cp.Config())
 	if err != nil {
 		t.Fatal(err)
