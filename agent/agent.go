@@ -177,7 +177,7 @@ func (s *Server) Status(ctx context.Context, _ *upgradeproto.StatusRequest) (*up
 	if err != nil {
 		return nil, err
 	}
-	r.Run, r.VerifiesComponents = s.upgrades.status(), true
+	r.Run, r.VerifiesComponents, r.UpgradesPackages = s.upgrades.status(), true, true
 	return r, nil
 }
 

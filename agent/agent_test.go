@@ -93,7 +93,7 @@ func TestStatusOfHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &upgradeproto.StatusResponse{
-		VerifiesComponents: true, AgentVersion: version.Release, KubeadmVersion: "v1.35.4", KubeletVersion: "v1.35.4", ImageVersion: "v1.1.0",
+		VerifiesComponents: true, UpgradesPackages: true, AgentVersion: version.Release, KubeadmVersion: "v1.35.4", KubeletVersion: "v1.35.4", ImageVersion: "v1.1.0",
 		StaticPods: map[string]string{"kube-apiserver": "registry.k8s.io/kube-apiserver:v1.35.4"},
 		NodeName:   "control-plane-0", Role: "control-plane",
 	}
@@ -108,7 +108,7 @@ func TestStatusOfAHostOfNoCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(&upgradeproto.StatusResponse{VerifiesComponents: true, AgentVersion: version.Release}, got, protocmp.Transform()); d != "" {
+	if d := cmp.Diff(&upgradeproto.StatusResponse{VerifiesComponents: true, UpgradesPackages: true, AgentVersion: version.Release}, got, protocmp.Transform()); d != "" {
 		t.Errorf("status (-want +got):\n%s", d)
 	}
 }

@@ -56,6 +56,12 @@ type Host struct {
 	APIHealth string
 	// APICalm is how long it must be ready without interruption; zero means 10 s.
 	APICalm time.Duration
+	// Programs is the PATH of the host's apt-get, dpkg and systemctl. Empty means that of a distribution, if Root is "/".
+	Programs string
+	// Runtime is the socket of the host's container runtime. Empty means containerd's default.
+	Runtime string
+	// PackagesWait is how long another program may have the lock of the packages; zero means two minutes.
+	PackagesWait time.Duration
 	// Etcd is the access to the host's member of etcd. Its zero value is kubeadm's default.
 	Etcd Etcd
 }

@@ -123,6 +123,8 @@ func (o *order) parseWhat(req *upgradeproto.UpgradeRequest) error {
 		return errors.New("addons: want some for ADDONS, and none for APPLY and NODE")
 	case req.GetKeepKubelet() && w != upgradeproto.What_APPLY:
 		return errors.New("keep_kubelet: want it for APPLY only")
+	case req.GetUpgradePackages() && (w == upgradeproto.What_ADDONS || req.GetKeepKubelet()):
+		return errors.New("upgrade_packages: want it for NODE, or for APPLY without keep_kubelet")
 	}
 	return nil
 }
@@ -138,12 +140,13 @@ func (h Host) vouched(o *order) error {
 }
 
 // same reports whether two requests are equal apart from their tokens and statements, the order of
-// their components, and whether the kubelet is kept.
+// their components, whether the kubelet is kept, and whether packages are upgraded.
 func same(a, b *upgradeproto.UpgradeRequest) bool {
 	a, b = proto.CloneOf(a), proto.CloneOf(b)
 	a.Token, b.Token = "", ""
 	a.ComponentsStatement, b.ComponentsStatement = "", ""
 	a.KeepKubelet, b.KeepKubelet = false, false
+	a.UpgradePackages, b.UpgradePackages = false, false
 	for _, r := range []*upgradeproto.UpgradeRequest{a, b} {
 		slices.SortFunc(r.Components, func(x, y *componentproto.Component) int { return strings.Compare(x.GetName(), y.GetName()) })
 	}

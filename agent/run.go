@@ -31,6 +31,7 @@ import (
 // interrupted run restarts with the first one.
 const (
 	stageVerify         = "verify"
+	stagePackages       = "upgrade-packages"
 	stageInstallKubeadm = "install-kubeadm"
 	stagePlan           = kubeadm.UpgradePlan
 	stageApply          = kubeadm.UpgradeApply
@@ -75,6 +76,9 @@ type upgrader struct {
 	life context.Context //nolint:containedctx // runs outlive the requests that start them
 	wg   sync.WaitGroup
 
+	// packaging is held while packages are changed.
+	packaging sync.Mutex
+
 	mu      sync.Mutex
 	running bool
 }
@@ -98,6 +102,7 @@ func openUpgrader(life context.Context, h Host, log *slog.Logger) (*upgrader, er
 		dir.Close()
 		return nil, err
 	}
+	u.wg.Go(func() { u.mendPackages(life) })
 	req, _, final := u.journal.latest()
 	if req == nil || final {
 		return u, nil
@@ -181,6 +186,7 @@ func (u *upgrader) take(ctx context.Context, o *order) (started time.Time, begun
 	if latest != nil && !final && same(latest, o.proto) {
 		// A caller that only attaches does not ask for that, and the host may take pods.
 		o.proto.KeepKubelet = o.proto.GetKeepKubelet() || latest.GetKeepKubelet()
+		o.proto.UpgradePackages = o.proto.GetUpgradePackages() && !o.proto.GetKeepKubelet()
 		err = u.journal.resume(o.proto, u.boot)
 	} else {
 		begun = true
@@ -223,7 +229,10 @@ func (u *upgrader) start(o *order, found *kubeadm.Process) {
 // remedy returns a user's remedy for err; often only a retry.
 func remedy(err error) string {
 	var e *kubeadm.Error
+	var p *packagesError
 	switch {
+	case errors.As(err, &p):
+		return p.remedy
 	case errors.Is(err, component.ErrDigest):
 		return "The component's server delivers content other than the published one; fix the source, or use another one."
 	case errors.Is(err, syscall.ENOSPC):
@@ -277,7 +286,11 @@ type stage struct {
 
 // stages returns those of an upgrade, in order.
 func (u *upgrader) stages(req *upgradeproto.UpgradeRequest) []stage {
-	all := []stage{{stageVerify, u.verify}, {stageInstallKubeadm, u.installKubeadm}}
+	all := []stage{{stageVerify, u.verify}}
+	if req.GetUpgradePackages() { // first: if it fails, Kubernetes is as before
+		all = append(all, stage{stagePackages, u.upgradePackages})
+	}
+	all = append(all, stage{stageInstallKubeadm, u.installKubeadm})
 	switch req.GetWhat() {
 	case upgradeproto.What_ADDONS:
 		return append(all, stage{stageAddons, u.upgradeAddons})

@@ -59,11 +59,16 @@ func TestMain(m *testing.M) {
 }
 
 // settings are those of an agent in a process of its own.
-type settings struct{ Root, Ctl, Socket, Health string }
+type settings struct {
+	Root, Ctl, Socket, Health string
+	Programs, Runtime         string // of packages
+	PackagesWait              time.Duration
+}
 
 func (s settings) host() Host {
 	return Host{
 		Root: s.Root, Name: "node-0", KubeletHealth: s.Health, APIHealth: s.Health + "/readyz", APICalm: 50 * time.Millisecond,
+		Programs: s.Programs, Runtime: s.Runtime, PackagesWait: s.PackagesWait,
 		RestartKubelet: func(ctx context.Context) error {
 			note(s.Ctl, "restart-kubelet")
 			hang(ctx, s.Ctl, "restart-kubelet")

@@ -196,9 +196,11 @@ type StatusResponse struct {
 	// old images do not say so.
 	VerifiesComponents bool `protobuf:"varint,9,opt,name=verifies_components,json=verifiesComponents,proto3" json:"verifies_components,omitempty"`
 	// The kernel's name of the host's present boot. Agents of old images do not report it.
-	BootId        string `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	BootId string `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	// Whether the agent knows upgrade_packages.
+	UpgradesPackages bool `protobuf:"varint,11,opt,name=upgrades_packages,json=upgradesPackages,proto3" json:"upgrades_packages,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -299,6 +301,13 @@ func (x *StatusResponse) GetBootId() string {
 		return x.BootId
 	}
 	return ""
+}
+
+func (x *StatusResponse) GetUpgradesPackages() bool {
+	if x != nil {
+		return x.UpgradesPackages
+	}
+	return false
 }
 
 // Run is what became of a request.
@@ -444,9 +453,14 @@ type UpgradeRequest struct {
 	// Of APPLY: install only kubeadm and keep the kubelet that runs, because the host takes pods.
 	// NODE replaces it later. A request that differs in this alone is the same request. Agents
 	// of old images replace the kubelet.
-	KeepKubelet   bool `protobuf:"varint,9,opt,name=keep_kubelet,json=keepKubelet,proto3" json:"keep_kubelet,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	KeepKubelet bool `protobuf:"varint,9,opt,name=keep_kubelet,json=keepKubelet,proto3" json:"keep_kubelet,omitempty"`
+	// Of NODE, and of APPLY without keep_kubelet: first upgrade the installed packages of containerd,
+	// runc and network plugins with apt, to the newest versions that the host's repositories have. A
+	// request that differs in this alone is the same request. It is set only for agents that report
+	// upgrades_packages.
+	UpgradePackages bool `protobuf:"varint,10,opt,name=upgrade_packages,json=upgradePackages,proto3" json:"upgrade_packages,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *UpgradeRequest) Reset() {
@@ -538,6 +552,13 @@ func (x *UpgradeRequest) GetAddons() []string {
 func (x *UpgradeRequest) GetKeepKubelet() bool {
 	if x != nil {
 		return x.KeepKubelet
+	}
+	return false
+}
+
+func (x *UpgradeRequest) GetUpgradePackages() bool {
+	if x != nil {
+		return x.UpgradePackages
 	}
 	return false
 }
@@ -731,8 +752,8 @@ func (*UpgradeResponse_Failure) isUpgradeResponse_Kind() {}
 // Progress is a change of state of one stage.
 type Progress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// verify, install-kubeadm, plan, apply, node, addons, install-kubelet, restart-kubelet
-	// or wait-for-api.
+	// verify, upgrade-packages, install-kubeadm, plan, apply, node, addons, install-kubelet,
+	// restart-kubelet or wait-for-api.
 	Stage         string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	State         string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // running, done, failed, interrupted
 	Text          string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
@@ -1720,7 +1741,7 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\n" +
 	" agent/upgradeproto/upgrade.proto\x12\n" +
 	"upgrade.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\xd6\x03\n" +
+	"\rStatusRequest\"\x83\x04\n" +
 	"\x0eStatusResponse\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12'\n" +
 	"\x0fkubeadm_version\x18\x02 \x01(\tR\x0ekubeadmVersion\x12'\n" +
@@ -1733,7 +1754,8 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\x03run\x18\b \x01(\v2\x0f.upgrade.v1.RunR\x03run\x12/\n" +
 	"\x13verifies_components\x18\t \x01(\bR\x12verifiesComponents\x12\x17\n" +
 	"\aboot_id\x18\n" +
-	" \x01(\tR\x06bootId\x1a=\n" +
+	" \x01(\tR\x06bootId\x12+\n" +
+	"\x11upgrades_packages\x18\v \x01(\bR\x10upgradesPackages\x1a=\n" +
 	"\x0fStaticPodsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc1\x03\n" +
@@ -1755,7 +1777,7 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\vINTERRUPTED\x10\x02\x12\r\n" +
 	"\tSUCCEEDED\x10\x03\x12\n" +
 	"\n" +
-	"\x06FAILED\x10\x04\"\xf9\x02\n" +
+	"\x06FAILED\x10\x04\"\xa4\x03\n" +
 	"\x0eUpgradeRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12-\n" +
 	"\x12kubernetes_version\x18\x02 \x01(\tR\x11kubernetesVersion\x12$\n" +
@@ -1767,7 +1789,9 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\x05after\x18\x06 \x01(\x04R\x05after\x121\n" +
 	"\x14components_statement\x18\a \x01(\tR\x13componentsStatement\x12\x16\n" +
 	"\x06addons\x18\b \x03(\tR\x06addons\x12!\n" +
-	"\fkeep_kubelet\x18\t \x01(\bR\vkeepKubelet\"s\n" +
+	"\fkeep_kubelet\x18\t \x01(\bR\vkeepKubelet\x12)\n" +
+	"\x10upgrade_packages\x18\n" +
+	" \x01(\bR\x0fupgradePackages\"s\n" +
 	"\rConfiguration\x126\n" +
 	"\x17ignore_preflight_errors\x18\x01 \x03(\tR\x15ignorePreflightErrors\x12*\n" +
 	"\x11image_pull_policy\x18\x02 \x01(\tR\x0fimagePullPolicy\"\x96\x02\n" +
