@@ -31,7 +31,7 @@ var imports = []struct {
 	{"mirror", []string{"chart", "registry", "release", "internal/ocipack"}},
 	{"workspace", []string{"assets", "attestation", "attestation/authority", "cloud", "cloud/machines", "cloud/providers", "cloud/section", "plan", "registry", "release", "version", "words"}},
 	{"rollout", []string{"cloud/providers", "cluster", "plan", "version", "words"}},
-	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/providers", "cluster", "compat", "component", "distribution", "lifecycle", "plan", "registry", "release", "rollout", "version", "words", "workspace"}},
+	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/machines", "cloud/providers", "cluster", "compat", "component", "distribution", "lifecycle", "plan", "registry", "release", "rollout", "version", "words", "workspace"}},
 }
 
 func TestRoomsImportOneWay(t *testing.T) {

@@ -189,6 +189,7 @@ func (e *Engine) operatorRun(ctx context.Context) (*operatorRun, Adopter, error)
 		run.inventory.Machines = append(run.inventory.Machines, m.Entry())
 	}
 	run.inventory.Schema, run.inventory.Cluster = "1", s.Infrastructure.UID
+	run.inventory.SetPackages(c.Provider.Section)
 	k, err := run.connect(ctx)
 	if err != nil {
 		return nil, nil, err

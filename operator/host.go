@@ -42,6 +42,8 @@ type agentHost struct {
 	what  upgradeproto.What // that it must upgrade
 	// log receives every line of an upgrade; nil: none.
 	log *slog.Logger
+	// packages is asked whether upgrades in place upgrade packages of the distribution; nil: they do not.
+	packages func(context.Context) (bool, error)
 }
 
 // newHost returns the agent of node, whose socket is at the absolute path socket. The
@@ -339,7 +341,7 @@ func (h *agentHost) upgrade(ctx context.Context, req *upgradeproto.UpgradeReques
 		Configuration: &upgradeproto.Configuration{IgnorePreflightErrors: kubeadm.IgnoredChecks()}, // same as for the join of the machine
 	}
 	f := &following{host: h, tell: tell, run: decision.UpgradeRun{Version: version, Components: reference, Node: h.node, Phase: "download", InPlace: req.GetWhat() == upgradeproto.What_NODE, Addons: req.GetWhat() == upgradeproto.What_ADDONS, Etcd: etcdOf(token)}}
-	cut, enrolled := false, false
+	cut, enrolled, ready := false, false, false
 	for pause := reconnectMin; ; pause = min(2*pause, reconnectMax) {
 		before := f.after
 		req.After = f.after
@@ -350,7 +352,11 @@ func (h *agentHost) upgrade(ctx context.Context, req *upgradeproto.UpgradeReques
 				return fmt.Errorf("install the release keys and the verifying agent on %s: %w", h.node, words(err))
 			}
 		}
-		if enrolled {
+		if enrolled && !ready {
+			err = h.addPackages(ctx, req, f)
+			ready = err == nil
+		}
+		if ready {
 			err = f.follow(ctx, req)
 		}
 		switch {
@@ -376,6 +382,36 @@ func (h *agentHost) upgrade(ctx context.Context, req *upgradeproto.UpgradeReques
 		case <-t.C:
 		}
 	}
+}
+
+// addPackages has a request upgrade packages of the host, if upgrades in place do that. The agent must report that it
+// knows how: one of an older release would take the same request for another one after its restart.
+func (h *agentHost) addPackages(ctx context.Context, req *upgradeproto.UpgradeRequest, f *following) error {
+	if h.packages == nil || req.GetWhat() == upgradeproto.What_ADDONS || req.GetKeepKubelet() {
+		return nil
+	}
+	wanted, err := h.packages(ctx)
+	if err != nil {
+		return fmt.Errorf("read whether the packages of %s are upgraded: %w", h.node, err)
+	}
+	if !wanted {
+		return nil
+	}
+	limited, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	s, err := h.agent.Status(limited, &upgradeproto.StatusRequest{})
+	if err != nil {
+		return fmt.Errorf("read what the agent of %s can do: %w", h.node, words(err))
+	}
+	if req.UpgradePackages = s.GetUpgradesPackages(); !req.UpgradePackages {
+		f.run.PackagesKept = fmt.Sprintf("the agent of %s is of release %s and does not upgrade packages; `constellation machine add` or `constellation adopt --operator` installs the agent of this release", h.node, s.GetAgentVersion())
+		if h.log != nil {
+			h.log.Warn("packages not upgraded", "node", h.node, "agent", s.GetAgentVersion())
+		}
+		f.tell(f.run)
+		f.run.PackagesKept = ""
+	}
+	return nil
 }
 
 // following is one call of Upgrade.

@@ -178,6 +178,13 @@ func (h *hostView) setAnswer(of string, answer decision.UpgradeRun) {
 	h.answered, h.answer = of, answer
 }
 
+// packagesKept records why the agent of a Node leaves packages as they are, if it does.
+func (r *nodeVersions) packagesKept(about *corev1.Node, run decision.UpgradeRun) {
+	if about != nil && run.PackagesKept != "" {
+		r.event(about, corev1.EventTypeWarning, "PackagesKept", "Upgrade", run.PackagesKept)
+	}
+}
+
 // upgradeNode starts an upgrade by a node's agent or attaches to its run, and follows it to its end.
 func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 	if r.agents == nil {
@@ -216,6 +223,7 @@ func (r *nodeVersions) upgradeNode(o *observed, a decision.Action) {
 			r.event(about, corev1.EventTypeNormal, "UpgradeStarted", "Upgrade", "its agent upgrades "+what)
 		}
 		failed := r.agents.Upgrade(ctx, a.Node, nodeToken(a.Version, a.Components, a.Etcd, attempt), a.Version, a.Components, c.Signed, func(run decision.UpgradeRun) {
+			r.packagesKept(about, run)
 			r.runs.set(a.Machine, run)
 			r.wake()
 		})

@@ -193,7 +193,7 @@ func Run(ctx context.Context, c Config) error {
 			return err
 		}
 		defer func() { _ = h.Close() }()
-		h.log = c.Log
+		h.log, h.packages = c.Log, upgradesPackages(c.Cloud)
 		c.Host = h
 		if err := serveSnapshots(c, mgr, core, h); err != nil {
 			return err
@@ -205,6 +205,7 @@ func Run(ctx context.Context, c Config) error {
 	if c.agents == nil && c.Relay {
 		r := newRelays(access, core, c.Namespace, c.Pod, c.Log)
 		defer r.keep(nil)
+		r.packages = upgradesPackages(c.Cloud)
 		c.agents = r
 	}
 	end, err := addControllers(ctx, c, mgr, core)
@@ -215,6 +216,19 @@ func Run(ctx context.Context, c Config) error {
 	c.Log.Info("operator started", "namespace", c.Namespace)
 	if err := mgr.Start(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("run controllers: %w", err)
+	}
+	return nil
+}
+
+// packagesCloud is a cloud whose owner decides whether upgrades in place upgrade packages of the distribution.
+type packagesCloud interface {
+	UpgradesPackages(ctx context.Context) (bool, error)
+}
+
+// upgradesPackages returns how to ask a cloud; nil: its machines have images.
+func upgradesPackages(c cloudAPI) func(context.Context) (bool, error) {
+	if p, ok := c.(packagesCloud); ok {
+		return p.UpgradesPackages
 	}
 	return nil
 }

@@ -154,6 +154,7 @@ type relays struct {
 	namespace string
 	pod       string // the operator's; empty outside of the cluster
 	log       *slog.Logger
+	packages  func(context.Context) (bool, error) // as in agentHost
 
 	mu    sync.Mutex
 	hosts map[string]*agentHost // by node
@@ -178,7 +179,7 @@ func (r *relays) host(node string) (*agentHost, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to the agent of %s: %w", node, err)
 	}
-	h := &agentHost{node: node, conn: conn, agent: upgradeproto.NewAgentClient(conn), what: upgradeproto.What_NODE, log: r.log}
+	h := &agentHost{node: node, conn: conn, agent: upgradeproto.NewAgentClient(conn), what: upgradeproto.What_NODE, log: r.log, packages: r.packages}
 	r.hosts[node] = h
 	return h, nil
 }

@@ -695,6 +695,7 @@ func (c *Run) Foresee(ctx context.Context, emit func(plan.Event)) error {
 	if components == nil {
 		c.judgeAgents(ctx, b, list)
 	}
+	c.judgePackages(ctx, b)
 	if components == nil && list.Name != c.Now.Target.Components {
 		c.Out.Changes.ConfigMaps = append([]string{"kube-system/" + list.Name + " (new)"}, c.Out.Changes.ConfigMaps...)
 	}

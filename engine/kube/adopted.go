@@ -121,6 +121,16 @@ func (c *Client) hasInventory(ctx context.Context, text string) (bool, error) {
 	return m.Data[machines.InventoryKey] == text, nil
 }
 
+// UpgradesPackages reports whether the list of machines in the cluster has upgrades in place upgrade packages.
+func (c *Client) UpgradesPackages(ctx context.Context) (bool, error) {
+	m, err := c.core.CoreV1().ConfigMaps(Namespace).Get(ctx, machines.InventoryConfigMap, metav1.GetOptions{})
+	if err != nil {
+		return false, fmt.Errorf("read ConfigMap %s: %w", machines.InventoryConfigMap, classify(err))
+	}
+	i, err := machines.ParseInventory([]byte(m.Data[machines.InventoryKey]))
+	return i.Packages == machines.PackagesUpgrade, err
+}
+
 // setInventory writes the ConfigMap. The namespace is there.
 func (c *Client) setInventory(ctx context.Context, i machines.Inventory) error {
 	text, err := inventoryJSON(i)

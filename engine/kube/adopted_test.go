@@ -103,6 +103,16 @@ func TestAdoptedCluster(t *testing.T) {
 	}
 	got, err = c.HasInventory(ctx, inventory)
 	check("inventory", true, got, err)
+	got, err = c.UpgradesPackages(ctx)
+	check("packages upgraded", false, got, err)
+	inventory.Packages = machines.PackagesUpgrade
+	got, err = c.HasInventory(ctx, inventory) // the switch is part of it
+	check("inventory with another switch", false, got, err)
+	if err := c.SetInventory(ctx, inventory); err != nil {
+		t.Fatal(err)
+	}
+	got, err = c.UpgradesPackages(ctx)
+	check("packages upgraded after the switch", true, got, err)
 
 	// An upgrade of somebody else has replaced one of two API servers.
 	if _, err := c.core.CoreV1().ConfigMaps(systemNamespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: kubeadmConfigName}, Data: map[string]string{

@@ -228,6 +228,7 @@ func EnrolledInventory(c *Config, s *State) machines.Inventory {
 		i.Sizes = sizes
 	}
 	i.ReplaceAfter = c.Provider.Section.Text("replaceAfter")
+	i.SetPackages(c.Provider.Section)
 	return i
 }
 

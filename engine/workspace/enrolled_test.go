@@ -82,8 +82,21 @@ func TestEnrolmentIsMadeOnce(t *testing.T) {
 		t.Errorf("identity %+v, %v", id, err)
 	}
 
-	// A corrected endpoint counts until init begins.
+	// The switch of packages is a comment, and goes to the cluster alone.
 	b, err := w.ReadConfig()
+	if err != nil || !bytes.Contains(b, []byte("\n    # packages: held\n")) || w.ReplaceConfig(bytes.Replace(b, []byte("# packages: held"), []byte("packages: upgrade"), 1)) != nil {
+		t.Fatalf("%s: %v", b, err)
+	}
+	c, err := w.Config()
+	if err != nil || EnrolledInventory(c, s).Packages != machines.PackagesUpgrade {
+		t.Errorf("the list says %q about packages, %v", EnrolledInventory(c, s).Packages, err)
+	}
+	if e, err := w.Enrolment(); err != nil || e.Inventory().Packages != "" {
+		t.Errorf("machines get %q, %v", e.Inventory().Packages, err)
+	}
+
+	// A corrected endpoint counts until init begins.
+	b, err = w.ReadConfig()
 	if err != nil || w.ReplaceConfig(bytes.Replace(b, []byte("api.example.com"), []byte("10.0.0.11"), 1)) != nil {
 		t.Fatal(err)
 	}
@@ -232,6 +245,7 @@ func TestEnrolledConfigProblems(t *testing.T) {
 		{name: "a folder of all machines", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.0.0.9, group: worker, tpm: \"unix:/run/containerd/containerd.sock\"}\n", want: "is no TPM"},
 		{name: "a label of Kubernetes", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.0.0.9, group: worker, labels: node-role.kubernetes.io/control-plane=}\n", want: "are no labels of a Node"},
 		{name: "a taint without an effect", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.0.0.9, group: worker, taints: a=b}\n", want: "are no taints of a Node"},
+		{name: "packages", rest: "    endpoint: api.example.com\n    packages: latest\n", want: `"latest" does not say what upgrades do with packages`},
 		{name: "a name twice", rest: "    endpoint: api.example.com\n    machines:\n    - {name: a, address: 10.0.0.9, group: worker}\n    - {name: a, address: 10.0.0.8, group: worker}\n", want: "occurs twice"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -181,6 +181,7 @@ type UpgradeRun struct {
 	Addons                    bool   // of the add-ons
 	Etcd                      string // mark of the etcd that the target names, of a control plane's in-place upgrade
 	Line                      string
+	PackagesKept              string // why the agent leaves packages as they are, although they are to be upgraded
 	BootID                    string // boot of the machine in which the agent works; empty: it does not, or it is not known
 	Started, Ended            time.Time
 }

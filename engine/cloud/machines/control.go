@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/section"
 )
 
 // InventoryFile is where the operator's pods have the inventory: a ConfigMap that the console writes.
@@ -37,6 +38,15 @@ type Inventory struct {
 	Sizes map[cloud.Role]int `json:"sizes,omitempty"`
 	// ReplaceAfter is how long a Node is not Ready until a spare takes its place, such as 5m; empty: [ReplaceAfter].
 	ReplaceAfter string `json:"replaceAfter,omitempty"`
+	// Packages is [PackagesUpgrade] if upgrades in place upgrade packages of the distribution; empty: they do not.
+	Packages string `json:"packages,omitempty"`
+}
+
+// SetPackages takes over what a section says about packages.
+func (i *Inventory) SetPackages(v section.Values) {
+	if i.Packages = ""; UpgradesPackages(v) {
+		i.Packages = PackagesUpgrade
+	}
 }
 
 // Entry is one machine of an Inventory.
@@ -216,6 +226,13 @@ func (c *Control) NodeSettings(ctx context.Context) (map[string]cloud.NodeSettin
 		out[m.ProviderID] = cloud.NodeSettings{Name: m.Name, Labels: labels, Taints: taints}
 	}
 	return out, err
+}
+
+// UpgradesPackages reports whether upgrades in place upgrade packages of the distribution. The console has published
+// that with the list.
+func (c *Control) UpgradesPackages(ctx context.Context) (bool, error) {
+	i, err := c.read(ctx)
+	return i.Packages == PackagesUpgrade, err
 }
 
 // Instances returns the machines of the inventory.

@@ -131,3 +131,31 @@ func TestComponentsOfTheConfiguration(t *testing.T) {
 		t.Errorf("versions are %v, %v", about.Kubernetes, err)
 	}
 }
+
+// The operator follows the list that the console published; one of an older console has no packages upgraded.
+func TestPackagesOfTheList(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		of   section.Values
+		want bool
+	}{
+		{name: "absent", of: section.Values{}},
+		{name: "held", of: section.Values{PackagesField: PackagesHeld}},
+		{name: "upgrade", of: section.Values{PackagesField: PackagesUpgrade}, want: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			path, i := filepath.Join(t.TempDir(), InventoryKey), inventory()
+			i.SetPackages(tt.of)
+			write(t, path, i)
+			if is, err := NewControl(path).UpgradesPackages(t.Context()); err != nil || is != tt.want {
+				t.Errorf("packages are upgraded: %t, %v", is, err)
+			}
+			if b, err := os.ReadFile(path); err != nil || strings.Contains(string(b), "packages") != tt.want {
+				t.Errorf("the list is %s, %v", b, err)
+			}
+		})
+	}
+	if _, err := NewControl("/nonexistent").UpgradesPackages(t.Context()); !errors.Is(err, cloud.ErrUnavailable) {
+		t.Errorf("a list that cannot be read: %v", err)
+	}
+}

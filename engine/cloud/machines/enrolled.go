@@ -110,6 +110,7 @@ func EnrolledConfig() section.Schema {
 			d, err := time.ParseDuration(s)
 			return err == nil && d >= time.Minute && d <= 24*time.Hour
 		}, Problem: "is no time after which a spare takes the place of a machine", Remedy: "write a time such as 5m, of at least 1m and at most 24h"},
+		packagesField(),
 		componentsField(),
 	}
 }

@@ -93,8 +93,31 @@ func Config() section.Schema {
 			return slices.ContainsFunc(Hardenings(), func(h Hardening) bool { return h.Name == s })
 		},
 		Problem: "is no hardening", Remedy: "write kubelet-pods, control-plane-label or machine-configuration",
-	}, componentsField()}
+	}, packagesField(), componentsField()}
 }
+
+// PackagesField is the name of the field that says what upgrades in place do with the distribution's packages of
+// containerd, runc and network plugins. Absent means PackagesHeld.
+const PackagesField = "packages"
+
+// Values of PackagesField.
+const (
+	// PackagesHeld leaves them as they are.
+	PackagesHeld = "held"
+	// PackagesUpgrade has the agent upgrade them with apt, during the upgrade of each node.
+	PackagesUpgrade = "upgrade"
+)
+
+// packagesField describes it.
+func packagesField() section.Field {
+	return section.Field{
+		Name: PackagesField, Valid: func(s string) bool { return s == PackagesHeld || s == PackagesUpgrade },
+		Problem: "does not say what upgrades do with packages", Remedy: "write held, or upgrade to have containerd, runc and network plugins upgraded with apt",
+	}
+}
+
+// UpgradesPackages reports whether a section has upgrades in place upgrade packages.
+func UpgradesPackages(v section.Values) bool { return v.Text(PackagesField) == PackagesUpgrade }
 
 // componentsField describes the table of components.
 func componentsField() section.Field {
