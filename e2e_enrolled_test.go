@@ -31,7 +31,7 @@ const (
 )
 
 // Linux machines that have OpenSSH and nothing of ours are enrolled, become a cluster whose network their owner brings, are
-// upgraded in place to the next minor, and one is given back. The console is in their network. It logs in to three by SSH, and
+// upgraded in place to the next minor with the packages of their runtime, and one is given back. The console is in their network. It logs in to three by SSH, and
 // the last one calls it.
 //
 // It takes five minutes, so it is opt-in. The variable can have the release of Debian that the machines run:
@@ -140,6 +140,19 @@ func TestEnrolledMachinesBecomeACluster(t *testing.T) {
 		t.Errorf("machine list:\n%s", out)
 	}
 
+	// The hop also upgrades the packages of the runtime, which worker-0 holds, when that is published.
+	newer := newerPackages(t, release)
+	for _, m := range all {
+		c.unpack(m, newer)
+	}
+	if out, code := c.asRoot("worker-0", "apt-mark hold "+strings.Join(runtimePackages, " ")); code != 0 {
+		t.Fatalf("hold packages: %s", out)
+	}
+	a.edit("# packages: held", "packages: upgrade")
+	if out := a.run(time.Minute, "upgrade", "check", "--kubernetes", to).stdout; !strings.Contains(out, "publish the configuration first") {
+		t.Errorf("upgrade check before init:\n%s", out)
+	}
+	a.run(time.Minute, "init", "--yes").want(plan.ExitDone)
 	if out := a.run(time.Minute, "upgrade", "check", "--kubernetes", to).want(plan.ExitDone).stdout; !strings.Contains(out, "in place") || strings.Contains(out, "OS image with") {
 		t.Errorf("upgrade check:\n%s", out)
 	}
@@ -148,6 +161,9 @@ func TestEnrolledMachinesBecomeACluster(t *testing.T) {
 	t.Logf("apply: %s", time.Since(begin).Round(time.Second))
 	if is, want := a.kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.nodeInfo.kubeletVersion}"), strings.TrimSpace(strings.Repeat(to+" ", len(all))); is != want {
 		t.Errorf("kubelets run %q, want %s", is, to)
+	}
+	for _, m := range all {
+		c.wantNewer(m, m == "worker-0")
 	}
 
 	// A machine is given back, and nothing of ours is left there.
