@@ -56,6 +56,7 @@ import (
 	"constellation/engine/release/releasetest"
 	"constellation/engine/revocation"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 	"constellation/internal/testneeds"
 	"constellation/joinservice/joinproto"
 	"constellation/operator/api/v1alpha1"
@@ -64,7 +65,7 @@ import (
 func TestMain(m *testing.M) {
 	flood.Child()
 	klog.SetLogger(logr.Discard()) // client-go logs what a test provokes
-	os.Exit(m.Run())
+	os.Exit(controlplanetest.Run(m))
 }
 
 const namespace = "constellation-system"
@@ -170,9 +171,31 @@ func (s *site) issuer(id attestation.Identity, boot []attestation.MeasuredEvent,
 	return i
 }
 
+// withChart installs the CRDs and the chart of the join service.
+var withChart = controlplanetest.Setup{Name: "chart", Run: func(ctx context.Context, cp *controlplane.ControlPlane) error {
+	crds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		return err
+	}
+	chart, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0", "joinservice": map[string]any{"registrySecret": registry.SecretName, "inventory": "constellation-machines"}})
+	if err != nil {
+		return err
+	}
+	manifests := [][]byte{[]byte("{apiVersion: v1, kind: Namespace, metadata: {name: " + namespace + "}}")}
+	for _, f := range crds {
+		manifests = append(manifests, f.Data)
+	}
+	for _, m := range append(manifests, chart) {
+		if err := cp.Apply(ctx, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}}
+
 func newSite(t testing.TB) *site {
 	t.Helper()
-	cp := controlplane.ForTest(t, controlplane.Options{})
+	cp := controlplanetest.Lend(t.(controlplanetest.T), controlplane.Options{}, withChart)
 	s := &site{t: t, cp: cp, sky: &sky{}, admin: kubernetes.NewForConfigOrDie(cp.Config()), kinds: dynamic.NewForConfigOrDie(cp.Config())}
 	certPEM, keyPEM, err := attestationtest.CreateCA("test")
 	if err != nil {
@@ -182,24 +205,6 @@ func newSite(t testing.TB) *site {
 		t.Fatal(err)
 	}
 	s.roots, s.caKey = string(certPEM), string(keyPEM)
-
-	crds, err := assets.CRDsFor("v1.1.0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	chart, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0", "joinservice": map[string]any{"registrySecret": registry.SecretName, "inventory": "constellation-machines"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	manifests := [][]byte{[]byte("{apiVersion: v1, kind: Namespace, metadata: {name: " + namespace + "}}")}
-	for _, f := range crds {
-		manifests = append(manifests, f.Data)
-	}
-	for _, m := range append(manifests, chart) {
-		if err := cp.Apply(t.Context(), m); err != nil {
-			t.Fatal(err)
-		}
-	}
 	s.publish(workerList)
 	s.publish(controlPlaneList)
 	if err := cp.Apply(t.Context(), []byte(`{apiVersion: update.edgeless.systems/v1alpha1, kind: NodeVersion, metadata: {name: constellation-version}, spec: {image: i,

@@ -26,6 +26,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 	"constellation/internal/footprint"
 )
 
@@ -48,7 +49,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(controlplanetest.Run(m))
 }
 
 // measure runs a preflight without evictions and prints its cost.

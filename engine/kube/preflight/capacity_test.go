@@ -16,6 +16,7 @@ import (
 
 	"constellation/engine/check"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 )
 
 // await polls the API server until a condition is true.
@@ -59,7 +60,7 @@ func (c *testCluster) claim(name string) {
 // TestPlacesAgreeWithTheScheduler asks kube-scheduler, for pods of many kinds, whether it
 // finds them a place if their node takes none, and us.
 func TestPlacesAgreeWithTheScheduler(t *testing.T) {
-	cp := controlplane.ForTest(t, controlplane.Options{Controllers: true})
+	cp := controlplanetest.Lend(t, controlplane.Options{Controllers: true})
 	config := cp.Config()
 	config.QPS = -1
 	core, err := kubernetes.NewForConfig(config)

@@ -32,6 +32,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 )
 
 // cluster is a real API server with nodes and pods that are objects alone.
@@ -42,7 +43,7 @@ type testCluster struct {
 }
 
 func startCluster(t testing.TB) *testCluster {
-	cp := controlplane.ForTest(t, controlplane.Options{})
+	cp := controlplanetest.Lend(t.(controlplanetest.T), controlplane.Options{})
 	config := cp.Config()
 	config.QPS = -1
 	core, err := kubernetes.NewForConfig(config)

@@ -25,12 +25,13 @@ import (
 	"k8s.io/client-go/rest"
 
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 )
 
 // An API server forwards nothing to the loopback, where simulated machines are. Their kubelets are
 // read directly with the user's client certificate, if the cluster's CA signed theirs.
 func TestKubeletsAreReadDirectly(t *testing.T) {
-	cp := controlplane.ForTest(t, controlplane.Options{})
+	cp := controlplanetest.Lend(t, controlplane.Options{})
 	ca, err := tls.LoadX509KeyPair(filepath.Join(cp.PKI(), "ca.crt"), filepath.Join(cp.PKI(), "ca.key"))
 	if err != nil {
 		t.Fatal(err)

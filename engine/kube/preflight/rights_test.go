@@ -15,13 +15,14 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 	"constellation/engine/version"
 )
 
 // TestRoleSufficesOnARealAPIServer runs the checks with the printed role alone, and compares the
 // role with the requests that were sent.
 func TestRoleSufficesOnARealAPIServer(t *testing.T) {
-	cp := controlplane.ForTest(t, controlplane.Options{})
+	cp := controlplanetest.Lend(t, controlplane.Options{})
 	admin, err := kubernetes.NewForConfig(cp.Config())
 	if err != nil {
 		t.Fatal(err)
