@@ -392,6 +392,12 @@ func (f *fleet) Instance(ctx context.Context, id string) (cloud.Instance, error)
 	if ok && s.missing.IsZero() && s.Image != "" && s.Group != "" {
 		return s.Instance, nil
 	}
+	// Clouds describe machines that joined together by fewer requests.
+	if d, ok := f.cloudAPI.(describer); ok {
+		if l, err := d.Describe(ctx, []string{id}); err == nil && len(l) == 1 && l[0].Image != "" && l[0].Group != "" {
+			return l[0], nil
+		}
+	}
 	return f.cloudAPI.Instance(ctx, id)
 }
 

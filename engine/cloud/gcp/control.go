@@ -499,6 +499,7 @@ func (c *Cloud) current(ctx context.Context, keys []string) (map[string]cloud.In
 	}
 	found := map[string]cloud.Instance{}
 	for _, zone := range slices.Sorted(maps.Keys(names)) {
+		names[zone] = c.withMoving(zone, names[zone])
 		for _, filter := range c.filters(names[zone]) {
 			l, err := c.machines(ctx, zone, filter)
 			if err != nil {
@@ -517,6 +518,33 @@ func (c *Cloud) current(ctx context.Context, keys []string) (map[string]cloud.In
 		c.mu.Unlock()
 	}
 	return found, nil
+}
+
+// withMoving adds machines of a zone that are being created and were not seen lately, as far as one filter has room:
+// callers ask for them next.
+func (c *Cloud) withMoving(zone string, names []string) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	add := func(name string) {
+		if len(names) < byName && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	for id, pending := range c.pending {
+		if in, _ := parseGroupID(id); in == zone {
+			for name := range pending {
+				add(name)
+			}
+		}
+	}
+	for id, o := range c.seen {
+		if o.State == cloud.Creating && time.Since(o.at) >= MovingAge {
+			if _, in, name, _ := ParseProviderID(id); in == zone {
+				add(name)
+			}
+		}
+	}
+	return names
 }
 
 // filters returns the filters that list machines of a zone by name, or the one for all machines of the cluster if
