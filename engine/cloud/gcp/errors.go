@@ -56,6 +56,7 @@ func (e *Error) Ended() bool { return e.ended }
 // Unwrap returns the error of package cloud.
 func (e *Error) Unwrap() error { return e.Kind }
 
+// NoCredentials is the remedy of missing or refused credentials.
 const NoCredentials = "run on a machine with a service account, configure workload identity federation, or run `gcloud auth application-default login`"
 
 // rule maps errors of Compute Engine to an error of package cloud and a remedy.

@@ -50,9 +50,9 @@ const (
 	// LabelVersion is the label of an image with its version, in which hyphens replace dots.
 	LabelVersion = "constellation-version"
 
-	// MaxAge is the age that a description of a machine may have, and MovingAge that of a machine that is
-	// being created or deleted.
-	MaxAge    = 10 * time.Second
+	// MaxAge is the age that a description of a machine may have.
+	MaxAge = 10 * time.Second
+	// MovingAge is the age that a description of a machine may have that is being created or deleted.
 	MovingAge = time.Second
 	// Share is the part of the documented rate limits of a project that this package uses.
 	Share = 0.8

@@ -38,11 +38,13 @@ func ValidInterface(s string) bool { return interfaceRE.MatchString(s) }
 
 func balancerField() section.Field {
 	return section.Field{Name: BalancerMap, Kind: section.Map, Columns: section.Schema{
-		{Name: "address", Required: true, Valid: func(s string) bool {
-			a, err := netip.ParseAddr(s)
-			return err == nil && a.Is4() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast()
-		}, Problem: "is no IPv4 address", Remedy: "write a free IPv4 address of the control planes' network, without a port",
-			Ask: "balancer", Hint: "empty: you have a load balancer", Help: "a free address: haproxy and keepalived are set up on the control planes and serve the API there"},
+		{
+			Name: "address", Required: true, Valid: func(s string) bool {
+				a, err := netip.ParseAddr(s)
+				return err == nil && a.Is4() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast()
+			}, Problem: "is no IPv4 address", Remedy: "write a free IPv4 address of the control planes' network, without a port",
+			Ask: "balancer", Hint: "empty: you have a load balancer", Help: "a free address: haproxy and keepalived are set up on the control planes and serve the API there",
+		},
 		{Name: "interface", Valid: ValidInterface, Problem: "cannot name a network interface", Remedy: "write the name that `ip link` prints on the control planes, or remove the field"},
 		{Name: "port", Kind: section.Int, Lowest: 1, Highest: 65535},
 		{Name: "routerID", Kind: section.Int, Lowest: 1, Highest: 255},
