@@ -4,6 +4,7 @@ package agent
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -480,4 +481,38 @@ func TestPackagesAreMendedAtTheStart(t *testing.T) {
 		return !exists(filepath.Join(r.settings.Root, "var/lib/constellation/agent", packagesFile))
 	})
 	r.wantDebs(ofDebian)
+}
+
+// A caller that retries as soon as it has the final message gets a new run, not the messages of the old one.
+func TestRequestAfterAFinalMessageIsANewRun(t *testing.T) {
+	r := newRig(t, false)
+	r.withDebs(ofDebian)
+	r.fake("fail-update", "E: The repository is not signed.\n")
+	u, err := openUpgrader(t.Context(), r.settings.host(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(u.close)
+	fails := func(token string) (begun bool) {
+		o, err := parseOrder(r.node(token))
+		if err == nil {
+			_, begun, err = u.take(t.Context(), o)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the run has a final message", func() bool { _, _, final := u.journal.latest(); return final })
+		return begun
+	}
+	fails("t1")
+	until(t, "the run has ended", func() bool { return !u.isRunning() })
+	u.mu.Lock()
+	u.running++ // as if the first run had sent its message alone
+	u.mu.Unlock()
+	if !fails("t2") {
+		t.Error("the second request is attached to the first run")
+	}
+	u.mu.Lock()
+	u.running--
+	u.mu.Unlock()
 }

@@ -80,7 +80,7 @@ type upgrader struct {
 	packaging sync.Mutex
 
 	mu      sync.Mutex
-	running bool
+	running int // runs that have not ended; two for a moment, if one follows a final message at once
 }
 
 // openUpgrader reads the state of an earlier agent. If its kubeadm still runs, the run
@@ -153,7 +153,7 @@ func (u *upgrader) status() *upgradeproto.Run { return u.journal.run(u.isRunning
 func (u *upgrader) isRunning() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.running
+	return u.running > 0
 }
 
 // take decides what to do with o. It returns the start of the run that answers it, and whether
@@ -166,6 +166,7 @@ func (u *upgrader) take(ctx context.Context, o *order) (started time.Time, begun
 	}
 	busy := u.isRunning() // first: a run sends its final message before it ends
 	latest, started, final := u.journal.latest()
+	busy = busy && !final // the next request may follow the message at once
 	switch {
 	case latest == nil:
 	case busy && same(latest, o.proto):
@@ -203,7 +204,7 @@ func (u *upgrader) take(ctx context.Context, o *order) (started time.Time, begun
 // start works on o, first on a kubeadm that still runs, if any.
 func (u *upgrader) start(o *order, found *kubeadm.Process) {
 	u.mu.Lock()
-	u.running = true
+	u.running++
 	u.mu.Unlock()
 	u.wg.Go(func() {
 		err := u.run(u.life, o, found)
@@ -221,7 +222,7 @@ func (u *upgrader) start(o *order, found *kubeadm.Process) {
 			u.log.Error("upgrade failed", "token", o.proto.GetToken(), "stage", stage, "err", err)
 		}
 		u.mu.Lock()
-		u.running = false
+		u.running--
 		u.mu.Unlock()
 	})
 }

@@ -402,6 +402,9 @@ func lines(all []*upgradeproto.UpgradeResponse) (s []string) {
 		if l := m.GetLog(); l != nil {
 			s = append(s, l.Source+" "+l.Level+" "+l.Line)
 		}
+		if f := m.GetFailure(); f != nil {
+			s = append(s, "failure "+f.Message)
+		}
 	}
 	return s
 }
