@@ -46,7 +46,8 @@ const resetTimeout = 30 * time.Second
 // pool has the control planes that no test uses.
 var pool struct {
 	mu      sync.Mutex
-	dir     string // of all control planes; empty without [Run]
+	lends   bool   // whether [Run] runs
+	dir     string // of all control planes; empty until the first one starts
 	idle    map[string][]*plane
 	planes  map[*plane]bool // all that run
 	started int
@@ -54,18 +55,13 @@ var pool struct {
 
 // Run runs the tests of a package and then ends all control planes. TestMain calls it.
 func Run(m interface{ Run() int }) int {
-	dir, err := os.MkdirTemp("", "control-planes-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "make a folder for control planes:", err)
-		return 1
-	}
 	pool.mu.Lock()
-	pool.dir, pool.idle, pool.planes = dir, map[string][]*plane{}, map[*plane]bool{}
+	pool.lends, pool.idle, pool.planes = true, map[string][]*plane{}, map[*plane]bool{}
 	pool.mu.Unlock()
 	code := m.Run()
 	pool.mu.Lock()
-	left := pool.planes
-	pool.dir, pool.idle, pool.planes = "", nil, nil
+	left, dir := pool.planes, pool.dir
+	pool.lends, pool.dir, pool.idle, pool.planes = false, "", nil, nil
 	pool.mu.Unlock()
 	for p := range left {
 		p.end()
@@ -117,7 +113,7 @@ func kindOf(o controlplane.Options, setup []Setup) string {
 func take(kind string) (*plane, error) {
 	pool.mu.Lock()
 	defer pool.mu.Unlock()
-	if pool.dir == "" {
+	if !pool.lends {
 		return nil, errors.New("TestMain of this package does not call controlplanetest.Run")
 	}
 	idle := pool.idle[kind]
@@ -131,9 +127,16 @@ func take(kind string) (*plane, error) {
 // start starts a control plane without controllers and notes its content.
 func start(ctx context.Context, o controlplane.Options, setup []Setup) (*plane, error) {
 	pool.mu.Lock()
+	var err error
+	if pool.dir == "" { // not before: test programs that are killed without a control plane leave nothing
+		pool.dir, err = os.MkdirTemp("", "control-planes-")
+	}
 	pool.started++
 	o.Dir = filepath.Join(pool.dir, fmt.Sprint(pool.started))
 	pool.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
 	if err := os.Mkdir(o.Dir, 0o700); err != nil {
 		return nil, err
 	}
