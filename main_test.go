@@ -88,16 +88,17 @@ func TestVendorsAreRegistered(t *testing.T) {
 		}
 	}
 	google, _ := providers.Named(gcp.Name)
-	for _, name := range []string{
+	reads := []string{
 		gcpinfra.Project, gcpinfra.Zones, gcpinfra.Network, gcpinfra.Subnetwork, gcpinfra.Address, gcpinfra.ControlPlaneMachine, gcpinfra.WorkerMachine, gcpinfra.DiskSize,
-		gcpinfra.ServiceAccount, gcpinfra.WorkerAccount, gcpinfra.SSHFrom, gcpinfra.NodeCIDR,
-	} {
+		gcpinfra.ServiceAccount, gcpinfra.WorkerAccount, gcpinfra.SSHFrom, gcpinfra.NodeCIDR, gcpinfra.ProxyCIDR, gcpinfra.Controller,
+	}
+	for _, name := range reads {
 		if !slices.ContainsFunc(google.Config, func(f section.Field) bool { return f.Name == name }) {
 			t.Errorf("the section has no field %s", name)
 		}
 	}
-	if len(google.Config) != 12 {
-		t.Errorf("the section has %d fields, and the infrastructure reads 12", len(google.Config))
+	if len(google.Config) != len(reads) {
+		t.Errorf("the section has %d fields, and the infrastructure reads %d", len(google.Config), len(reads))
 	}
 }
 

@@ -591,7 +591,10 @@ func TestHonestSnapshotsOfABusyClusterAreTaken(t *testing.T) {
 				s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string][]byte{"i": []byte(strconv.Itoa(i))}}
 				m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"i": strconv.Itoa(i)}}
 				var errs []error
-				note := func(err error) { errs = append(errs, err) }
+				note := func(err error) {
+					errs = append(errs, err)
+					writes.Add(1)
+				}
 				_, err := bindings.Create(ctx, b, metav1.CreateOptions{})
 				note(err)
 				_, err = secrets.Create(ctx, s, metav1.CreateOptions{})
@@ -617,7 +620,6 @@ func TestHonestSnapshotsOfABusyClusterAreTaken(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				writes.Add(int64(len(errs)))
 			}
 		})
 	}
