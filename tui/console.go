@@ -32,7 +32,7 @@ func workspaceOptions(s *session, eng Engine, ws *workspace.Workspace, dir strin
 		FixedBackground: g.prefs.Theme != preferences.ThemeAuto,
 		Display:         func(d term.Display) term.Display { return themed(d, g.prefs.Theme) },
 		Machines:        consoleMachines(s, eng, ws),
-		Setup:           consoleSetup(s, eng, ws, dir),
+		Setup:           consoleSetup(s, eng, ws),
 		Sandbox:         func(ctx context.Context) *workspace.SandboxInfo { return s.findSandbox(ctx, dir) },
 	}
 }

@@ -40,7 +40,7 @@ func TestSetupWritesConfigurations(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, m, err := consoleSetup(s, &enginefake.Engine{}, ws, dir).Write(tt.provider, workspace.GenerateOptions{Name: "demo", Section: tt.section})
+			_, m, err := consoleSetup(s, &enginefake.Engine{}, ws).Write(tt.provider, workspace.GenerateOptions{Name: "demo", Section: tt.section})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -77,7 +77,7 @@ func TestSetupFindsTheLoginOfGcloud(t *testing.T) {
 		t.Setenv(name, "")
 	}
 	find := func() providers.Found {
-		return consoleSetup(&session{}, nil, nil, "").Find("gcp")
+		return consoleSetup(&session{}, nil, nil).Find("gcp")
 	}
 	if f := find(); f.Credentials != "" || f.Err == nil || len(f.Config) != 0 {
 		t.Errorf("an empty folder: %+v", f)

@@ -79,14 +79,14 @@ func (scr *setupScreen) fields() []formField {
 	}
 	made := func(*form) bool { return scr.cloud().Infra }
 	local := func(*form) bool { return scr.cloud().Advice.Up != "" }
-	version := ""
-	if len(scr.c.deps.Versions) > 0 {
-		version = scr.c.deps.Versions[0]
+	version, versions := workspace.DefaultKubernetes, scr.c.deps.Versions
+	if len(versions) > 0 && !slices.Contains(versions, version) {
+		version = versions[0]
 	}
 	out := []formField{
 		{key: providerKey, title: "machines", value: titles[0], choices: titles, help: "Where the machines of the cluster come from."},
 		{key: nameKey, title: "cluster name", value: "demo", when: func(f *form) bool { return !local(f) }, hint: "a-z, 0-9 and -, at most 37", help: "The name of the cluster, in all its files and objects."},
-		{key: kubernetesKey, title: "Kubernetes", value: version, choices: scr.c.deps.Versions, when: func(f *form) bool { return !local(f) }, help: "The version that init installs. upgrade apply installs later ones."},
+		{key: kubernetesKey, title: "Kubernetes", value: version, choices: versions, when: func(f *form) bool { return !local(f) }, help: "The version that init installs. upgrade apply installs later ones."},
 	}
 	for _, p := range scr.clouds {
 		name := p.Name
@@ -344,7 +344,7 @@ func (scr *setupScreen) view(w, h int) []string {
 			add(term.Good, scr.c.th.OK, "credentials: "+f.Credentials)
 		}
 		if f.Err != nil {
-			add(term.Caution, scr.c.th.Warn, f.Err.Error()+": "+plan.Remedy(f.Err))
+			add(term.Caution, scr.c.th.Warn, fieldError(f.Err))
 		}
 	}
 	below = append(below, pg.Rule(w, "Next steps", ""))
@@ -361,9 +361,9 @@ func next(p providers.Provider) []string {
 	case p.Advice.Up != "":
 		return append(out, "Run `constellation "+p.Advice.Up+"` in a shell, then press r on the first screen.")
 	case p.Enrolled:
-		return append(out, "Add machines by SSH, or by a command that they run. Each one is checked first.", "init makes them a cluster.")
+		return append(out, "Add machines by SSH, or by a command that they run. Each one is checked first.", "`constellation init` makes them a cluster.")
 	case p.Infra:
-		return append(out, "The next screen lists the objects that create makes, and obstacles. Nothing is made before you confirm.", "init makes the machines a cluster.")
+		return append(out, "The next screen lists the objects that create makes, and obstacles. Nothing is made before you confirm.", "`constellation init` makes the machines a cluster.")
 	}
-	return append(out, "init makes the machines a cluster.")
+	return append(out, "`constellation init` makes the machines a cluster.")
 }
