@@ -43,6 +43,16 @@ type InfraReport struct {
 	Notes []string `json:"notes,omitempty"`
 }
 
+// Blocked returns the findings that stand in the way of create.
+func (r *InfraReport) Blocked() (out []plan.Finding) {
+	for _, f := range r.Findings {
+		if f.Severity == plan.Block {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
 // infraRun is the infrastructure of the workspace.
 type infraRun struct {
 	e        *Engine

@@ -110,12 +110,7 @@ func runInfraPlan(ctx context.Context, s *session, f format) error {
 	if err != nil {
 		return err
 	}
-	var blocks []plan.Finding
-	for _, x := range r.Findings {
-		if x.Severity == plan.Block {
-			blocks = append(blocks, x)
-		}
-	}
+	blocks := r.Blocked()
 	if n := len(blocks); n > 0 {
 		return &plan.Error{Op: "plan the infrastructure of cluster " + r.Cluster, Exit: plan.ExitBlocked, Err: fmt.Errorf("%s in the way: %s", words.Count(n, "finding"), blocks[0].Title), Remedy: blocks[0].Remedy}
 	}

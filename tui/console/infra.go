@@ -44,22 +44,12 @@ func (scr *infraScreen) show() tea.Cmd {
 	eng := scr.c.deps.Engine
 	return scr.c.task.launch("reading the cloud", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
 		var m infraRead
-		if m.report, m.err = eng.Infrastructure(ctx); m.err != nil || blocked(&m.report) > 0 || !absent(&m.report) {
+		if m.report, m.err = eng.Infrastructure(ctx); m.err != nil || len(m.report.Blocked()) > 0 || !absent(&m.report) {
 			return m
 		}
 		m.plan, m.err = eng.PlanInfraCreate(ctx)
 		return m
 	})
-}
-
-// blocked is the number of findings that stand in the way.
-func blocked(r *engine.InfraReport) (n int) {
-	for _, f := range r.Findings {
-		if f.Severity == plan.Block {
-			n++
-		}
-	}
-	return n
 }
 
 // absent reports whether there is something to make.
@@ -89,8 +79,8 @@ func (scr *infraScreen) action() (label, off string) {
 		return "", "it failed; r reads again"
 	case scr.report == nil:
 		return "", ""
-	case blocked(scr.report) > 0:
-		return create, words.Count(blocked(scr.report), "finding") + " in the way: correct the cause, then r"
+	case len(scr.report.Blocked()) > 0:
+		return create, words.Count(len(scr.report.Blocked()), "finding") + " in the way: correct the cause, then r"
 	case scr.plan == nil:
 		return "", "all objects exist"
 	case len(scr.plan.Blocked()) > 0:

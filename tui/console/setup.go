@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -137,7 +138,7 @@ func (scr *setupScreen) find() tea.Cmd {
 func (scr *setupScreen) invalid(key string) error {
 	if key == workersKey {
 		if n, err := strconv.Atoi(strings.TrimSpace(scr.form.value(key))); err != nil || n < 0 {
-			return problem("it is no number of machines")
+			return errors.New("it is no number of machines")
 		}
 		return nil
 	}
@@ -147,16 +148,11 @@ func (scr *setupScreen) invalid(key string) error {
 	}
 	for _, text := range scr.form.list(key) {
 		if !f.Valid(text) {
-			return &plan.Error{Err: problem(text + " " + f.Problem), Remedy: f.Remedy}
+			return &plan.Error{Err: errors.New(text + " " + f.Problem), Remedy: f.Remedy}
 		}
 	}
 	return nil
 }
-
-// problem is an error that is its own text.
-type problem string
-
-func (p problem) Error() string { return string(p) }
 
 // fieldOf returns the field of a provider's section with a key of the form.
 func fieldOf(p providers.Provider, key string) (section.Field, bool) {
@@ -164,15 +160,21 @@ func fieldOf(p providers.Provider, key string) (section.Field, bool) {
 	if !ok {
 		return section.Field{}, false
 	}
-	schema := p.Config
-	for {
-		name, rest, more := strings.Cut(path, ".")
-		i := slices.IndexFunc(schema, func(f section.Field) bool { return f.Name == name })
-		if i < 0 || !more {
-			return append(schema, section.Field{})[max(i, 0)], i >= 0
-		}
-		schema, path = schema[i].Columns, rest
+	name, column, nested := strings.Cut(path, ".")
+	f, ok := named(p.Config, name)
+	if nested {
+		return named(f.Columns, column)
 	}
+	return f, ok
+}
+
+// named returns the field of a name.
+func named(schema section.Schema, name string) (section.Field, bool) {
+	i := slices.IndexFunc(schema, func(f section.Field) bool { return f.Name == name })
+	if i < 0 {
+		return section.Field{}, false
+	}
+	return schema[i], true
 }
 
 // options are what the form has. Fields of the section that are empty are left out.
@@ -191,23 +193,18 @@ func (scr *setupScreen) options() workspace.GenerateOptions {
 		if !ok {
 			continue
 		}
-		var value any = strings.TrimSpace(x.value)
-		if of.Kind == section.List {
-			value = f.list(x.key)
-		}
-		path := strings.Split(strings.TrimPrefix(x.key, p.Name+"."), ".")
-		into := o.Section
-		for _, name := range path[:len(path)-1] {
-			if strings.TrimSpace(x.value) == "" {
-				break
+		text := strings.TrimSpace(x.value)
+		name, column, nested := strings.Cut(strings.TrimPrefix(x.key, p.Name+"."), ".")
+		switch {
+		case of.Kind == section.List:
+			o.Section[name] = f.list(x.key)
+		case !nested:
+			o.Section[name] = text
+		case text != "": // a map without fields is left out
+			if o.Section.Map(name) == nil {
+				o.Section[name] = section.Values{}
 			}
-			if into.Map(name) == nil {
-				into[name] = section.Values{}
-			}
-			into = into.Map(name)
-		}
-		if len(path) == 1 || strings.TrimSpace(x.value) != "" {
-			into[path[len(path)-1]] = value
+			o.Section.Map(name)[column] = text
 		}
 	}
 	return o
@@ -234,7 +231,7 @@ func (scr *setupScreen) submit() tea.Cmd {
 	scr.err = nil
 	if key := scr.missing(); key != "" {
 		i := slices.IndexFunc(scr.form.fields, func(x formField) bool { return x.key == key })
-		scr.form.at, scr.form.wrong = i, map[string]error{key: problem("it is required")}
+		scr.form.at, scr.form.wrong = i, map[string]error{key: errors.New("it is required")}
 		return nil
 	}
 	if !scr.form.valid() {

@@ -249,12 +249,3 @@ func state(status string) cloud.State {
 		"PENDING_STOP": cloud.Terminating, "STOPPING": cloud.Terminating, "SUSPENDING": cloud.Stopped, "SUSPENDED": cloud.Stopped, "TERMINATED": cloud.Stopped,
 	}[status], cloud.Unknown)
 }
-
-// Link returns the page of a machine in Google's console; empty for the ID of another cloud.
-func Link(providerID string) string {
-	project, zone, name, ok := ParseProviderID(providerID)
-	if !ok {
-		return ""
-	}
-	return "https://console.cloud.google.com/compute/instancesDetail/zones/" + zone + "/instances/" + name + "?project=" + project
-}

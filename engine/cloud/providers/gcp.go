@@ -103,7 +103,6 @@ func googleCloud() Provider {
 		},
 		Infra:     true,
 		Find:      findGoogle,
-		Link:      gcp.Link,
 		GroupName: gcp.GroupName,
 		Simulated: func(state section.Values) bool { return state.Bool("simulated") },
 		Console: func(_, state section.Values) (Console, error) {

@@ -108,9 +108,6 @@ type Provider struct {
 	Example func(cluster string) section.Values
 	// Find finds what the user's computer knows of the cloud; nil: nothing. It changes nothing.
 	Find func() Found
-	// Link returns the address of the page of a machine in the console of the vendor; empty for the ID of another
-	// cloud. Nil: there are no such pages.
-	Link func(providerID string) string
 	// Advice is how the cloud is named to users, and what to do when it fails.
 	Advice Advice
 	// Inventory is whether the machines are a list in the configuration, which `adopt` writes for a
@@ -385,19 +382,6 @@ func GroupName(id string) string {
 		}
 		if name := p.GroupName(id); name != "" {
 			return name
-		}
-	}
-	return ""
-}
-
-// Link returns the address of the page of a machine in the console of its vendor; empty if there is none.
-func Link(providerID string) string {
-	for _, p := range All() {
-		if p.Link == nil {
-			continue
-		}
-		if link := p.Link(providerID); link != "" {
-			return link
 		}
 	}
 	return ""

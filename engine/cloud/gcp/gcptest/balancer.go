@@ -254,7 +254,7 @@ func (c *Cloud) healthy(service map[string]any, vm *compute.Instance, listens fu
 	return true
 }
 
-// permits reports whether a firewall rule lets packets of an address reach a port of a machine. Without a rule, none does.
+// permits reports whether a firewall rule lets packets of an address reach a port of a machine. Without a rule, no packet does.
 func (c *Cloud) permits(from netip.Addr, vm *compute.Instance, port int) bool {
 	for key, o := range c.objects {
 		var rule compute.Firewall

@@ -315,7 +315,7 @@ func (i *Infra) check() (out []plan.Finding) {
 	return out
 }
 
-// checkProxies takes over the subnetwork of proxies that a network of the user has, and returns what is wrong with the
+// checkProxies uses the proxy-only subnetwork of a network of the user, and returns what is wrong with the
 // range of ours.
 func (i *Infra) checkProxies(seen map[string][]found) (out []plan.Finding) {
 	i.mu.Lock()
