@@ -246,7 +246,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 
 // hasSpinner reports whether the screen shows a spinner.
 func (c *console) hasSpinner() bool {
-	return c.task.busy != "" || c.overview.statusPending && c.overview.status == nil
+	return c.task.busy != "" || c.infra.reads || c.overview.statusPending && c.overview.status == nil
 }
 
 // scheduleTick schedules the next tick if there is a spinner and no tick is pending.

@@ -19,6 +19,7 @@ import (
 type infraScreen struct {
 	defaults
 	c      *console
+	reads  bool                // the cloud is read; the home, which is read at the same time, ends busy of the task
 	report *engine.InfraReport // nil until it was read
 	plan   *plan.Plan          // nil: there is nothing to make
 	err    error
@@ -39,7 +40,7 @@ type infraRead struct {
 
 // show reads what there is, and plans the objects that are missing. It changes nothing.
 func (scr *infraScreen) show() tea.Cmd {
-	*scr = infraScreen{c: scr.c}
+	*scr = infraScreen{c: scr.c, reads: true}
 	scr.c.screen, scr.c.plan = scr, nil
 	eng := scr.c.deps.Engine
 	return scr.c.task.launch("reading the cloud", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
@@ -62,7 +63,7 @@ func (scr *infraScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 	if !ok {
 		return nil, false
 	}
-	scr.err, scr.plan, scr.shown = m.err, m.plan, scr.c.now
+	scr.reads, scr.err, scr.plan, scr.shown = false, m.err, m.plan, scr.c.now
 	if m.report.Cluster != "" {
 		scr.report = &m.report
 	}
@@ -73,8 +74,8 @@ func (scr *infraScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 func (scr *infraScreen) action() (label, off string) {
 	const create = "Make all of this"
 	switch {
-	case scr.c.task.busy != "":
-		return "", scr.c.task.busy
+	case scr.reads:
+		return "", "the cloud is being read"
 	case scr.err != nil:
 		return "", "it failed; r reads again"
 	case scr.report == nil:
@@ -113,8 +114,8 @@ func (scr *infraScreen) safety() string  { return scrolledSafety(scr, scr.first,
 func (scr *infraScreen) command() string { return scr.c.deps.Commands.Command("infra create") }
 
 func (scr *infraScreen) why() []string {
-	if scr.c.task.busy != "" {
-		return []string{scr.c.th.Row(scr.c.w).Add(term.Plain, " "+scr.c.th.Spin(scr.c.frame)+" "+scr.c.task.busy).String()}
+	if scr.reads {
+		return []string{scr.c.th.Row(scr.c.w).Add(term.Plain, " "+scr.c.th.Spin(scr.c.frame)+" reading the cloud").String()}
 	}
 	label, off := scr.action()
 	return scr.c.answerLine(label, off, scr.yes)

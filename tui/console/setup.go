@@ -146,7 +146,11 @@ func (scr *setupScreen) invalid(key string) error {
 	if !ok || f.Valid == nil {
 		return nil
 	}
-	for _, text := range scr.form.list(key) {
+	texts := []string{strings.TrimSpace(scr.form.value(key))}
+	if f.Kind == section.List {
+		texts = scr.form.list(key)
+	}
+	for _, text := range texts {
 		if !f.Valid(text) {
 			return &plan.Error{Err: errors.New(text + " " + f.Problem), Remedy: f.Remedy}
 		}

@@ -151,6 +151,22 @@ func TestSetUpAtGoogle(t *testing.T) {
 	})
 }
 
+// The home is read again while the cloud is, and ends earlier.
+func TestInfrastructureSaysThatItReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := emptyFolder(t, &enginefake.Engine{Infra: infraOf(infra.Exists)}, &written{}, nil)
+		read := s.c.infra.show()
+		s.tell(homeRead{home: s.eng.HomeData})
+		if !strings.Contains(s.frame(), "reading the cloud") || !s.c.hasSpinner() {
+			t.Errorf("nothing says that the cloud is read:\n%s", s.frame())
+		}
+		s.do(read)
+		if strings.Contains(s.frame(), "reading the cloud") || !strings.Contains(s.frame(), "all objects exist") {
+			t.Errorf("the report is not shown:\n%s", s.frame())
+		}
+	})
+}
+
 func TestInfrastructureThatIsBlocked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng := &enginefake.Engine{Infra: infraOf(infra.Absent, plan.Finding{ID: "image", Severity: plan.Block, Title: "the project has no image"})}

@@ -10,7 +10,7 @@ import (
 func enrolled() Provider {
 	return Provider{
 		Name:       machines.Enrolled,
-		Title:      "machines that you have",
+		Title:      "your machines",
 		Enrolled:   true,
 		DividePods: true,
 		NoImages:   true,

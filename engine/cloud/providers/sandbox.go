@@ -16,7 +16,7 @@ func sandbox() Provider {
 	const problem = "cannot name a sandbox"
 	return Provider{
 		Name:  Local,
-		Title: "test cloud on this computer",
+		Title: "local test cloud",
 		Config: section.Schema{
 			{Name: "name", Required: true, Identity: true, Valid: sandboxapi.ValidName, Problem: problem, Remedy: "use at most 40 of a-z, 0-9 and -"},
 		},

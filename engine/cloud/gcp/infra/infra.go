@@ -165,7 +165,11 @@ func (i *Infra) bears(o found) bool {
 // explain returns an error with a remedy for a person at this computer.
 func explain(err error) error {
 	e, ok := errors.AsType[*gcp.Error](err)
-	if !ok {
+	switch {
+	case ok:
+	case errors.Is(err, cloud.ErrUnavailable) && plan.Remedy(err) == "": // no answer of the API, or of what has the credentials
+		return &plan.Error{Op: "use Google Cloud", Err: err, Remedy: "check the network; to have credentials, " + gcp.NoCredentials}
+	default:
 		return err
 	}
 	out := &plan.Error{Op: e.Op, Err: err, Remedy: e.Remedy}

@@ -1020,3 +1020,19 @@ func TestEarlierLoadBalancer(t *testing.T) {
 		l.mustCreate(request(nil))
 	})
 }
+
+// An API that does not answer, as without a network, is an error with a remedy.
+func TestNoAnswer(t *testing.T) {
+	start(t, gcptest.Options{}) // reads the discovery document
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		refused := &http.Client{Transport: roundTripper(func(*http.Request) (*http.Response, error) { return nil, errors.New("connection refused") })}
+		_, _, err := l.open(request(nil), refused).Look(infra.Hasty(l.Context()))
+		if !errors.Is(err, cloud.ErrUnavailable) || !strings.Contains(plan.Remedy(err), "check the network") {
+			l.Errorf("error %v with the remedy %q", err, plan.Remedy(err))
+		}
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
