@@ -32,9 +32,26 @@ func (h *Home) problem(id string, err error) {
 	h.Problems = append(h.Problems, *f)
 }
 
+// config reads the configuration. Machines that `infra create` makes are measured later: until they exist, the file may
+// have placeholders.
+func (e *Engine) config() (*workspace.Config, error) {
+	c, err := e.ws.Config()
+	if err == nil || e.ws.Has(workspace.StateFile) {
+		return c, err
+	}
+	unfilled, fillErr := e.ws.UnfilledConfig()
+	if fillErr != nil {
+		return nil, err
+	}
+	if p, ok := providers.Named(unfilled.Provider.Name); !ok || !p.Infra {
+		return nil, err
+	}
+	return unfilled, nil
+}
+
 // readFiles reads configuration, state and runs, and derives the stage of the workspace.
 func (e *Engine) readFiles(h *Home) {
-	c, err := e.ws.Config()
+	c, err := e.config()
 	switch {
 	case err == nil:
 		h.Config, h.Cluster, h.Stage = c, c.Name, StageConfigured

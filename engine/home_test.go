@@ -97,3 +97,35 @@ func TestHomeWithoutEnrolledMachines(t *testing.T) {
 		t.Errorf("with a machine: stage %s, %v", h.Stage, err)
 	}
 }
+
+// A configuration with placeholders of measurements is what machines of a vendor begin with. Everything else in it counts.
+func TestHomeBeforeInfrastructureIsCreated(t *testing.T) {
+	dir := t.TempDir()
+	ws, err := workspace.OpenWorkspace(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := workspace.GenerateConfig("gcp", workspace.GenerateOptions{Name: "demo"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(text string) engine.Home {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, workspace.ConfigFile), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		h, err := engine.New(ws, engine.Deps{}).Home(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	h := write(string(b))
+	if h.Stage != engine.StageConfigured || len(h.Problems) > 0 || len(h.Next) == 0 || !strings.Contains(h.Next[0].Command, "infra plan") {
+		t.Errorf("stage %s, problems %+v, next %+v", h.Stage, h.Problems, h.Next)
+	}
+	h = write(strings.Replace(string(b), "project: my-project", "project: My Project", 1))
+	if len(h.Problems) != 1 || len(h.Next) == 0 || !strings.Contains(h.Next[0].Command, "config validate") {
+		t.Errorf("a wrong project: problems %+v, next %+v", h.Problems, h.Next)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/engine/cloud/providers"
 	"constellation/tui/term"
 	"constellation/tui/view"
 )
@@ -326,12 +327,21 @@ func (scr *homeScreen) first() tea.Cmd {
 		return scr.c.preflight.start()
 	case stage == engine.StageEmpty && d.Wizard && d.Setup != nil:
 		return scr.c.setup.open("")
-	case stage == engine.StageEmpty || stage == engine.StageConfigured && d.Machines != nil && !d.Wizard:
+	case stage == engine.StageEmpty || stage == engine.StageConfigured && (d.Machines != nil || scr.makesMachines()) && !d.Wizard:
 		scr.c.screen = scr.c.overview // which suggests how to get machines
 	default:
 		scr.c.screen = scr.c.config
 	}
 	return nil
+}
+
+// makesMachines reports whether `infra create` makes the machines of the configuration.
+func (scr *homeScreen) makesMachines() bool {
+	if scr.c.home.Config == nil {
+		return false
+	}
+	p, _ := providers.Named(scr.c.home.Config.Provider.Name)
+	return p.Infra
 }
 
 // lookForRelease waits for a newer release, once.
