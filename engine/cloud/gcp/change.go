@@ -17,6 +17,7 @@ import (
 	compute "google.golang.org/api/compute/v1"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/gcp/api"
 )
 
 // CreateInstances implements providers.Control. It is three requests for each group: the operations of
@@ -101,13 +102,13 @@ func (c *Cloud) answer(g group, token string, fresh bool, found map[string]cloud
 func (c *Cloud) creatable(g group) error {
 	op := "create machines of group " + g.name
 	if most := maxName - tokenSize - 1; len(g.base) > most {
-		return &Error{
+		return &api.Error{
 			Op: op, Message: fmt.Sprintf("base instance name %s has %d characters, and names of machines have room for %d", g.base, len(g.base), most),
 			Remedy: "make a group with a shorter base instance name",
 		}
 	}
 	if g.autoheals {
-		return &Error{
+		return &api.Error{
 			Op: op, Kind: cloud.ErrConflict, Message: "the group has autohealing, which recreates machines that the operator drains",
 			Remedy: fmt.Sprintf("run `gcloud compute instance-groups managed update %s --zone=%s --clear-autohealing`", g.name, g.zone),
 		}
@@ -150,14 +151,14 @@ func (c *Cloud) request(ctx context.Context, op string, g group, names []string)
 	for _, name := range names {
 		body.Instances = append(body.Instances, &compute.PerInstanceConfig{Name: name})
 	}
-	err := c.client.Change(ctx, c.project, op, func() (*compute.Operation, error) {
+	err := c.client.Change(ctx, c.project, op, lost, func() (*compute.Operation, error) {
 		return c.api.InstanceGroupManagers.CreateInstances(c.project, g.zone, g.name, body).RequestId(id).Context(ctx).Do()
 	})
 	if err == nil {
 		c.accept(g, names)
 		return nil
 	}
-	if e, ok := errors.AsType[*Error](err); ok && e.ended {
+	if e, ok := errors.AsType[*api.Error](err); ok && e.Ended() {
 		c.mu.Lock()
 		c.failures[key]++
 		c.mu.Unlock()
@@ -200,7 +201,7 @@ func (c *Cloud) look(ctx context.Context, zone string) error {
 		since = from
 	}
 	var runs time.Time // of the oldest insert operation that has not ended: it is read again
-	if err := c.limits.pages(ctx, "list operations of zone "+zone, func(token string) (string, error) {
+	if err := c.client.List(ctx, "list operations of zone "+zone, func(token string) (string, error) {
 		page, err := c.api.ZoneOperations.List(c.project, zone).Filter(`(operationType = "insert") OR (operationType = "delete")`).OrderBy("creationTimestamp desc").
 			MaxResults(pageSize).PageToken(token).Fields("nextPageToken,items(name,operationType,insertTime,targetLink,targetId,status,error)").Context(ctx).Do()
 		if err != nil {
@@ -276,7 +277,7 @@ func (c *Cloud) remove(ctx context.Context, groupID string, leave []cloud.Instan
 	for _, i := range leave {
 		body.Instances = append(body.Instances, "zones/"+zone+"/instances/"+i.Name)
 	}
-	if err := c.client.Change(ctx, c.project, "delete machines of group "+name, func() (*compute.Operation, error) {
+	if err := c.client.Change(ctx, c.project, "delete machines of group "+name, lost, func() (*compute.Operation, error) {
 		return c.api.InstanceGroupManagers.DeleteInstances(c.project, zone, name, body).Context(ctx).Do()
 	}); err != nil {
 		return err
@@ -317,7 +318,7 @@ func (c *Cloud) SetGroupImage(ctx context.Context, groupID, image string) error 
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
-	err = c.client.Change(ctx, c.project, op, func() (*compute.Operation, error) {
+	err = c.client.Change(ctx, c.project, op, lost, func() (*compute.Operation, error) {
 		return c.api.InstanceTemplates.Insert(c.project, next).Context(ctx).Do()
 	})
 	if err != nil && !errors.Is(err, cloud.ErrConflict) { // its name is taken: it exists
@@ -331,10 +332,10 @@ func (c *Cloud) SetGroupImage(ctx context.Context, groupID, image string) error 
 		return err
 	}
 	if imageOf(next) != path(image) {
-		return &Error{Op: op, Kind: cloud.ErrConflict, Message: fmt.Sprintf("template %s has image %s", next.Name, imageOf(next)), Remedy: "delete the template"}
+		return &api.Error{Op: op, Kind: cloud.ErrConflict, Message: fmt.Sprintf("template %s has image %s", next.Name, imageOf(next)), Remedy: "delete the template"}
 	}
 	url := "projects/" + c.project + "/global/instanceTemplates/" + next.Name
-	if err := c.client.Change(ctx, c.project, op, func() (*compute.Operation, error) {
+	if err := c.client.Change(ctx, c.project, op, lost, func() (*compute.Operation, error) {
 		return c.api.InstanceGroupManagers.Patch(c.project, g.zone, g.name, &compute.InstanceGroupManager{
 			Versions:     []*compute.InstanceGroupManagerVersion{{InstanceTemplate: url}},
 			UpdatePolicy: &compute.InstanceGroupManagerUpdatePolicy{Type: "OPPORTUNISTIC"},

@@ -54,7 +54,7 @@ func (c Console) Machines(ctx context.Context) ([]cloud.Machine, error) {
 // Images returns the images of the project that have LabelVersion. Their measurements are not known.
 func (c Console) Images(ctx context.Context) ([]cloud.Image, error) {
 	var out []cloud.Image
-	err := c.cloud.limits.pages(ctx, "list images of project "+c.cloud.project, func(token string) (string, error) {
+	err := c.cloud.client.List(ctx, "list images of project "+c.cloud.project, func(token string) (string, error) {
 		page, err := c.cloud.api.Images.List(c.cloud.project).Filter("labels." + LabelVersion + ":*").MaxResults(pageSize).PageToken(token).
 			Fields("nextPageToken,items(name,labels,status)").Context(ctx).Do()
 		if err != nil {

@@ -15,6 +15,7 @@ import (
 	compute "google.golang.org/api/compute/v1"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/gcp/api"
 )
 
 const (
@@ -75,7 +76,7 @@ func eachZone[T any](ctx context.Context, zones []string, f func(ctx context.Con
 // groupsOf lists the groups of the cluster in a zone.
 func (c *Cloud) groupsOf(ctx context.Context, zone string) ([]group, error) {
 	var listed []*compute.InstanceGroupManager
-	if err := c.limits.pages(ctx, "list groups of zone "+zone, func(token string) (string, error) {
+	if err := c.client.List(ctx, "list groups of zone "+zone, func(token string) (string, error) {
 		page, err := c.api.InstanceGroupManagers.List(c.project, zone).MaxResults(pageSize).PageToken(token).Fields(groupFields).Context(ctx).Do()
 		if err != nil {
 			return "", err
@@ -138,7 +139,7 @@ func (c *Cloud) template(ctx context.Context, name string) (*compute.InstanceTem
 	if t != nil {
 		return t, nil
 	}
-	if err := c.limits.do(ctx, reads, "read instance template "+name, func() (err error) {
+	if err := c.client.Read(ctx, "read instance template "+name, func() (err error) {
 		t, err = c.api.InstanceTemplates.Get(c.project, name).Context(ctx).Do()
 		return err
 	}); err != nil {
@@ -170,7 +171,7 @@ func (c *Cloud) group(ctx context.Context, id string) (group, error) {
 	if g, ok := known(); ok {
 		return g, nil
 	}
-	return group{}, &Error{
+	return group{}, &api.Error{
 		Op: "find group " + id, Kind: cloud.ErrNotFound,
 		Message: fmt.Sprintf("its template needs the labels %s=%s and %s", LabelUID, c.uid, LabelRole), Remedy: "set the labels in a new template of the group",
 	}
@@ -245,7 +246,7 @@ func (c *Cloud) ours() string { return "labels." + LabelUID + " = " + strconv.Qu
 func (c *Cloud) machines(ctx context.Context, zone, filter string) ([]cloud.Instance, error) {
 	begun := time.Now()
 	var listed []*compute.Instance
-	if err := c.limits.pages(ctx, "list machines of zone "+zone, func(token string) (string, error) {
+	if err := c.client.List(ctx, "list machines of zone "+zone, func(token string) (string, error) {
 		page, err := c.api.Instances.List(c.project, zone).Filter(filter).MaxResults(pageSize).PageToken(token).
 			Fields("nextPageToken,items(" + instanceFields + ")").Context(ctx).Do()
 		if err != nil {
@@ -351,7 +352,7 @@ func (c *Cloud) uncreated(ctx context.Context, g group, m *compute.ManagedInstan
 	if m.Id != 0 { // it was created after the list of machines
 		i.Incarnation = strconv.FormatUint(m.Id, 10)
 	}
-	if e := attempt(m); e != nil {
+	if e := api.Attempt(m); e != nil {
 		i.Message = e.Error()
 	}
 	return i, nil
@@ -360,7 +361,7 @@ func (c *Cloud) uncreated(ctx context.Context, g group, m *compute.ManagedInstan
 // managed lists the managed instances of a group, also those without a machine.
 func (c *Cloud) managed(ctx context.Context, g group) ([]*compute.ManagedInstance, error) {
 	var out []*compute.ManagedInstance
-	err := c.limits.pages(ctx, "list managed instances of group "+g.name, func(token string) (string, error) {
+	err := c.client.List(ctx, "list managed instances of group "+g.name, func(token string) (string, error) {
 		call := c.api.InstanceGroupManagers.ListManagedInstances(c.project, g.zone, g.name).Fields(managedFields)
 		if g.paginated { // other groups refuse page tokens, and return all
 			call = call.MaxResults(pageSize).PageToken(token)
@@ -386,7 +387,7 @@ func (c *Cloud) Instance(ctx context.Context, key string) (cloud.Instance, error
 	}
 	begun := time.Now()
 	var m *compute.Instance
-	err := c.limits.do(ctx, reads, "read machine "+name, func() (err error) {
+	err := c.client.Read(ctx, "read machine "+name, func() (err error) {
 		m, err = c.api.Instances.Get(c.project, zone, name).Fields(instanceFields).Context(ctx).Do()
 		return err
 	})

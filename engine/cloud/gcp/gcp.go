@@ -4,7 +4,7 @@
 //
 // The package was run against the emulator of package gcptest alone, never against Google. It has the
 // view of the operator, [Cloud], that of the console, [Console], and that of a machine, [Machine]. Package
-// infra makes network, load balancer and groups. Package attest judges the evidence of machines, for which a
+// api sends the requests. Package infra makes network, load balancer and groups. Package attest judges the evidence of machines, for which a
 // [Lookup] reads them. docs/clouds/gcp.md lists what tests cover.
 //
 // # Names and identity
@@ -37,6 +37,7 @@ import (
 	compute "google.golang.org/api/compute/v1"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/gcp/api"
 )
 
 const (
@@ -54,10 +55,10 @@ const (
 	MaxAge = 10 * time.Second
 	// MovingAge is the age that a description of a machine may have that is being created or deleted.
 	MovingAge = time.Second
-	// Share is the part of the documented rate limits of a project that this package uses.
-	Share = 0.8
 
-	scope     = "https://www.googleapis.com/auth/compute"
+	// lost is how long an operation is waited for. Operations of this package end when something is scheduled, within seconds.
+	lost = time.Minute
+
 	pageSize  = 500 // the largest of Compute Engine
 	tokenSize = 41  // of the longest: 24 digits, a hyphen and 16 digits
 	maxName   = 63
@@ -80,9 +81,8 @@ type Options struct {
 type Cloud struct {
 	project, uid string
 	zones        []string
-	client       *Client
+	client       *api.Client
 	api          *compute.Service // of client
-	limits       *limits          // of client
 
 	mu        sync.Mutex
 	templates map[string]*compute.InstanceTemplate // by name; templates do not change
@@ -129,12 +129,12 @@ func New(ctx context.Context, o Options) (*Cloud, error) {
 	if o.Project == "" || o.UID == "" || len(o.Zones) == 0 {
 		return nil, errors.New("open Google Cloud: project, UID or zones are missing")
 	}
-	client, err := Dial(ctx, o)
+	client, err := api.Dial(ctx, o.Endpoint, o.HTTP)
 	if err != nil {
 		return nil, err
 	}
 	return &Cloud{
-		project: o.Project, uid: o.UID, zones: o.Zones, client: client, api: client.API, limits: client.limits,
+		project: o.Project, uid: o.UID, zones: o.Zones, client: client, api: client.API,
 		templates: map[string]*compute.InstanceTemplate{}, groups: map[string]group{}, seen: map[string]observation{}, leaving: map[string]time.Time{},
 		pending: map[string]map[string]bool{}, made: map[string]birth{}, looked: map[string]time.Time{}, failures: map[string]int{},
 	}, nil

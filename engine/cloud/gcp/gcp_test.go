@@ -20,6 +20,7 @@ import (
 	"constellation/engine/cloud/cloudtest"
 	"constellation/engine/cloud/cloudtest/wire"
 	"constellation/engine/cloud/gcp"
+	"constellation/engine/cloud/gcp/api"
 	"constellation/engine/cloud/gcp/gcptest"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/version"
@@ -230,7 +231,7 @@ func TestRequestsStayBelowTheRateLimits(t *testing.T) {
 				l.Fatalf("after %d requests: %v", n, err)
 			}
 		}
-		if most := int(gcp.Share*1500*3) + 150; n > most || n < most-300 {
+		if most := int(api.Share*1500*3) + 150; n > most || n < most-300 {
 			l.Errorf("%d requests in three minutes, want nearly %d", n, most)
 		}
 	})
@@ -271,7 +272,7 @@ func TestMissingPermissionIsNamed(t *testing.T) {
 			inBubble(t, slow, func(l *lab) {
 				l.c.Revoke(right)
 				err := call(l)
-				if e, ok := errors.AsType[*gcp.Error](err); !ok || e.Permission != right || !errors.Is(err, cloud.ErrDenied) || !strings.Contains(e.Remedy, right) {
+				if e, ok := errors.AsType[*api.Error](err); !ok || e.Permission != right || !errors.Is(err, cloud.ErrDenied) || !strings.Contains(e.Remedy, right) {
 					l.Fatalf("error %v, want one that names %s", err, right)
 				}
 				l.c.Grant(right)

@@ -15,11 +15,13 @@ import (
 	"google.golang.org/api/googleapi"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/gcp/api"
+	"constellation/engine/cloud/gcp/metadata"
 )
 
 // Emulated reports whether the address of a metadata server is that of an emulator, which also names the endpoint of
 // Compute Engine.
-func Emulated(metadata string) bool { return openServer(metadata).compute != "" }
+func Emulated(address string) bool { return metadata.Open(address).Compute != "" }
 
 const (
 	lookupTimeout = 10 * time.Second
@@ -35,7 +37,7 @@ type Lookup struct {
 
 	endpoint string
 	http     *http.Client
-	limits   *limits
+	client   *api.Client
 }
 
 // Lookup returns a Lookup of the machine's cluster. Project and UID come from the metadata server: the caller must
@@ -49,7 +51,7 @@ func (m *Machine) Lookup(ctx context.Context) (*Lookup, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open Google Cloud: %w", err)
 	}
-	return &Lookup{Project: me.project, UID: me.Attributes[LabelUID], endpoint: cmp.Or(m.server.compute, DefaultEndpoint), http: client, limits: newLimits()}, nil
+	return &Lookup{Project: me.project, UID: me.Attributes[LabelUID], endpoint: cmp.Or(m.server.Compute, DefaultEndpoint), http: client, client: api.NewReader()}, nil
 }
 
 // Instance returns a machine of the cluster as it is now, without its image. The error wraps cloud.ErrNotFound if the cluster
@@ -62,7 +64,7 @@ func (l *Lookup) Instance(ctx context.Context, key string) (cloud.Instance, erro
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	var m compute.Instance
-	err := l.limits.do(ctx, reads, "read machine "+name, func() error { return l.get(ctx, "projects/"+project+"/zones/"+zone+"/instances/"+name, &m) })
+	err := l.client.Read(ctx, "read machine "+name, func() error { return l.get(ctx, "projects/"+project+"/zones/"+zone+"/instances/"+name, &m) })
 	if err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = fmt.Errorf("%w: %w", cloud.ErrUnavailable, err)

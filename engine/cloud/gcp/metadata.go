@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -19,9 +18,10 @@ import (
 
 	"cloud.google.com/go/auth"
 	"cloud.google.com/go/auth/httptransport"
-	"cloud.google.com/go/compute/metadata"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/gcp/api"
+	"constellation/engine/cloud/gcp/metadata"
 )
 
 // Metadata of machines, which the templates of their groups have beside the labels of the same names.
@@ -39,100 +39,27 @@ const (
 )
 
 // DefaultMetadata is the address of the metadata server of every machine.
-const DefaultMetadata = "http://metadata.google.internal"
-
-// metadataTimeout is the time that an answer of the metadata server may take. It needs milliseconds.
-const metadataTimeout = 5 * time.Second
-
-// server is a metadata server.
-type server struct {
-	base string
-	// compute is the endpoint of Compute Engine; empty: Google's.
-	compute   string
-	transport *http.Transport
-}
-
-// openServer returns the server at an address: its URL, or that of an emulator, whose parameter "compute" names the
-// endpoint of the emulated Compute Engine. An emulator serves both at a socket, with the address unix:PATH.
-func openServer(address string) server {
-	dialer := &net.Dialer{Timeout: metadataTimeout}
-	transport := &http.Transport{Proxy: nil, DialContext: dialer.DialContext, MaxIdleConnsPerHost: 2, IdleConnTimeout: 30 * time.Second}
-	s := server{base: cmp.Or(address, DefaultMetadata), transport: transport}
-	if path, ok := strings.CutPrefix(address, "unix:"); ok {
-		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return dialer.DialContext(ctx, "unix", path) }
-		s.base, s.compute = "http://emulator", "http://emulator"+ComputePath
-		return s
-	}
-	if u, err := url.Parse(s.base); err == nil {
-		s.compute = u.Query().Get("compute")
-		u.RawQuery = ""
-		s.base = strings.TrimSuffix(u.String(), "/")
-	}
-	return s
-}
+const DefaultMetadata = metadata.Default
 
 // ComputePath is the path of the API of Compute Engine, and DefaultEndpoint its URL.
 const (
-	ComputePath     = "/compute/v1/"
+	ComputePath     = metadata.ComputePath
 	DefaultEndpoint = "https://compute.googleapis.com" + ComputePath
 )
+
+// server is a metadata server.
+type server struct{ metadata.Server }
 
 // EmulatorAddress returns the address of an emulated metadata server, for the views of a machine.
 func EmulatorAddress(metadata, compute string) string {
 	return metadata + "?compute=" + compute + ComputePath
 }
 
-// RoundTrip sends a request of Google's client to the server. It implements http.RoundTripper.
-func (s server) RoundTrip(r *http.Request) (*http.Response, error) {
-	to, err := url.Parse(s.base)
-	if err != nil {
-		return nil, err
-	}
-	r = r.Clone(r.Context())
-	r.URL.Scheme, r.URL.Host, r.Host = to.Scheme, to.Host, ""
-	answer, err := s.transport.RoundTrip(r)
-	if err == nil && answer.Header.Get("Metadata-Flavor") != "Google" {
-		answer.Body.Close()
-		return nil, fmt.Errorf("the answer lacks the header Metadata-Flavor: %s is no metadata server of Google", s.base)
-	}
-	return answer, err
-}
-
-// get reads an entry of the metadata. Google's client repeats a failed request until metadataTimeout.
-func (s server) get(ctx context.Context, path string) (string, error) {
-	limited, cancel := context.WithTimeout(ctx, metadataTimeout)
-	defer cancel()
-	client := metadata.NewWithOptions(&metadata.Options{Client: &http.Client{
-		Transport: s, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}})
-	text, err := client.GetWithContext(limited, path)
-	if err == nil {
-		return strings.TrimSpace(text), nil
-	}
-	path, _, _ = strings.Cut(path, "?")
-	if ctx.Err() != nil {
-		return "", ctx.Err()
-	}
-	if _, ok := errors.AsType[metadata.NotDefinedError](err); ok {
-		return "", fmt.Errorf("read metadata %s: %w", path, cloud.ErrNotFound)
-	}
-	if refused, ok := errors.AsType[*metadata.Error](err); ok && refused.Code == http.StatusForbidden {
-		return "", fmt.Errorf("read metadata %s: %w: %s", path, cloud.ErrDenied, strings.TrimSpace(refused.Message))
-	}
-	if limited.Err() != nil {
-		return "", fmt.Errorf("read metadata %s: %w: no answer of %s within %v", path, cloud.ErrUnavailable, s.base, metadataTimeout)
-	}
-	if u, ok := errors.AsType[*url.Error](err); ok {
-		err = u.Err // it repeats method and URL
-	}
-	return "", fmt.Errorf("read metadata %s: %w: %w", path, cloud.ErrUnavailable, err)
-}
-
 // Token returns a token of the account of the machine. It implements auth.TokenProvider.
 func (s server) Token(ctx context.Context) (*auth.Token, error) {
-	b, err := s.get(ctx, "instance/service-accounts/default/token?scopes="+url.QueryEscape(scope))
+	b, err := s.Get(ctx, "instance/service-accounts/default/token?scopes="+url.QueryEscape(api.Scope))
 	if errors.Is(err, cloud.ErrNotFound) {
-		return nil, &Error{
+		return nil, &api.Error{
 			Op: "find credentials", Kind: cloud.ErrDenied, Message: "the machine has no service account", Remedy: "add a service account to a new template of the group, and replace the machine",
 		}
 	}
@@ -152,8 +79,8 @@ func (s server) Token(ctx context.Context) (*auth.Token, error) {
 
 // client returns a client with the account of the machine, or of the user of an emulator.
 func (s server) client() (*http.Client, error) {
-	c := &http.Client{Transport: s.transport}
-	if s.compute == "" {
+	c := &http.Client{Transport: s.Transport}
+	if s.Compute == "" {
 		c.Transport = http.DefaultTransport // it follows the proxy of the environment
 	}
 	err := httptransport.AddAuthorizationMiddleware(c, auth.NewCredentials(&auth.CredentialsOptions{TokenProvider: auth.NewCachedTokenProvider(s, nil)}))
@@ -178,14 +105,14 @@ type self struct {
 // self reads the metadata of the machine.
 func (s server) self(ctx context.Context) (self, error) {
 	var out self
-	b, err := s.get(ctx, "instance/?recursive=true")
+	b, err := s.Get(ctx, "instance/?recursive=true")
 	if err != nil {
 		return out, err
 	}
 	if err := json.Unmarshal([]byte(b), &out); err != nil {
 		return out, fmt.Errorf("read metadata of the machine: %w", err)
 	}
-	project, err := s.get(ctx, "project/project-id")
+	project, err := s.Get(ctx, "project/project-id")
 	if err != nil {
 		return out, err
 	}
@@ -249,8 +176,8 @@ type Machine struct {
 // NewMachine returns the view of the machine whose metadata server has an address; empty: DefaultMetadata. It sends
 // nothing yet. compute is the endpoint of Compute Engine; empty: that of the address.
 func NewMachine(address, compute string) *Machine {
-	s := openServer(address)
-	s.compute = cmp.Or(compute, s.compute)
+	s := server{metadata.Open(address)}
+	s.Compute = cmp.Or(compute, s.Compute)
 	return &Machine{server: s}
 }
 
@@ -265,12 +192,12 @@ func (m *Machine) Self(ctx context.Context) (cloud.Instance, error) {
 
 // LoadBalancer implements providers.Metadata.
 func (m *Machine) LoadBalancer(ctx context.Context) (string, error) {
-	return m.server.get(ctx, "instance/attributes/"+AttributeLoadBalancer)
+	return m.server.Get(ctx, "instance/attributes/"+AttributeLoadBalancer)
 }
 
 // InitSecretHash implements providers.Metadata.
 func (m *Machine) InitSecretHash(ctx context.Context) ([]byte, error) {
-	b, err := m.server.get(ctx, "instance/attributes/"+AttributeInitSecretHash)
+	b, err := m.server.Get(ctx, "instance/attributes/"+AttributeInitSecretHash)
 	if err != nil {
 		return nil, err
 	}
@@ -300,7 +227,7 @@ func (m *Machine) open(ctx context.Context) (*Cloud, error) {
 		return nil, fmt.Errorf("open Google Cloud: %w", err)
 	}
 	// The client outlives this call.
-	c, err := New(context.WithoutCancel(ctx), Options{Project: me.project, UID: me.Attributes[LabelUID], Zones: me.zones(), Endpoint: m.server.compute, HTTP: client})
+	c, err := New(context.WithoutCancel(ctx), Options{Project: me.project, UID: me.Attributes[LabelUID], Zones: me.zones(), Endpoint: m.server.Compute, HTTP: client})
 	if err == nil {
 		m.cloud = c
 	}
@@ -357,12 +284,12 @@ func (m *Machine) DeleteInstances(ctx context.Context, keys []string) error {
 // NewEmulatorConsole returns the view of the console on machines of an emulator, whose socket has a path. The metadata
 // server at that socket has the credentials.
 func NewEmulatorConsole(ctx context.Context, socket string, o Options) (Console, error) {
-	s := openServer("unix:" + socket)
+	s := server{metadata.Open("unix:" + socket)}
 	client, err := s.client()
 	if err != nil {
 		return Console{}, fmt.Errorf("open the emulator of Google Cloud: %w", err)
 	}
-	o.Endpoint, o.HTTP = s.compute, client
+	o.Endpoint, o.HTTP = s.Compute, client
 	c, err := New(ctx, o)
 	if err != nil {
 		return Console{}, err

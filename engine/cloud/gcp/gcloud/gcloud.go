@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/gcp"
+	"constellation/engine/cloud/gcp/api"
 )
 
 // Found is what this computer knows of Google Cloud. Empty fields were not found.
@@ -54,7 +54,7 @@ func Find() Found {
 		err = json.Unmarshal(b, &adc)
 	}
 	if err != nil {
-		f.Err = &gcp.Error{Op: "find credentials", Kind: cloud.ErrDenied, Message: "no login of gcloud was found on this computer", Remedy: gcp.NoCredentials}
+		f.Err = &api.Error{Op: "find credentials", Kind: cloud.ErrDenied, Message: "no login of gcloud was found on this computer", Remedy: api.NoCredentials}
 		return f
 	}
 	f.Credentials = cmp.Or(kinds[adc.Type], "credentials")
@@ -62,7 +62,7 @@ func Find() Found {
 		f.Credentials += ", probably of " + account // the two commands of gcloud that log in need not agree
 	}
 	f.Project = cmp.Or(f.Project, adc.QuotaProjectID, adc.ProjectID)
-	_, f.Err = gcp.Credentials()
+	_, f.Err = api.Credentials()
 	return f
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp"
+	"constellation/engine/cloud/gcp/api"
 	"constellation/engine/infra"
 	"constellation/engine/plan"
 	"constellation/engine/words"
@@ -39,7 +40,7 @@ func (i *Infra) patiently(ctx context.Context, wait func(string), send func() er
 	begun, pause := time.Now(), time.Second
 	for {
 		err := send()
-		e, known := errors.AsType[*gcp.Error](err)
+		e, known := errors.AsType[*api.Error](err)
 		until := cloud.ThrottledUntil(err)
 		switch {
 		case err == nil || ctx.Err() != nil:
@@ -373,7 +374,7 @@ func (i *Infra) members(ctx context.Context, g found, machines []found) (n int, 
 
 // Settle implements infra.Cloud. Names of objects contain the UID, and so do their URLs.
 func (i *Infra) Settle(ctx context.Context, wait func(string)) error {
-	api, unfinished := i.client.API, []*compute.Operation(nil)
+	service, unfinished := i.client.API, []*compute.Operation(nil)
 	collect := func(op string, send func(token string) (*compute.OperationList, error)) error {
 		return i.patiently(ctx, wait, func() error {
 			return i.client.List(ctx, op, func(token string) (string, error) {
@@ -392,18 +393,18 @@ func (i *Infra) Settle(ctx context.Context, wait func(string)) error {
 	}
 	const filter = `status != "DONE"`
 	if err := collect("list operations", func(token string) (*compute.OperationList, error) {
-		return api.GlobalOperations.List(i.project).Filter(filter).MaxResults(pageSize).PageToken(token).Context(ctx).Do()
+		return service.GlobalOperations.List(i.project).Filter(filter).MaxResults(pageSize).PageToken(token).Context(ctx).Do()
 	}); err != nil {
 		return explain(err)
 	}
 	if err := collect("list operations of "+i.region, func(token string) (*compute.OperationList, error) {
-		return api.RegionOperations.List(i.project, i.region).Filter(filter).MaxResults(pageSize).PageToken(token).Context(ctx).Do()
+		return service.RegionOperations.List(i.project, i.region).Filter(filter).MaxResults(pageSize).PageToken(token).Context(ctx).Do()
 	}); err != nil {
 		return explain(err)
 	}
 	for _, zone := range i.all {
 		if err := collect("list operations of "+zone, func(token string) (*compute.OperationList, error) {
-			return api.ZoneOperations.List(i.project, zone).Filter(filter).MaxResults(pageSize).PageToken(token).Context(ctx).Do()
+			return service.ZoneOperations.List(i.project, zone).Filter(filter).MaxResults(pageSize).PageToken(token).Context(ctx).Do()
 		}); err != nil {
 			return explain(err)
 		}
@@ -412,7 +413,7 @@ func (i *Infra) Settle(ctx context.Context, wait func(string)) error {
 		what := o.OperationType + " of " + last(o.TargetLink)
 		wait("an earlier request is unfinished: " + what)
 		err := i.patiently(ctx, wait, func() error { return i.client.Finish(ctx, i.project, what, o, longest) })
-		if e, ok := errors.AsType[*gcp.Error](err); ok && e.Ended() {
+		if e, ok := errors.AsType[*api.Error](err); ok && e.Ended() {
 			err = nil // it failed: it makes nothing
 		}
 		if err != nil {

@@ -1,7 +1,7 @@
 // Package infra makes the infrastructure of a cluster in Google Cloud, and deletes it: network, firewall, load balancer
 // of the API servers, instance templates and managed instance groups. It implements [constellation/engine/infra.Cloud].
 //
-// Only the console links it. Requests, errors and rate limits are those of package gcp. It was run against the
+// Only the console links it. Requests, errors and rate limits are those of package api. It was run against the
 // emulator of package gcptest alone, never against Google.
 //
 // # Whose an object is
@@ -45,6 +45,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp"
+	"constellation/engine/cloud/gcp/api"
 	"constellation/engine/cloud/section"
 	"constellation/engine/infra"
 	"constellation/engine/plan"
@@ -100,7 +101,7 @@ type Infra struct {
 	region  string
 	zones   []string // of the configuration
 	all     []string // with those that the state has
-	client  *gcp.Client
+	client  *api.Client
 	cloud   *gcp.Cloud // nil without a UID
 
 	mu    sync.Mutex
@@ -131,7 +132,7 @@ func New(ctx context.Context, r infra.Request, o gcp.Options) (*Infra, error) {
 	i.nodes, _ = netip.ParsePrefix(cmp.Or(r.Config.Text(NodeCIDR), DefaultNodeCIDR)) // the schema has checked it
 	i.proxies, _ = netip.ParsePrefix(cmp.Or(r.Config.Text(ProxyCIDR), DefaultProxyCIDR))
 	var err error
-	if i.client, err = gcp.Dial(ctx, o); err != nil {
+	if i.client, err = api.Dial(ctx, o.Endpoint, o.HTTP); err != nil {
 		return nil, explain(err)
 	}
 	if r.UID != "" {
@@ -164,11 +165,11 @@ func (i *Infra) bears(o found) bool {
 
 // explain returns an error with a remedy for a person at this computer.
 func explain(err error) error {
-	e, ok := errors.AsType[*gcp.Error](err)
+	e, ok := errors.AsType[*api.Error](err)
 	switch {
 	case ok:
 	case errors.Is(err, cloud.ErrUnavailable) && plan.Remedy(err) == "": // no answer of the API, or of what has the credentials
-		return &plan.Error{Op: "use Google Cloud", Err: err, Remedy: "check the network; to have credentials, " + gcp.NoCredentials}
+		return &plan.Error{Op: "use Google Cloud", Err: err, Remedy: "check the network; to have credentials, " + api.NoCredentials}
 	default:
 		return err
 	}
@@ -255,7 +256,7 @@ func appendNew(list []plan.Finding, f plan.Finding) []plan.Finding {
 
 // missingRight returns the finding of an error about a missing permission.
 func missingRight(err error) (plan.Finding, bool) {
-	e, ok := errors.AsType[*gcp.Error](err)
+	e, ok := errors.AsType[*api.Error](err)
 	if !ok || e.Permission == "" {
 		return plan.Finding{}, false
 	}

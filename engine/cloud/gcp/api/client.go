@@ -1,8 +1,14 @@
-package gcp
+// Package api sends requests to Compute Engine, through Google's own client: with credentials, below the rate limits of the
+// project, and with errors that have a remedy. It hides operations: a request that changes something returns when its
+// operation has ended.
+//
+// It decides nothing about machines; packages gcp and infra do.
+package api
 
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -13,21 +19,25 @@ import (
 	"constellation/engine/cloud"
 )
 
-// Client sends requests to Compute Engine: with credentials, below the rate limits, and with errors of this
-// package. It is safe for concurrent use.
+// Scope is the access scope that machines and users need.
+const Scope = "https://www.googleapis.com/auth/compute"
+
+// Client sends requests to Compute Engine. It is safe for concurrent use.
 type Client struct {
 	API    *compute.Service // for the functions of this type
 	limits *limits
 }
 
-// Dial returns a client. It sends nothing yet, but may read files that have credentials.
-func Dial(ctx context.Context, o Options) (*Client, error) {
+// Dial returns a client. It sends nothing yet, but may read files that have credentials. endpoint is the URL of the API, up
+// to and with the version; empty: Google's. sender sends the requests with their credentials; nil: the default credentials
+// are found.
+func Dial(ctx context.Context, endpoint string, sender *http.Client) (*Client, error) {
 	opts := []option.ClientOption{option.WithUserAgent("constellation")}
-	if o.Endpoint != "" {
-		opts = append(opts, option.WithEndpoint(o.Endpoint))
+	if endpoint != "" {
+		opts = append(opts, option.WithEndpoint(endpoint))
 	}
-	if o.HTTP != nil {
-		opts = append(opts, option.WithHTTPClient(o.HTTP))
+	if sender != nil {
+		opts = append(opts, option.WithHTTPClient(sender))
 	} else {
 		found, err := Credentials()
 		if err != nil {
@@ -42,9 +52,12 @@ func Dial(ctx context.Context, o Options) (*Client, error) {
 	return &Client{api, newLimits()}, nil
 }
 
+// NewReader returns a client without API, for Read of requests that the caller makes.
+func NewReader() *Client { return &Client{limits: newLimits()} }
+
 // Credentials returns the default credentials.
 func Credentials() (option.ClientOption, error) {
-	found, err := credentials.DetectDefault(&credentials.DetectOptions{Scopes: []string{scope}})
+	found, err := credentials.DetectDefault(&credentials.DetectOptions{Scopes: []string{Scope}})
 	if err != nil {
 		return nil, &Error{Op: "find credentials", Kind: cloud.ErrDenied, Message: err.Error(), Remedy: NoCredentials}
 	}
@@ -67,9 +80,6 @@ func (c *Client) List(ctx context.Context, op string, send func(token string) (n
 	return c.limits.pages(ctx, op, send)
 }
 
-// endless is how long an operation is waited for. The next request with its ID attaches to it.
-const endless = 5 * time.Minute
-
 // Begin sends a request that changes something. Its operation has not ended yet.
 func (c *Client) Begin(ctx context.Context, op string, send func() (*compute.Operation, error)) (o *compute.Operation, err error) {
 	err = c.limits.do(ctx, writes, op, func() (err error) {
@@ -79,35 +89,41 @@ func (c *Client) Begin(ctx context.Context, op string, send func() (*compute.Ope
 	return o, err
 }
 
-// Change sends a request that changes something, and waits until its operation has ended.
-func (c *Client) Change(ctx context.Context, project, op string, send func() (*compute.Operation, error)) error {
+// Change sends a request that changes something, and waits until its operation has ended, for a time at most.
+func (c *Client) Change(ctx context.Context, project, op string, limit time.Duration, send func() (*compute.Operation, error)) error {
 	o, err := c.Begin(ctx, op, send)
 	if err != nil {
 		return err
 	}
-	return c.Finish(ctx, project, op, o, endless)
+	return c.Finish(ctx, project, op, o, limit)
 }
 
 // Finish waits until an operation has ended, for a time at most, and returns its error.
 func (c *Client) Finish(ctx context.Context, project, op string, o *compute.Operation, limit time.Duration) error {
-	name, zone, region, begun := o.Name, base(o.Zone), base(o.Region), time.Now()
+	name, zone, region := o.Name, last(o.Zone), last(o.Region)
+	waits, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	for o.Status != "DONE" {
-		if time.Since(begun) >= limit {
-			return &Error{Op: op, Kind: cloud.ErrUnavailable, Message: fmt.Sprintf("operation %s has not ended for %v", name, limit)}
-		}
-		if err := c.limits.do(ctx, operations, op, func() (err error) {
+		err := c.limits.do(waits, operations, op, func() (err error) {
 			switch {
 			case zone != "":
-				o, err = c.API.ZoneOperations.Wait(project, zone, name).Context(ctx).Do()
+				o, err = c.API.ZoneOperations.Wait(project, zone, name).Context(waits).Do()
 			case region != "":
-				o, err = c.API.RegionOperations.Wait(project, region, name).Context(ctx).Do()
+				o, err = c.API.RegionOperations.Wait(project, region, name).Context(waits).Do()
 			default:
-				o, err = c.API.GlobalOperations.Wait(project, name).Context(ctx).Do()
+				o, err = c.API.GlobalOperations.Wait(project, name).Context(waits).Do()
 			}
 			return err
-		}); err != nil {
+		})
+		switch {
+		case err != nil && waits.Err() != nil && ctx.Err() == nil:
+			return &Error{Op: op, Kind: cloud.ErrUnavailable, Message: fmt.Sprintf("operation %s has not ended for %v", name, limit), lost: true}
+		case err != nil:
 			return err
 		}
 	}
 	return explainOperation(op, o, time.Now())
 }
+
+// last returns the last segment of a URL.
+func last(url string) string { return url[strings.LastIndexByte(url, '/')+1:] }

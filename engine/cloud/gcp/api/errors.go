@@ -1,4 +1,4 @@
-package gcp
+package api
 
 import (
 	"context"
@@ -30,6 +30,7 @@ type Error struct {
 	Remedy string
 
 	ended bool // the operation has ended: a repeated request would get this error again
+	lost  bool // the operation has not ended in time
 }
 
 // Error implements error.
@@ -52,6 +53,9 @@ func (e *Error) Error() string {
 
 // Ended reports whether an operation has ended with this error. A repeated request would get it again.
 func (e *Error) Ended() bool { return e.ended }
+
+// Lost reports whether an operation has not ended in time. A repeated request with the same ID would wait for it again.
+func (e *Error) Lost() bool { return e.lost }
 
 // Unwrap returns the error of package cloud.
 func (e *Error) Unwrap() error { return e.Kind }
@@ -187,8 +191,8 @@ func explainOperation(op string, o *compute.Operation, now time.Time) error {
 	return e
 }
 
-// attempt returns why the last attempt of a group to create a machine failed; nil: it did not.
-func attempt(m *compute.ManagedInstance) *Error {
+// Attempt returns why the last attempt of a group to create a machine failed; nil: it did not.
+func Attempt(m *compute.ManagedInstance) *Error {
 	if m.LastAttempt == nil || m.LastAttempt.Errors == nil || len(m.LastAttempt.Errors.Errors) == 0 {
 		return nil
 	}

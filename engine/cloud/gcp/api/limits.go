@@ -1,4 +1,4 @@
-package gcp
+package api
 
 import (
 	"context"
@@ -15,6 +15,9 @@ type quotaGroup string
 
 // Groups of https://cloud.google.com/compute/api-quota. Each has 1,500 requests in a minute.
 const (
+	// Share is the part of the documented rate limits of a project that a client uses.
+	Share = 0.8
+
 	reads      quotaGroup = "read_requests"
 	lists      quotaGroup = "list_requests"
 	operations quotaGroup = "operation_read_requests"
