@@ -140,7 +140,8 @@ func (c *Cloud) create(ctx context.Context, op string, g group, names []string) 
 }
 
 // request sends a creation and waits until it is scheduled. The ID of the request follows from the names:
-// a repeated request is the same one, unless it has failed.
+// a repeated request is the same one, unless it has failed or its operation is lost. Two requests of the same names make no
+// second machine, because the names are taken.
 func (c *Cloud) request(ctx context.Context, op string, g group, names []string) error {
 	names = slices.Sorted(slices.Values(names))
 	key := g.ID + " " + strings.Join(names, " ")
@@ -158,7 +159,7 @@ func (c *Cloud) request(ctx context.Context, op string, g group, names []string)
 		c.accept(g, names)
 		return nil
 	}
-	if e, ok := errors.AsType[*api.Error](err); ok && e.Ended() {
+	if e, ok := errors.AsType[*api.Error](err); ok && (e.Ended() || e.Lost()) {
 		c.mu.Lock()
 		c.failures[key]++
 		c.mu.Unlock()

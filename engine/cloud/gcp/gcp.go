@@ -92,7 +92,7 @@ type Cloud struct {
 	pending   map[string]map[string]bool           // names by group ID: accepted, and not seen yet
 	made      map[string]birth                     // by provider ID: the first machine that had it
 	looked    map[string]time.Time                 // by zone: the newest insert operation that was read
-	failures  map[string]int                       // by names of a creation: how many failed
+	failures  map[string]int                       // by names of a creation: how many failed or were lost
 }
 
 // birth is the first machine that had a provider ID.
