@@ -13,6 +13,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/decision"
+	"constellation/operator/nodelock"
 )
 
 // logMessage is a log message that is chosen by a variable.
@@ -60,6 +61,7 @@ var effects = [...]effect{
 	decision.CreateInstance:   start((*nodeVersions).addCreation),
 	decision.AdoptReplacement: write{log: "replacement node adopted", send: (*nodeVersions).adoptReplacement, event: (*nodeVersions).recordAdopted},
 	decision.CordonNode:       write{log: "node cordoned", send: (*nodeVersions).cordon, event: (*nodeVersions).recordCordoned},
+	decision.LendNode:         write{log: "node lent to plan", send: (*nodeVersions).lend, event: (*nodeVersions).recordLent},
 	decision.ReleaseNode:      write{log: "node released", send: (*nodeVersions).release, event: (*nodeVersions).recordReleased},
 	decision.PostponeNode:     write{log: "node postponed", send: (*nodeVersions).postpone, event: (*nodeVersions).recordPostponed},
 	decision.DrainNode:        start(func(_ *nodeVersions, b *batch, a decision.Action) { b.draining[a.Node] = true }),
@@ -228,10 +230,19 @@ func (r *nodeVersions) cordon(ctx context.Context, o *observed, a decision.Actio
 func (r *nodeVersions) release(ctx context.Context, o *observed, a decision.Action) (bool, error) {
 	return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
 		delete(n.Annotations, v1alpha1.AnnotationHeir)
+		delete(n.Annotations, nodelock.AnnotationLent)
 		if _, ours := n.Annotations[v1alpha1.AnnotationCordoned]; ours && a.Uncordon {
 			delete(n.Annotations, v1alpha1.AnnotationCordoned)
-			n.Spec.Unschedulable = false
+			// A Plan that failed on the node keeps it cordoned.
+			n.Spec.Unschedulable = n.Annotations[nodelock.AnnotationCordonedForPlan] != ""
 		}
+		return true
+	})
+}
+
+func (r *nodeVersions) lend(ctx context.Context, o *observed, a decision.Action) (bool, error) {
+	return r.patchNode(ctx, o.nodes[a.Node], func(n *corev1.Node) bool {
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, nodelock.AnnotationLent, nodelock.Note(a.Plan, r.now()))
 		return true
 	})
 }
@@ -335,6 +346,10 @@ func (r *nodeVersions) recordCordoned(o *observed, a decision.Action) {
 	if a.Replacement != "" {
 		r.event(o.nodes[a.Node], corev1.EventTypeNormal, "Cordoned", "Cordon", "this node is drained and replaced by "+a.Replacement)
 	}
+}
+
+func (r *nodeVersions) recordLent(o *observed, a decision.Action) {
+	r.event(o.nodes[a.Node], corev1.EventTypeNormal, "LentToPlan", "Upgrade", "the Plan "+a.Plan+" upgrades this node, too, while it is drained")
 }
 
 func (r *nodeVersions) recordReleased(o *observed, a decision.Action) {

@@ -110,9 +110,6 @@ type nodeVersions struct {
 	recording         *rate.Limiter
 }
 
-// lockHolder is the name under which the cluster's nodes are locked, whichever replica leads.
-const lockHolder = "node replacements"
-
 // scaling is the cluster autoscaler.
 type scaling interface {
 	observe(context.Context) (decision.Autoscaler, error)
@@ -284,9 +281,9 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	switch {
 	case r.lock == nil:
 	case d.Exclusive:
-		r.lock.Want(lockHolder, r.wake)
+		r.lock.Want(nodelock.Replacements, r.wake)
 	default:
-		r.lock.Drop(lockHolder)
+		r.lock.Drop(nodelock.Replacements)
 	}
 	waits := d.Waits
 	// Such a wait ends with a complete list.

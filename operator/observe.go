@@ -17,6 +17,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/decision"
+	"constellation/operator/nodelock"
 	"constellation/operator/readiness"
 )
 
@@ -254,7 +255,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		return nil, err
 	}
 	if r.lock != nil {
-		have, other, trouble := r.lock.State(lockHolder)
+		have, other, trouble := r.lock.State(nodelock.Replacements)
 		w.NodesLocked = !have
 		switch {
 		case have:
@@ -312,6 +313,7 @@ func (r *nodeVersions) nodesOf() []decision.Node {
 			key := "cordon " + n.Name + known.object.Annotations[v1alpha1.AnnotationCordoned]
 			n.CordonedSince = r.clocks.Until(key, n.CordonedSince.Add(decision.DrainDeadline), r.now(), decision.DrainDeadline/3).Add(-decision.DrainDeadline)
 		}
+		n.Plan, n.Lent = r.planOf(known.object)
 		if !n.PostponedUntil.IsZero() { // no Node can postpone itself for longer than the operator does
 			if most := r.clocks.Since("postponed "+n.Name+known.object.Annotations[v1alpha1.AnnotationPostponed], r.now()).Add(decision.Postponement); n.PostponedUntil.After(most) {
 				n.PostponedUntil = most
@@ -320,6 +322,27 @@ func (r *nodeVersions) nodesOf() []decision.Node {
 	}
 	return r.nodes
 }
+
+// planOf returns the Plan that upgrades a Node while it is drained, and whether the Node is lent to it. A note
+// that is not renewed expires. No Plan, and no Node that writes its own notes, keeps the operator waiting for longer
+// than lentMost.
+func (r *nodeVersions) planOf(n *corev1.Node) (plan string, lent bool) {
+	note := n.Annotations[nodelock.AnnotationWaits]
+	if plan, _ = nodelock.ParseNote(note); plan == "" || r.now().Sub(r.clocks.Since("plan "+n.Name+" "+note, r.now())) > nodelock.NoteExpiry {
+		return "", false
+	}
+	lentNote := n.Annotations[nodelock.AnnotationLent]
+	if to, _ := nodelock.ParseNote(lentNote); to != plan {
+		return plan, false
+	}
+	if r.now().Sub(r.clocks.Since("lent "+n.Name+" "+lentNote, r.now())) > lentMost {
+		return "", false
+	}
+	return plan, true
+}
+
+// lentMost is the longest time for which a Node is lent to a Plan.
+const lentMost = time.Hour
 
 // nodeBook has the Nodes of the view and what was parsed from them. Only Nodes that changed between two
 // rounds are parsed again, so that unchanged nodes cost nothing.

@@ -29,6 +29,7 @@ type Action struct {
 	Ended               time.Time // of the failed run that is retried; zero: no retry
 	RetryMark           string    // of MarkRetry: mark of that run; empty: the request is removed
 	Uncordon            bool      // of MarkInPlace: the label is removed
+	Plan                string    // of LendNode: namespace/name
 	KeepKubelet         bool      // of StartUpgrade: the node's kubelet is replaced later, when the node is drained
 }
 
@@ -60,8 +61,10 @@ const (
 	// CordonNode cordons the node and writes the time, unless it is cordoned already, and writes
 	// the name of its replacement node. It changes the Node only if it is unchanged.
 	CordonNode
+	// LendNode writes to the Node that a Plan may upgrade it now, if the Node is unchanged.
+	LendNode
 	// ReleaseNode removes the name of the replacement node, and the operator's cordon if Uncordon is set.
-	// Cordons of others stay. It changes the Node only if it is unchanged.
+	// Cordons of others stay, and so does that of a Plan to which the node was lent. It changes the Node only if it is unchanged.
 	ReleaseNode
 	// PostponeNode writes until when other nodes come first.
 	PostponeNode
@@ -125,6 +128,7 @@ func (a Action) String() string {
 		add("kubelet=", "kept")
 	}
 	add("", a.RetryMark)
+	add("plan=", a.Plan)
 	if a.JoinComponents != (v1alpha1.JoinComponents{}) {
 		s += fmt.Sprintf(" control-plane=%s worker=%s", a.JoinComponents.ControlPlane, a.JoinComponents.Worker)
 	}
@@ -158,6 +162,7 @@ var actionTable = [actionKinds]struct {
 	CreateInstance:    {"create machine", false},
 	AdoptReplacement:  {"adopt heir", true},
 	CordonNode:        {"cordon", true},
+	LendNode:          {"lend to plan", true},
 	ReleaseNode:       {"release", true},
 	PostponeNode:      {"postpone", true},
 	DrainNode:         {"drain", false},

@@ -15,8 +15,8 @@ import (
 // meanwhile.
 
 // advanceUpgrade takes the next step of an in-place upgrade. The order is: the agent answers,
-// cordon, drain, the agent's run, Ready again, components recorded. Then the intent is deleted,
-// and the node is uncordoned.
+// cordon, drain, the agent's run, Ready again, components recorded. A Plan that waits for the node then
+// upgrades it, too, because it is drained. Then the intent is deleted, and the node is uncordoned.
 func (d *Decision) advanceUpgrade(in *Intent) {
 	n, clear := d.NodeOf[in.Machine], Action{Kind: ClearIntent, Intent: *in}
 	run, heard := d.w.NodeRuns[in.Machine]
@@ -51,6 +51,9 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 		d.Wait("MachineUnknown", fmt.Sprintf("the cloud returns no data about the machine of %s at the moment, so the node is not upgraded", n.Name), NodeReference(n.Name), time.Time{})
 		return
 	}
+	if d.isLent(n) {
+		return
+	}
 	// This comes first: the target may have changed back to what the Node reports while its agent
 	// installed another one.
 	if what := d.finished(n, run); what != "" {
@@ -61,6 +64,11 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 	if d.known(n) && d.atTarget(n) {
 		if !d.must(ruleInPlaceReady, n.Ready) {
 			d.notReadyAgain(n)
+			return
+		}
+		if n.Plan != "" && n.Cordon == CordonedByUs {
+			d.keepCordoned[n.Name] = true
+			d.do(Action{Kind: LendNode, Node: n.Name, Plan: n.Plan})
 			return
 		}
 		d.do(clear)
@@ -84,6 +92,16 @@ func (d *Decision) advanceUpgrade(in *Intent) {
 	if !d.waitsAfterRun(n, run) {
 		d.startUpgrade(n, Action{Ended: run.Ended})
 	}
+}
+
+// isLent reports whether a Plan upgrades n. Neither a new target nor a pause interrupts it.
+func (d *Decision) isLent(n *Node) bool {
+	if n.Plan == "" || !n.Lent {
+		return false
+	}
+	d.keepCordoned[n.Name] = true
+	d.Wait("PlanUpgrades", fmt.Sprintf("the Plan %s upgrades %s while it is drained", n.Plan, n.Name), NodeReference(n.Name), time.Time{})
+	return true
 }
 
 // waitForAgent waits until the agent of n reports its last run. After the deadline other nodes go first.

@@ -165,6 +165,28 @@ func TestDecideInPlace(t *testing.T) {
 		{name: "a node at the target is not uncordoned before it is Ready", edit: upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) {
 			w.Nodes[3].Components, w.Nodes[3].Kubelet, w.Nodes[3].Ready = refB, "v1.36.3", false
 		}), want: nil, waiting: "NodeNotReady"},
+		{name: "a node at the target is lent to the Plan that waits for it", edit: upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Nodes[3].Components, w.Nodes[3].Kubelet, w.Nodes[3].Plan = refB, "v1.36.3", "ns/os"
+		}), want: []string{"lend to plan worker-0 plan=ns/os"}},
+		{name: "a node is not lent before it is Ready", edit: upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Nodes[3].Components, w.Nodes[3].Kubelet, w.Nodes[3].Plan, w.Nodes[3].Ready = refB, "v1.36.3", "ns/os", false
+		}), want: nil, waiting: "NodeNotReady"},
+		{name: "a node that the operator has not cordoned is not lent", edit: upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Nodes[3].Components, w.Nodes[3].Kubelet, w.Nodes[3].Plan, w.Nodes[3].Cordon = refB, "v1.36.3", "ns/os", Uncordoned
+		}), want: []string{clear}},
+		{name: "a lent node stays cordoned, also while it restarts", edit: upgrading(ran("done", refB, "v1.36.3"), func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			n := &w.Nodes[3]
+			n.Components, n.Kubelet, n.Plan, n.Lent, n.Ready = refB, "v1.36.3", "ns/os", true, false
+		}), want: nil, waiting: "PlanUpgrades"},
+		{name: "a new target does not start while the node is lent", edit: upgrading(ran("done", refA, "v1.35.4"), func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Nodes[3].Plan, w.Nodes[3].Lent = "ns/os", true
+		}), want: nil, waiting: "PlanUpgrades"},
+		{name: "a pause does not interrupt a Plan", edit: upgrading(ran("done", refA, "v1.35.4"), func(s *v1alpha1.NodeVersionSpec, w *World) {
+			w.Nodes[3].Plan, w.Nodes[3].Lent, s.Rollout.Paused = "ns/os", true, true
+		}), want: nil, waiting: "PlanUpgrades"},
+		{name: "a Plan that waits does not keep a node that is given up", edit: upgrading(none, func(s *v1alpha1.NodeVersionSpec, w *World) {
+			w.Nodes[3].Plan, s.Rollout.Paused = "ns/os", true
+		}), want: []string{clear, release}},
 		{name: "a failure is reported, and other nodes of the group wait", edit: upgrading(now), want: nil, waiting: "UpgradeFailed"},
 		{name: "a failed upgrade is retried", edit: upgrading(failed), want: []string{begin}},
 		{name: "a failed upgrade does not block other groups", edit: upgrading(now, func(_ *v1alpha1.NodeVersionSpec, w *World) {

@@ -86,6 +86,10 @@ type Node struct {
 	OnHold         bool      // on hold: not replaced until its owner resumes it
 	InPlaceLabel   bool      // it has the label of nodes that are upgraded in place
 	RetryRequest   string    // mark of the failed run that is retried now, or the owner's own text; empty: no retry request
+	// Plan is the Plan, as namespace/name, that upgrades the node while it is drained; empty: none. Lent says that
+	// it may do so now.
+	Plan string
+	Lent bool
 }
 
 // Cordon is whether a node takes new pods, and if not, who cordoned it.

@@ -114,12 +114,14 @@ func (k *controller) mark(ctx context.Context, m mark) error {
 	if m.labels != nil {
 		meta["labels"] = m.labels
 	}
-	switch {
-	case m.cordonedFor == nil:
-	case *m.cordonedFor == "":
-		meta["annotations"] = map[string]any{annotationCordoned: nil}
-	default:
-		meta["annotations"] = map[string]any{annotationCordoned: *m.cordonedFor}
+	notes := map[string]any{}
+	for key, value := range m.notes() {
+		if notes[key] = value; value == "" {
+			notes[key] = nil
+		}
+	}
+	if len(notes) > 0 {
+		meta["annotations"] = notes
 	}
 	if m.uncordon {
 		patch["spec"] = map[string]any{"unschedulable": nil}
@@ -134,6 +136,8 @@ func (k *controller) mark(ctx context.Context, m mark) error {
 		what = "mark node"
 	} else if m.uncordon {
 		what = "uncordon"
+	} else if m.waits != nil {
+		what = "wait note"
 	}
 	err = k.effect(what, func() error {
 		if k.noPatch.Load() {
@@ -174,12 +178,12 @@ func (k *controller) update(ctx context.Context, n *corev1.Node, m mark) error {
 		for key, value := range m.labels {
 			metav1.SetMetaDataLabel(&n.ObjectMeta, key, value)
 		}
-		switch {
-		case m.cordonedFor == nil:
-		case *m.cordonedFor == "":
-			delete(n.Annotations, annotationCordoned)
-		default:
-			metav1.SetMetaDataAnnotation(&n.ObjectMeta, annotationCordoned, *m.cordonedFor)
+		for key, value := range m.notes() {
+			if value == "" {
+				delete(n.Annotations, key)
+			} else {
+				metav1.SetMetaDataAnnotation(&n.ObjectMeta, key, value)
+			}
 		}
 		if m.uncordon {
 			n.Spec.Unschedulable = false

@@ -33,6 +33,8 @@ type book struct {
 	jobsOf      map[string]map[string][]*job // by plan and node, as in their labels
 	unavailable int                          // nodes that are not Ready, or cordoned
 	cordoned    map[string]map[string]bool   // nodes with the cordon annotation of a Plan, by Plan
+	waited      map[string]map[string]bool   // nodes that are noted as waited for by a Plan, by Plan
+	inPlace     map[string]bool              // nodes that the operator has cordoned for an upgrade in place
 	secrets     map[string]string            // resource versions by name
 	news        map[string]podNews           // of pods, by the name of their job, until that is complete
 	buried      map[types.UID]bool           // Jobs that were deleted recently
@@ -62,7 +64,7 @@ type candidate struct{ key, name string }
 func newBook(controller string, now func() time.Time, wake func(string, time.Duration)) *book {
 	return &book{
 		controller: controller, now: now, wake: wake, plans: map[string]*planPage{}, nodes: map[string]*node{}, hosts: map[string][]string{},
-		jobs: map[string]*job{}, jobsOf: map[string]map[string][]*job{}, cordoned: map[string]map[string]bool{}, secrets: map[string]string{}, news: map[string]podNews{}, buried: map[types.UID]bool{}, long: map[string]string{},
+		jobs: map[string]*job{}, jobsOf: map[string]map[string][]*job{}, cordoned: map[string]map[string]bool{}, waited: map[string]map[string]bool{}, inPlace: map[string]bool{}, secrets: map[string]string{}, news: map[string]podNews{}, buried: map[types.UID]bool{}, long: map[string]string{},
 	}
 }
 
@@ -147,9 +149,11 @@ func (b *book) names(namespace string) map[string]bool {
 	for plan := range b.jobsOf {
 		out[plan] = true
 	}
-	for of := range b.cordoned {
-		if name, ok := strings.CutPrefix(of, namespace+"/"); ok {
-			out[name] = true
+	for _, noted := range []map[string]map[string]bool{b.cordoned, b.waited} {
+		for of := range noted {
+			if name, ok := strings.CutPrefix(of, namespace+"/"); ok {
+				out[name] = true
+			}
 		}
 	}
 	return out
@@ -222,6 +226,12 @@ func (b *book) index(n *node) {
 	if n.cordonedFor != "" {
 		put(b.cordoned, n.cordonedFor, n.name)
 	}
+	if n.waits != "" {
+		put(b.waited, n.waits, n.name)
+	}
+	if n.inPlace {
+		b.inPlace[n.name] = true
+	}
 	if !n.available() {
 		b.unavailable++
 	}
@@ -241,6 +251,10 @@ func (b *book) dropIndexes(n *node) {
 	if n.cordonedFor != "" {
 		drop(b.cordoned, n.cordonedFor, n.name)
 	}
+	if n.waits != "" {
+		drop(b.waited, n.waits, n.name)
+	}
+	delete(b.inPlace, n.name)
 	if !n.available() {
 		b.unavailable--
 	}
@@ -473,10 +487,13 @@ type view struct {
 	suspects []suspect
 	// cordoned are the nodes that are cordoned for this Plan.
 	cordoned []upgraded
-	total    int
-	done     int
-	nodes    int // of the cluster
-	absent   int // of these: not Ready or cordoned
+	// inPlace are the nodes to upgrade that the operator has cordoned for its upgrade in place, and waited those
+	// that are noted as waited for by this Plan.
+	inPlace, waited []upgraded
+	total           int
+	done            int
+	nodes           int // of the cluster
+	absent          int // of these: not Ready or cordoned
 	// candidates of a role, in the order in which they are taken.
 	candidates func(controlPlanes bool) iter.Seq[upgraded]
 }
@@ -512,6 +529,14 @@ func (b *book) fill(v *view) {
 	slices.SortFunc(v.begun, func(a, b upgraded) int { return strings.Compare(a.name, b.name) })
 	for _, name := range slices.Sorted(maps.Keys(b.cordoned[v.plan.Namespace+"/"+v.plan.Name])) {
 		v.cordoned = append(v.cordoned, b.upgraded(v.plan, name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(b.waited[v.plan.Namespace+"/"+v.plan.Name])) {
+		v.waited = append(v.waited, b.upgraded(v.plan, name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(b.inPlace)) {
+		if page.keys[name] != "" && !seen[name] {
+			v.inPlace = append(v.inPlace, b.upgraded(v.plan, name))
+		}
 	}
 	for name := range page.suspects {
 		delete(page.suspects, name)
@@ -616,14 +641,17 @@ func (b *book) jobsOfPlan(plan string) (out []*job) {
 	return out
 }
 
-// marked returns the nodes that are cordoned for a Plan.
-func (b *book) marked(namespace, plan string) (out []*node) {
+// marked returns the nodes that are cordoned for a Plan, and those that are noted as waited for by it.
+func (b *book) marked(namespace, plan string) (cordoned, waited []*node) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for name := range b.cordoned[namespace+"/"+plan] {
-		out = append(out, b.nodes[name])
+		cordoned = append(cordoned, b.nodes[name])
 	}
-	return out
+	for name := range b.waited[namespace+"/"+plan] {
+		waited = append(waited, b.nodes[name])
+	}
+	return cordoned, waited
 }
 
 // nodeOf returns the name of a Job's node. For names that are too long for a label it looks up the

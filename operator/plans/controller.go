@@ -479,7 +479,13 @@ func (k *controller) releaseDeleted(ctx context.Context, name string) error {
 	if slices.ContainsFunc(jobs, func(j *job) bool { return j.phase == jobActive }) {
 		return nil // their end starts the next round
 	}
-	for _, n := range k.book.marked(k.Namespace, name) {
+	cordoned, waited := k.book.marked(k.Namespace, name)
+	for _, n := range waited {
+		if err := k.mark(ctx, mark{node: upgraded{node: n}, waits: new("")}); err != nil {
+			return err
+		}
+	}
+	for _, n := range cordoned {
 		if err := k.mark(ctx, mark{node: upgraded{node: n}, uncordon: n.unschedulable, cordonedFor: new("")}); err != nil {
 			return err
 		}

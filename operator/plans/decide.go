@@ -78,6 +78,20 @@ type mark struct {
 	uncordon bool
 	// cordonedFor is the new value of the cordon annotation; nil: unchanged.
 	cordonedFor *string
+	// waits is the new value of nodelock.AnnotationWaits; nil: unchanged.
+	waits *string
+}
+
+// notes returns the annotations that change, with their new values; empty: removed.
+func (m mark) notes() map[string]string {
+	out := map[string]string{}
+	if m.cordonedFor != nil {
+		out[annotationCordoned] = *m.cordonedFor
+	}
+	if m.waits != nil {
+		out[nodelock.AnnotationWaits] = *m.waits
+	}
+	return out
 }
 
 type event struct {
@@ -238,6 +252,7 @@ type roller struct {
 	invalid  bool   // the Plan is the cause
 	passes   bool   // a problem that can end by itself
 	never    bool   // the window never opens
+	shares   bool   // only the operator's node lock is in the way
 }
 
 func (r *roller) spec() upgradev1.Rollout { return rollout(r.plan) }
@@ -279,6 +294,7 @@ func (r *roller) roll() {
 	if why == nil {
 		r.take()
 	}
+	r.share()
 	left := r.total - r.done - r.marked - len(r.keep)
 	r.own.Waiting = since(r.own.Waiting, why, left > 0, r.now)
 	slices.SortFunc(r.keep, func(a, b upgraded) int { return strings.Compare(a.name, b.name) })
@@ -627,6 +643,7 @@ func (r *roller) blocked() *reason {
 		r.d.lock = true
 		if !r.mayLock {
 			r.d.at(r.view.now.Add(nodelock.Poll))
+			r.shares = r.lock == nodelock.Replacements
 			switch {
 			case r.lock != "":
 				return &reason{"Alone", fmt.Sprintf("waiting for %s, which holds the node lock", r.lock)}

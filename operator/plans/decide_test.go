@@ -3,6 +3,7 @@ package plans
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,10 +31,12 @@ type desk struct {
 	now  time.Time
 	rv   int
 	name string
+	last map[string]*corev1.Node // as stored last
+	lock string                  // other holder of the node lock; empty: the Plan may lock
 }
 
 func newDesk(t testing.TB, p *upgradev1.Plan, nodes int) *desk {
-	d := &desk{t: t, now: time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC), name: p.Name, rv: 1}
+	d := &desk{t: t, now: time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC), name: p.Name, rv: 1, last: map[string]*corev1.Node{}}
 	d.book = newBook("system-upgrade-controller", func() time.Time { return d.now }, func(string, time.Duration) {})
 	p.ResourceVersion = d.version()
 	d.book.setPlan(p, false)
@@ -56,6 +59,16 @@ func (d *desk) node(name string, change func(*corev1.Node)) {
 		},
 	}
 	change(n)
+	d.last[name] = n
+	d.book.setNode(record[*node](d.t, trimNode, n), false)
+}
+
+// change changes a node and keeps what it has.
+func (d *desk) change(name string, change func(*corev1.Node)) {
+	n := d.last[name].DeepCopy()
+	n.ResourceVersion = d.version()
+	change(n)
+	d.last[name] = n
 	d.book.setNode(record[*node](d.t, trimNode, n), false)
 }
 
@@ -79,7 +92,7 @@ func (d *desk) edit(change func(*upgradev1.Plan)) {
 
 func (d *desk) fill() view {
 	p := d.book.plan(d.name)
-	v := view{plan: p, now: d.now, version: p.Spec.Version, settings: DefaultSettings(), mayLock: true}
+	v := view{plan: p, now: d.now, version: p.Spec.Version, settings: DefaultSettings(), mayLock: d.lock == "", lock: d.lock}
 	if v.rules, v.invalid = validate(p); v.invalid != nil {
 		return v
 	}
@@ -98,13 +111,14 @@ func (d *desk) step() decision {
 	out := decide(v)
 	for _, m := range out.marks {
 		n := m.node
-		d.node(n.name, func(o *corev1.Node) {
-			for _, l := range n.labels {
-				o.Labels[l.key.Value()] = l.value.Value()
+		d.change(n.name, func(o *corev1.Node) {
+			maps.Copy(o.Labels, m.labels)
+			for k, l := range m.notes() {
+				if metav1.SetMetaDataAnnotation(&o.ObjectMeta, k, l); l == "" {
+					delete(o.Annotations, k)
+				}
 			}
-			for k, l := range m.labels {
-				o.Labels[k] = l
-			}
+			o.Spec.Unschedulable = o.Spec.Unschedulable && !m.uncordon
 		})
 		if m.labels != nil && n.job != nil {
 			d.book.credit(d.name, n.job.uid)

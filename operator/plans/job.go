@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"constellation/operator/api/upgradev1"
+	"constellation/operator/nodelock"
 )
 
 // Annotations that only this controller uses.
@@ -24,9 +25,7 @@ const (
 	// annotationTemplate of a Job is the hash of its Plan's pod settings. Another controller created a
 	// Job without it.
 	annotationTemplate = "constellation.edgeless.systems/template"
-	// annotationCordoned of a Node names the Plan, as namespace/name, for which it is cordoned.
-	// An unschedulable node without it was cordoned by somebody else.
-	annotationCordoned = "constellation.edgeless.systems/cordoned-for-plan"
+	annotationCordoned = nodelock.AnnotationCordonedForPlan
 	// annotationKeepCordon of a Job is "true" if its node was cordoned by somebody else before.
 	annotationKeepCordon = "constellation.edgeless.systems/keep-cordon"
 )

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"constellation/operator/api/upgradev1"
+	"constellation/operator/api/v1alpha1"
+	"constellation/operator/nodelock"
 	"constellation/operator/readiness"
 )
 
@@ -27,6 +29,10 @@ type node struct {
 	labels                             labelSet
 	controlPlane, ready, unschedulable bool
 	cordonedFor                        string    // namespace/name of a Plan
+	inPlace                            bool      // the operator has it cordoned for its upgrade in place
+	waits                              string    // namespace/name of the Plan that upgrades it while the operator has it drained; empty: none
+	waitsSince                         time.Time // when that was last written
+	lent                               string    // namespace/name of the Plan that may upgrade it now; empty: none
 	readySince                         time.Time // by our own clock; zero: not Ready. The book sets it.
 }
 
@@ -43,7 +49,8 @@ func (n *node) available() bool { return n.ready && !n.unschedulable }
 // same reports whether all fields that Plans use are equal.
 func (n *node) same(o *node) bool {
 	return n.host == o.host && n.os == o.os && n.kubelet == o.kubelet && n.controlPlane == o.controlPlane && n.ready == o.ready &&
-		n.unschedulable == o.unschedulable && n.cordonedFor == o.cordonedFor && slices.Equal(n.labels, o.labels)
+		n.unschedulable == o.unschedulable && n.cordonedFor == o.cordonedFor &&
+		n.inPlace == o.inPlace && n.waits == o.waits && n.lent == o.lent && slices.Equal(n.labels, o.labels)
 }
 
 // trimNode converts a Node to a *node, and returns anything else unchanged.
@@ -64,6 +71,10 @@ func trimNode(obj any) (any, error) {
 		n.controlPlane = n.controlPlane || n.labels.Has(role)
 	}
 	n.ready = readiness.Node(in)
+	n.inPlace = n.unschedulable && in.Labels[v1alpha1.LabelInPlace] == "true" && in.Annotations[v1alpha1.AnnotationCordoned] != ""
+	n.waits, n.waitsSince = nodelock.ParseNote(in.Annotations[nodelock.AnnotationWaits])
+	n.lent, _ = nodelock.ParseNote(in.Annotations[nodelock.AnnotationLent])
+	n.waits, n.lent = once(n.waits), once(n.lent)
 	return n, nil
 }
 
