@@ -42,6 +42,7 @@ enable) known "$unit" && touch "$FAKE/enabled/$unit" ;;
 disable) rm -f "$FAKE/enabled/$unit" ;;
 start | restart | reload-or-restart) known "$unit" && touch "$FAKE/active/$unit" && echo "$verb $unit" >>"$FAKE/log" ;;
 stop) rm -f "$FAKE/active/$unit" ;;
+try-restart) echo "$verb $unit" >>"$FAKE/log" ;;
 esac`
 	fakeApt = `#!/bin/sh
 echo "$*" >>"$FAKE/args"

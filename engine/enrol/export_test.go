@@ -5,3 +5,9 @@ func (r Request) On(state, lock string) Request {
 	r.state, r.lock = state, lock
 	return r
 }
+
+// On makes machines use another folder for their state.
+func (s Sources) On(state string) Sources {
+	s.state = state
+	return s
+}
