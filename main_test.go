@@ -91,6 +91,7 @@ func TestVendorsAreRegistered(t *testing.T) {
 	reads := []string{
 		gcpinfra.Project, gcpinfra.Zones, gcpinfra.Network, gcpinfra.Subnetwork, gcpinfra.Address, gcpinfra.ControlPlaneMachine, gcpinfra.WorkerMachine, gcpinfra.DiskSize,
 		gcpinfra.ServiceAccount, gcpinfra.WorkerAccount, gcpinfra.SSHFrom, gcpinfra.NodeCIDR, gcpinfra.ProxyCIDR, gcpinfra.Controller,
+		gcpinfra.Images, gcpinfra.Programs, gcpinfra.Proxy,
 	}
 	for _, name := range reads {
 		if !slices.ContainsFunc(google.Config, func(f section.Field) bool { return f.Name == name }) {

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"constellation/engine/check"
+	"constellation/engine/enrol"
 	"constellation/engine/infra"
 	"constellation/engine/release"
 	"constellation/engine/workspace"
@@ -56,6 +57,8 @@ type Deps struct {
 	Provider func(ctx context.Context, c *workspace.Config, s *workspace.State) (Cloud, error)
 	// Infra makes and deletes the infrastructure of clouds, by the names of their providers; nil: of none.
 	Infra map[string]infra.Vendor
+	// Programs finds the programs of a release for an architecture; the default is enrol.FindPrograms.
+	Programs func(dir, release, arch string) (enrol.Programs, error)
 	// Buildable are the versions of Kubernetes whose components can be built for a cloud that
 	// lists its versions; empty if that is not known.
 	Buildable []string
@@ -79,6 +82,7 @@ type Engine struct {
 	responses responseTimes
 
 	infra     map[string]infra.Vendor
+	programs  func(dir, release, arch string) (enrol.Programs, error)
 	whySilent func(context.Context, *workspace.Config) Silence
 	buildable []string
 }
@@ -87,7 +91,10 @@ type Engine struct {
 func New(w *workspace.Workspace, d Deps) *Engine {
 	e := &Engine{
 		ws: w, connect: d.Connect, inspect: d.Inspect, backups: d.Backups, releases: d.Releases, whySilent: d.WhySilent, provider: d.Provider,
-		log: d.Log, now: d.Now, limits: defaultLimits, buildable: d.Buildable, infra: d.Infra,
+		log: d.Log, now: d.Now, limits: defaultLimits, buildable: d.Buildable, infra: d.Infra, programs: d.Programs,
+	}
+	if e.programs == nil {
+		e.programs = enrol.FindPrograms
 	}
 	if e.connect == nil {
 		e.connect = func(context.Context, []byte) (Cluster, error) {

@@ -1,16 +1,19 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
+	"constellation/engine/enrol"
 	"constellation/engine/infra"
 	"constellation/engine/plan"
 	"constellation/engine/version"
@@ -115,8 +118,60 @@ func (e *Engine) openInfra(ctx context.Context, c *workspace.Config, fresh func(
 		sum := sha256.Sum256(r.state.Infrastructure.InitSecret)
 		q.UID, q.InitSecretHash, q.Known = r.state.Infrastructure.UID, sum[:], r.state.Infrastructure.Section
 	}
+	first, err := e.firstBoot(v, p, c)
+	if err != nil {
+		return nil, err
+	}
+	q.UserData, q.BootScript = first.CloudInit, first.Script
 	r.cloud, err = v.Open(ctx, q)
 	return r, err
+}
+
+// firstBoot returns what prepares machines with a stock image at their first boot: the same that `machine add` brings to a
+// machine. It is empty for other images, and where only parts of a configuration are known.
+func (e *Engine) firstBoot(v infra.Vendor, p providers.Provider, c *workspace.Config) (enrol.FirstBoot, error) {
+	if v.Stock == nil || c.Attestation.TPM2 == nil {
+		return enrol.FirstBoot{}, nil
+	}
+	stock, ok := v.Stock(c.Provider.Section, c.Image)
+	if !ok || stock.Programs == "" { // without an address, the plan is blocked
+		return enrol.FirstBoot{}, nil
+	}
+	release := c.Services.String()
+	from := enrol.Sources{Address: stock.Programs, Programs: map[string]enrol.Programs{}, Reread: stock.Reread}
+	var missing error
+	for _, arch := range enrol.Architectures() {
+		programs, err := e.programs("", release, arch)
+		if err != nil {
+			missing = cmp.Or(missing, err)
+			continue
+		}
+		from.Programs[arch] = programs
+	}
+	if len(from.Programs) == 0 {
+		return enrol.FirstBoot{}, &plan.Error{
+			Op: "prepare the first boot of machines", Err: missing, Exit: plan.ExitUsage,
+			Remedy: fmt.Sprintf("unpack the archive of the release for linux, such as constellation_%s_linux_amd64.tar.gz, and put its bootstrapper and agent into the folder releases/%s/linux_amd64 beside this program", strings.TrimPrefix(release, "v"), release),
+		}
+	}
+	spec := enrol.Spec{Cluster: c.Name, ClusterName: c.Name, Release: release, Proxy: stock.Proxy, Files: []enrol.File{
+		{Path: enrol.EnvironmentFile, Mode: 0o644, Data: []byte("CONSTELLATION_PROVIDER=" + p.Name + "\n")},
+		{Path: "/etc/constellation/attestation-roots.pem", Mode: 0o644, Data: []byte(c.Attestation.TPM2.TrustRoots)},
+		{Path: "/usr/lib/constellation/peers.json", Mode: 0o644, Data: []byte("[]\n")},
+		// The unit of the kubelet names the folder, and a kubelet does not start without it.
+		{Path: "/usr/lib/constellation/kubelet.conf.d/00-stock.conf", Mode: 0o644, Data: []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n")},
+	}}
+	for _, f := range stock.Files {
+		spec.Files = append(spec.Files, enrol.File{Path: f.Path, Mode: 0o644, Data: []byte(f.Text)})
+	}
+	if stock.Proxy != "" {
+		spec.Files = append(spec.Files, enrol.Proxy(stock.Proxy, append(slices.Clone(stock.Direct), c.PodCIDR.String(), c.ServiceCIDR.String()))...)
+	}
+	spec, err := enrol.StockNode(spec, &from)
+	if err != nil {
+		return enrol.FirstBoot{}, err
+	}
+	return enrol.NewFirstBoot(spec, from)
 }
 
 // notes are what people must know before they create machines.

@@ -3,8 +3,11 @@ package engine_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -15,11 +18,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	compute "google.golang.org/api/compute/v1"
+	"google.golang.org/api/option"
+
 	"constellation/engine"
 	"constellation/engine/cloud/cloudtest/wire"
 	"constellation/engine/cloud/gcp"
 	"constellation/engine/cloud/gcp/gcptest"
 	gcpinfra "constellation/engine/cloud/gcp/infra"
+	"constellation/engine/enrol"
 	"constellation/engine/infra"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
@@ -33,6 +40,8 @@ type infraStage struct {
 	eng *engine.Engine
 	// wrap changes the transport of the next engine.
 	wrap func(http.RoundTripper) http.RoundTripper
+	// programs finds the programs of the release.
+	programs func(dir, release, arch string) (enrol.Programs, error)
 }
 
 func newInfraStage(t *testing.T) *infraStage {
@@ -62,7 +71,7 @@ func newInfraStage(t *testing.T) *infraStage {
 
 // restart starts the program again.
 func (s *infraStage) restart() {
-	s.eng = engine.New(s.ws, engine.Deps{Infra: map[string]infra.Vendor{gcp.Name: {Roles: gcpinfra.Roles, Open: func(ctx context.Context, r infra.Request) (infra.Cloud, error) {
+	s.eng = engine.New(s.ws, engine.Deps{Programs: s.programs, Infra: map[string]infra.Vendor{gcp.Name: {Roles: gcpinfra.Roles, Stock: gcpinfra.Vendor.Stock, Open: func(ctx context.Context, r infra.Request) (infra.Cloud, error) {
 		client := s.c.Client()
 		if s.wrap != nil {
 			client.Transport = s.wrap(client.Transport)
@@ -193,6 +202,83 @@ func (c *severed) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // TestInfraResumes interrupts create before the state file exists. The UID stays, and terminate finds everything.
+// TestInfraOfAStockImage has machines whose metadata install all that makes them wait for init, by digest, and which have no
+// secret: pods can read them.
+func TestInfraOfAStockImage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newInfraStage(t)
+		s.c.AddPublicImage("debian-cloud", "debian-12-bookworm-v20260114", "")
+		s.edit("  gcp:\n", "  gcp:\n    images: [v1.1.0=projects/debian-cloud/global/images/debian-12-bookworm-v20260114]\n    programs: https://storage.googleapis.com/mine/v1.1.0/\n    proxy: http://10.0.0.9:3128\n")
+		dir := t.TempDir()
+		agent := filepath.Join(dir, "agent")
+		if err := os.WriteFile(agent, []byte("the agent"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.programs = func(_, release, arch string) (enrol.Programs, error) {
+			if release != "v1.1.0" || arch != "x86_64" {
+				return enrol.Programs{}, fmt.Errorf("no programs of %s for %s", release, arch)
+			}
+			return enrol.Programs{Bootstrapper: agent, Agent: agent}, nil
+		}
+		s.restart()
+		s.must(s.create())
+		state, _, err := s.ws.Infra()
+		if err != nil {
+			t.Fatal(err)
+		}
+		secret := state.Infrastructure.InitSecret
+		api, err := compute.NewService(t.Context(), option.WithHTTPClient(s.c.Client()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		templates, err := api.InstanceTemplates.List("my-project").Do()
+		if err != nil || len(templates.Items) != 2 {
+			t.Fatalf("templates %v, %v", templates, err)
+		}
+		for _, x := range templates.Items {
+			meta := map[string]string{}
+			for _, m := range x.Properties.Metadata.Items {
+				meta[m.Key] = *m.Value
+			}
+			for _, key := range []string{"user-data", "startup-script"} {
+				text := meta[key]
+				for _, want := range []string{
+					"CONSTELLATION_PROVIDER=gcp", "-----BEGIN CERTIFICATE-----", "https://storage.googleapis.com/mine/v1.1.0/linux_amd64/bootstrapper", fmt.Sprintf("%x", sha256.Sum256([]byte("the agent"))),
+					"ip_aliases = false", "google-guest-agent", "HTTPS_PROXY=http://10.0.0.9:3128", "metadata.google.internal", "10.244.0.0/16", "constellation-bootstrapper.service",
+				} {
+					if !strings.Contains(text, want) {
+						t.Errorf("%s of %s lacks %q", key, x.Name, want)
+					}
+				}
+				for _, never := range []string{string(secret), hex.EncodeToString(secret), base64.StdEncoding.EncodeToString(secret), "PRIVATE KEY"} {
+					if strings.Contains(text, never) {
+						t.Errorf("%s of %s has a secret", key, x.Name)
+					}
+				}
+			}
+		}
+		s.programs = func(string, string, string) (enrol.Programs, error) { return enrol.Programs{}, errors.New("none here") }
+		s.restart()
+		if _, err := s.eng.Infrastructure(t.Context()); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), "releases/v1.1.0/linux_amd64") {
+			t.Errorf("without programs: %v; %s", err, plan.Remedy(err))
+		}
+		s.must(s.terminate()) // needs none
+	})
+}
+
+// edit replaces a text of the configuration.
+func (s *infraStage) edit(old, next string) {
+	s.Helper()
+	file := s.ws.Path(workspace.ConfigFile)
+	b, err := os.ReadFile(file)
+	if err != nil || strings.Count(string(b), old) != 1 {
+		s.Fatalf("%q is there %d times: %v", old, strings.Count(string(b), old), err)
+	}
+	if err := os.WriteFile(file, []byte(strings.Replace(string(b), old, next, 1)), 0o600); err != nil {
+		s.Fatal(err)
+	}
+}
+
 func TestInfraResumes(t *testing.T) {
 	for n := 13; n < 60; n += 9 {
 		t.Run(fmt.Sprintf("after %d requests", n), func(t *testing.T) {

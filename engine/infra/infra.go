@@ -99,7 +99,26 @@ type Request struct {
 	Image         version.Version
 	PodCIDR       netip.Prefix
 	ServiceCIDR   netip.Prefix
+	// UserData and BootScript prepare machines with a stock image: for cloud-init, and for images that run a script at
+	// each boot instead. Both are empty for other images. They contain no secret, because pods can read them.
+	UserData, BootScript string
 }
+
+// Stock is what new machines need whose image is one of a distribution and knows nothing of clusters.
+type Stock struct {
+	// Programs is the URL of the folder with the programs of the release.
+	Programs string
+	// Proxy is the HTTP proxy of the machines; empty: none. Direct are destinations that need none.
+	Proxy  string
+	Direct []string
+	// Files are what machines of this cloud need beside those of every node.
+	Files []StockFile
+	// Reread are units of the image, as patterns, that read their files again.
+	Reread []string
+}
+
+// StockFile is a file that everybody on a machine may read.
+type StockFile struct{ Path, Text string }
 
 // Outcome is what the state file needs of a complete infrastructure.
 type Outcome struct {
@@ -155,6 +174,9 @@ type Vendor struct {
 	Open func(ctx context.Context, r Request) (Cloud, error)
 	// Roles are the least roles for a section of the configuration.
 	Roles func(config section.Values) []Role
+	// Stock describes the machines of a configuration whose image is a stock image. It reports false for other images.
+	// Nil: there are none.
+	Stock func(config section.Values, image version.Version) (Stock, bool)
 	// Note is a sentence that people must read before they create something; empty: none.
 	Note string
 }

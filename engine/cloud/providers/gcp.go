@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"net/url"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -24,6 +25,7 @@ var (
 	projectRE = regexp.MustCompile(`^[a-z]([a-z0-9-]{4,28}[a-z0-9])$`)
 	zoneRE    = regexp.MustCompile(`^[a-z]+(-[a-z0-9]+)+-[a-z]$`)
 	nameRE    = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	stockRE   = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+=projects/[a-z][-a-z0-9.:]*/global/images/[a-z]([-a-z0-9]*[a-z0-9])?$`)
 	accountRE = regexp.MustCompile(`^[a-z0-9][-a-z0-9.]*@[-a-z0-9.]+\.[a-z]+$`)
 )
 
@@ -46,6 +48,9 @@ var madeFields = section.Schema{
 		Name: "workerServiceAccount", Valid: accountRE.MatchString, Problem: "is no address of a service account", Remedy: "use an address such as NAME@PROJECT.iam.gserviceaccount.com",
 		Ask: "worker account", Hint: "worker@my-project.iam.gserviceaccount.com", Help: "service account of workers; `constellation infra plan --print-role=worker` has the commands that make it",
 	},
+	{Name: "images", Kind: section.List, Valid: stockRE.MatchString, Problem: "is no stock image of a version", Remedy: "use entries such as v1.1.0=projects/debian-cloud/global/images/debian-12-bookworm-v20260114; a family changes, so it is not accepted"},
+	{Name: "programs", Valid: folderURL, Problem: "is no address of a folder", Remedy: "use an address such as https://storage.googleapis.com/my-bucket/v1.1.0, without a login"},
+	{Name: "proxy", Valid: proxyURL, Problem: "is no proxy", Remedy: "write it as http://HOST:PORT, without a login"},
 	{Name: "sshFrom", Kind: section.List, Valid: rangeOf(0, 32), Problem: "is no range of IPv4 addresses", Remedy: "use ranges such as 198.51.100.7/32"},
 }
 
@@ -55,6 +60,46 @@ func rangeOf(shortest, longest int) func(string) bool {
 		p, err := netip.ParsePrefix(s)
 		return err == nil && p.Addr().Is4() && p == p.Masked() && p.Bits() >= shortest && p.Bits() <= longest
 	}
+}
+
+// folderURL reports whether a text is the URL of a folder that everybody may read.
+func folderURL(s string) bool {
+	u, err := url.Parse(s)
+	return err == nil && folderRE.MatchString(s) && u.Hostname() != "" && u.User == nil && len(s) <= 1000
+}
+
+var folderRE = regexp.MustCompile(`^https?://[A-Za-z0-9._~:/%+-]+$`)
+
+// proxyURL reports whether a text is the address of an HTTP proxy without a login.
+func proxyURL(s string) bool {
+	u, err := url.Parse(s)
+	return err == nil && folderRE.MatchString(s) && u.Scheme == "http" && u.Hostname() != "" && u.Port() != "" && u.User == nil && strings.Trim(u.Path, "/") == ""
+}
+
+// stocked is the view of the console with the stock images of a configuration.
+type stocked struct {
+	Console
+	images []cloud.Image
+}
+
+// Images implements Console.
+func (s stocked) Images(ctx context.Context) ([]cloud.Image, error) {
+	images, err := s.Console.Images(ctx)
+	return append(images, s.images...), err
+}
+
+// withStock adds the stock images of a configuration.
+func withStock(c Console, config section.Values) Console {
+	s := stocked{Console: c}
+	for _, entry := range config.List("images") {
+		if v, ref, ok := strings.Cut(entry, "="); ok {
+			s.images = append(s.images, cloud.Image{Reference: ref, Version: v})
+		}
+	}
+	if len(s.images) == 0 {
+		return c
+	}
+	return s
 }
 
 // emulatedZone is the zone of machines of a sandbox.
@@ -105,7 +150,7 @@ func googleCloud() Provider {
 		Find:      findGoogle,
 		GroupName: gcp.GroupName,
 		Simulated: func(state section.Values) bool { return state.Bool("simulated") },
-		Console: func(_, state section.Values) (Console, error) {
+		Console: func(config, state section.Values) (Console, error) {
 			ctx := context.Background() // credentials are read from files at most
 			socket, o := state.Text(gcpSocket), gcp.Options{Project: state.Text("project"), UID: state.Text("uid"), Zones: state.List("zones")}
 			if socket == "" {
@@ -113,7 +158,7 @@ func googleCloud() Provider {
 				if err != nil {
 					return nil, err
 				}
-				return gcp.NewConsole(c), nil
+				return withStock(gcp.NewConsole(c), config), nil
 			}
 			c, err := gcp.NewEmulatorConsole(ctx, socket, o)
 			if err != nil {

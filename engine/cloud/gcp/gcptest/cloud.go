@@ -73,7 +73,8 @@ type Cloud struct {
 	serial    uint64
 	templates map[string]*compute.InstanceTemplate
 	images    []*compute.Image
-	groups    map[string]*group // by zone/name
+	public    map[string][]*compute.Image // images of other projects, which all may read
+	groups    map[string]*group           // by zone/name
 	ops       []*operation
 	requests  map[string]*operation // by request ID
 	stockout  map[string]bool       // zones
@@ -152,6 +153,21 @@ func (c *Cloud) AddImage(name, version string) string {
 	c.changed = true
 	c.images = append(c.images, &compute.Image{Name: name, Status: "READY", Labels: map[string]string{gcp.LabelVersion: strings.ReplaceAll(version, ".", "-")}})
 	return "projects/" + c.o.Project + "/global/images/" + name
+}
+
+// AddPublicImage adds an image of another project, such as debian-cloud. It returns its reference.
+func (c *Cloud) AddPublicImage(project, name, deprecated string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := &compute.Image{Name: name, Status: "READY"}
+	if deprecated != "" {
+		i.Deprecated = &compute.DeprecationStatus{State: deprecated}
+	}
+	if c.public == nil {
+		c.public = map[string][]*compute.Image{}
+	}
+	c.public[project] = append(c.public[project], i)
+	return "projects/" + project + "/global/images/" + name
 }
 
 // AddGroup adds an empty group of a role, whose template has an image. Change, unless it is nil, edits the
@@ -540,6 +556,9 @@ func (c *Cloud) serve(ctx context.Context, call wire.Call) wire.Reply {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.settle(time.Now())
+	if images, ok := c.public[call.Params["project"]]; ok && call.Method == "compute.images.list" {
+		return page(c, call, images, "items")
+	}
 	if zone, ok := call.Params["zone"]; call.Params["project"] != c.o.Project || ok && !slices.Contains(c.o.Zones, zone) {
 		return refusal(http.StatusNotFound, "notFound", fmt.Sprintf("The resource 'projects/%s/zones/%s' was not found", call.Params["project"], zone))
 	}

@@ -49,6 +49,7 @@ import (
 	"constellation/engine/cloud/section"
 	"constellation/engine/infra"
 	"constellation/engine/plan"
+	"constellation/engine/version"
 )
 
 // Fields of the section of a configuration.
@@ -67,6 +68,9 @@ const (
 	NodeCIDR            = "nodeCIDR"
 	ProxyCIDR           = "proxyCIDR"
 	Controller          = "cloudControllerManager"
+	Images              = "images"
+	Programs            = "programs"
+	Proxy               = "proxy"
 )
 
 // Defaults of these fields.
@@ -86,7 +90,7 @@ const (
 
 // Vendor is the entry of Google Cloud.
 var Vendor = infra.Vendor{
-	Open: open, Roles: Roles,
+	Open: open, Roles: Roles, Stock: stock,
 	Note: "This was run against an emulator of Google Cloud alone, never against Google. Use a project of its own, and look at its bill.",
 }
 
@@ -300,6 +304,10 @@ func (i *Infra) check() (out []plan.Finding) {
 	if one := i.request.Config.Text(ServiceAccount); one != "" && one == i.request.Config.Text(WorkerAccount) {
 		out = append(out, blocked(WorkerAccount, "control planes and workers have one service account", "workers would have the right to replace machines", "make an account of workers"))
 	}
+	if stockImage(i.request.Config, i.request.Image) != "" && i.request.Config.Text(Programs) == "" {
+		out = append(out, blocked(Programs, "no address of programs is configured", "machines with a stock image fetch bootstrapper and agent from it at their first boot",
+			"upload the folders linux_amd64 and linux_arm64 of the release, and write the address of the folder with them into the configuration"))
+	}
 	if own := i.request.Config; (own.Text(Network) == "") != (own.Text(Subnetwork) == "") {
 		out = append(out, blocked(Subnetwork, "network and subnetwork belong together", "one of them is configured alone", "name both, or none"))
 	}
@@ -365,8 +373,13 @@ func (i *Infra) prerequisites(ctx context.Context) (out []plan.Finding, err erro
 	if err := right(err); err != nil {
 		return out, err
 	}
+	stock := stockImage(i.request.Config, i.request.Image)
 	switch {
 	case err != nil:
+	case len(images) == 0 && stock != "":
+		f := blocked(Images, "there is no image "+stock, "it does not exist, or new machines may not use it any more", "name a present one: `gcloud compute images list`")
+		f.ID = "infra-image"
+		out = append(out, f)
 	case len(images) == 0:
 		f := blocked("", fmt.Sprintf("project %s has no image %s", i.project, i.request.Image), "no image that is ready has the label "+gcp.LabelVersion+"="+versionLabel(i.request.Image.String()), "import the image with that label, or write another image into the configuration")
 		f.ID, f.Field = "infra-image", "image"
@@ -406,10 +419,60 @@ func (i *Infra) prerequisites(ctx context.Context) (out []plan.Finding, err erro
 	return out, nil
 }
 
+// stockImage returns the reference of the stock image that a configuration names for a version; empty: none.
+func stockImage(config section.Values, v version.Version) string {
+	for _, entry := range config.List(Images) {
+		if name, ref, ok := strings.Cut(entry, "="); ok && name == v.String() {
+			return ref
+		}
+	}
+	return ""
+}
+
+// stock implements infra.Vendor.
+func stock(config section.Values, v version.Version) (infra.Stock, bool) {
+	if stockImage(config, v) == "" {
+		return infra.Stock{}, false
+	}
+	return infra.Stock{
+		Programs: config.Text(Programs), Proxy: config.Text(Proxy), Direct: []string{"metadata.google.internal", cmp.Or(config.Text(NodeCIDR), DefaultNodeCIDR)},
+		// Google's agent would otherwise claim the range of pods for the machine itself.
+		Files:  []infra.StockFile{{Path: "/etc/default/instance_configs.cfg", Text: "[IpForwarding]\nip_aliases = false\n"}},
+		Reread: []string{"google-guest-agent*.service"},
+	}, true
+}
+
+// public returns the reference of a stock image if new machines can use it.
+func (i *Infra) public(ctx context.Context, ref string) (out []string, err error) {
+	project, name, _ := strings.Cut(strings.TrimPrefix(ref, "projects/"), "/global/images/")
+	err = i.patiently(ctx, nil, func() error {
+		out = nil
+		return i.client.List(ctx, "read image "+ref, func(token string) (string, error) {
+			page, err := i.client.API.Images.List(project).Filter(fmt.Sprintf("name = %q", name)).MaxResults(pageSize).PageToken(token).Fields("nextPageToken,items(name,status,deprecated)").Context(ctx).Do()
+			if err != nil {
+				return "", err
+			}
+			for _, img := range page.Items {
+				if img.Status == "READY" && (img.Deprecated == nil || img.Deprecated.State == "" || img.Deprecated.State == "ACTIVE" || img.Deprecated.State == "DEPRECATED") {
+					out = append(out, ref)
+				}
+			}
+			return page.NextPageToken, nil
+		})
+	})
+	if errors.Is(err, cloud.ErrNotFound) { // the project
+		return nil, nil
+	}
+	return out, err
+}
+
 func versionLabel(v string) string { return strings.ReplaceAll(v, ".", "-") }
 
 // images returns the references of the images of the configured version.
 func (i *Infra) images(ctx context.Context) (out []string, err error) {
+	if ref := stockImage(i.request.Config, i.request.Image); ref != "" {
+		return i.public(ctx, ref)
+	}
 	err = i.patiently(ctx, nil, func() error {
 		out = nil
 		return i.client.List(ctx, "list images of project "+i.project, func(token string) (string, error) {

@@ -343,6 +343,85 @@ func TestCloudControllerManager(t *testing.T) {
 	})
 }
 
+const stockReference = "projects/debian-cloud/global/images/debian-12-bookworm-v20260114"
+
+// stockRequest is a request with a stock image, whose machines prepare themselves.
+func stockRequest(edit func(*infra.Request)) infra.Request {
+	return request(func(r *infra.Request) {
+		r.Config = maps.Clone(r.Config)
+		r.Config["images"] = []string{"v1.0.0=projects/debian-cloud/global/images/older", "v1.1.0=" + stockReference}
+		r.Config["programs"] = "https://storage.googleapis.com/mine/v1.1.0"
+		r.UserData, r.BootScript = "#cloud-config\n", "#!/bin/sh\n"
+		if edit != nil {
+			edit(r)
+		}
+	})
+}
+
+// TestStockImage makes machines with an image of another project, which get what prepares them.
+func TestStockImage(t *testing.T) {
+	inBubble(t, gcptest.Options{}, func(l *lab) {
+		l.c.AddPublicImage("debian-cloud", "debian-12-bookworm-v20260114", "DEPRECATED")
+		l.c.GrantOnly(permissions(l.T, "infra"))
+		l.mustCreate(stockRequest(nil))
+		templates, err := l.api().InstanceTemplates.List(gcptest.Project).Do()
+		if err != nil || len(templates.Items) != 2 {
+			l.Fatalf("templates: %v", err)
+		}
+		for _, x := range templates.Items {
+			meta := map[string]string{}
+			for _, m := range x.Properties.Metadata.Items {
+				meta[m.Key] = *m.Value
+			}
+			if meta["user-data"] != "#cloud-config\n" || meta["startup-script"] != "#!/bin/sh\n" || x.Properties.Disks[0].InitializeParams.SourceImage != stockReference {
+				l.Errorf("template %s has %v", x.Name, meta)
+			}
+		}
+		objects, findings, err := l.open(stockRequest(nil), l.c.Client()).Look(l.Context())
+		if err != nil || len(findings) > 0 {
+			l.Errorf("findings %+v, %v", findings, err)
+		}
+		if !slices.ContainsFunc(objects, func(o infra.Object) bool {
+			return slices.Contains(o.Details, "first boot: packages, units, and programs by their digests from https://storage.googleapis.com/mine/v1.1.0")
+		}) {
+			l.Error("no object describes the first boot")
+		}
+		// Another release of the programs is a difference of the templates, and its text is short.
+		_, findings, err = l.open(stockRequest(func(r *infra.Request) { r.UserData += strings.Repeat("# another\n", 1000) }), l.c.Client()).Look(l.Context())
+		if err != nil || len(findings) != 2 || !strings.Contains(findings[0].Detail, "user-data") || len(findings[0].Detail) > 1000 {
+			l.Errorf("findings %+v, %v", findings, err)
+		}
+	})
+}
+
+// TestBadStockImages has what machines could not boot from, or would wait for.
+func TestBadStockImages(t *testing.T) {
+	for name, tt := range map[string]struct {
+		edit func(*lab, *infra.Request)
+		want string
+	}{
+		"no image": {func(*lab, *infra.Request) {}, "infra-image"},
+		"an obsolete image": {func(l *lab, _ *infra.Request) {
+			l.c.AddPublicImage("debian-cloud", "debian-12-bookworm-v20260114", "OBSOLETE")
+		}, "infra-image"},
+		"no programs": {func(l *lab, r *infra.Request) {
+			l.c.AddPublicImage("debian-cloud", "debian-12-bookworm-v20260114", "")
+			delete(r.Config, "programs")
+		}, "infra-programs"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, gcptest.Options{}, func(l *lab) {
+				r := stockRequest(nil)
+				tt.edit(l, &r)
+				_, findings, err := l.open(r, l.c.Client()).Look(l.Context())
+				if err != nil || len(findings) != 1 || findings[0].ID != tt.want || findings[0].Severity != plan.Block || findings[0].Remedy == "" {
+					l.Errorf("findings %+v, %v", findings, err)
+				}
+			})
+		})
+	}
+}
+
 // TestPlanIsWhatCreateMakes compares the list of a plan with the objects that exist after it.
 func TestPlanIsWhatCreateMakes(t *testing.T) {
 	inBubble(t, gcptest.Options{}, func(l *lab) {

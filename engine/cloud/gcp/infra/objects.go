@@ -252,6 +252,9 @@ func (i *Infra) addTemplate(out []object, g infra.Group, in, sub, host, image, p
 	if c.Bool(Controller) {
 		details = append(details, "kubelet with --cloud-provider=external")
 	}
+	if i.request.UserData != "" {
+		details = append(details, "first boot: packages, units, and programs by their digests from "+c.Text(Programs))
+	}
 	return i.add(out, "template-"+g.Name, template, i.templateName(g), "describes the machines of group "+g.Name, object{
 		Object: infra.Object{Details: details}, loose: []string{"properties.disks.initializeParams.sourceImage"},
 		want: func() any {
@@ -278,6 +281,9 @@ func (i *Infra) addTemplate(out []object, g infra.Group, in, sub, host, image, p
 			}
 			if c.Bool(Controller) {
 				items = append(items, [2]string{gcp.AttributeCloudProvider, gcp.External})
+			}
+			if i.request.UserData != "" {
+				items = append(items, [2]string{"user-data", i.request.UserData}, [2]string{"startup-script", i.request.BootScript})
 			}
 			for _, item := range items {
 				p.Metadata.Items = append(p.Metadata.Items, &compute.MetadataItems{Key: item[0], Value: &item[1]})
@@ -406,6 +412,9 @@ func text(v any) string {
 	b, err := json.Marshal(v)
 	if err != nil || v == nil {
 		return "not set"
+	}
+	if len(b) > 200 { // user data
+		return string(b[:200]) + "…"
 	}
 	return string(b)
 }
