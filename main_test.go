@@ -93,13 +93,15 @@ func TestVendorsAreRegistered(t *testing.T) {
 		gcpinfra.ServiceAccount, gcpinfra.WorkerAccount, gcpinfra.SSHFrom, gcpinfra.NodeCIDR, gcpinfra.ProxyCIDR, gcpinfra.Controller,
 		gcpinfra.Images, gcpinfra.Programs, gcpinfra.Proxy,
 	}
+	installs := []string{"cloudControllerManagerChart", "cloudControllerManagerImage", "persistentDisksChart", "networkPlugin"} // as charts
+	reads = append(reads, installs...)
 	for _, name := range reads {
 		if !slices.ContainsFunc(google.Config, func(f section.Field) bool { return f.Name == name }) {
 			t.Errorf("the section has no field %s", name)
 		}
 	}
 	if len(google.Config) != len(reads) {
-		t.Errorf("the section has %d fields, and the infrastructure reads %d", len(google.Config), len(reads))
+		t.Errorf("the section has %d fields, and infrastructure and charts read %d", len(google.Config), len(reads))
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-//go:embed additions.yaml all:charts all:config all:crds all:plans all:releases all:samples all:systemd
+//go:embed additions.yaml all:charts all:clouds all:config all:crds all:plans all:releases all:samples all:systemd
 var files embed.FS
 
 // ErrUnknownRelease means that the program has no charts of that release.
@@ -91,6 +91,55 @@ func ChartFor(name, release string) ([]File, error) {
 		out = append(out, File{Name: "crds/plans.yaml", Data: PlanKind()})
 	}
 	return out, err
+}
+
+// CloudChart returns the files of a chart of third-party software that clusters in a cloud need. Version and appVersion of
+// its Chart.yaml are those of the software, such as v35.0.2.
+func CloudChart(name, version string) ([]File, error) {
+	chart := path.Join("clouds/charts", name)
+	if info, err := fs.Stat(files, chart); err != nil || !info.IsDir() || path.Dir(chart) != "clouds/charts" {
+		return nil, fmt.Errorf("chart %q: %w", name, fs.ErrNotExist)
+	}
+	var out []File
+	err := fs.WalkDir(files, chart, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		f := File{Name: strings.TrimPrefix(p, chart+"/")}
+		if f.Data, err = files.ReadFile(p); err == nil && f.Name == "Chart.yaml" {
+			f.Data, err = stamp(f.Data, version)
+		}
+		out = append(out, f)
+		return err
+	})
+	return out, err
+}
+
+// CloudImage is a container image of a third party.
+type CloudImage struct {
+	Name    string `yaml:"name"`
+	Version string `yaml:"version"`
+	// Kubernetes is the minor that the image is built for, such as v1.35; empty: it fits all.
+	Kubernetes string `yaml:"kubernetes"`
+	// Image is the reference with its digest.
+	Image string `yaml:"image"`
+	// Source states the digest; empty: public repositories pin it.
+	Source string `yaml:"source"`
+}
+
+// CloudImages returns the images of the charts of [CloudChart], the older versions of each name first.
+func CloudImages() ([]CloudImage, error) {
+	b, err := files.ReadFile("clouds/images.yaml")
+	if err != nil {
+		return nil, err
+	}
+	var out []CloudImage
+	d := yaml.NewDecoder(bytes.NewReader(b))
+	d.KnownFields(true)
+	if err := d.Decode(&out); err != nil {
+		return nil, fmt.Errorf("read clouds/images.yaml: %w", err)
+	}
+	return out, nil
 }
 
 // HasValue reports whether a chart, as [ChartFor] returns it, has a default for

@@ -39,6 +39,7 @@ func (i *clusterRun) kinds() ([]assets.File, error) {
 // their settings.
 func (f *facts) want(c *workspace.Config) {
 	f.extra, f.noPlans, f.pulls, f.section = c.Charts, c.Plans != nil && !*c.Plans, c.Registry, c.Provider.Section
+	f.pods, f.kubernetes = c.PodCIDR, c.Kubernetes
 }
 
 // operatorReplicas is the number of the operator's replicas where there are several control
@@ -59,14 +60,17 @@ func (i *clusterRun) otherPlans(ctx context.Context, k Cluster) (string, error) 
 }
 
 // charts returns the charts of the release with their values for this cluster, in which others,
-// if not empty, carries out Plans.
-func (i *clusterRun) charts(others string) ([]cluster.Chart, error) {
+// if not empty, carries out Plans. running returns the version of the API servers.
+func (i *clusterRun) charts(others string, running func() (string, error)) ([]cluster.Chart, error) {
 	from, err := providers.Known(i.state.Infrastructure.Provider)
 	if err != nil {
 		return nil, err
 	}
 	cloudValues := from.At(i.state.Infrastructure.Section).ChartValues(i.section)
-	var out []cluster.Chart
+	out, err := i.partCharts(running)
+	if err != nil {
+		return nil, err
+	}
 	for _, c := range i.release.Charts {
 		if from.NoJoin && i.serves(c.Name, release.JoinService) {
 			continue
@@ -155,6 +159,13 @@ func (i *clusterRun) chartsEffect() string {
 	for _, c := range i.foreignCharts() {
 		parts = append(parts, c.Name+" "+c.Version)
 	}
+	if from.Parts != nil {
+		of, _ := from.Parts(providers.ClusterOf{Config: i.section, State: i.state.Infrastructure.Section, PodCIDR: i.pods}) // a finding reports its error
+		for _, p := range of {
+			charts++
+			parts = append(parts, p.Chart)
+		}
+	}
 	return fmt.Sprintf("%d kinds and %d charts with %s", len(i.release.CRDs), charts, strings.Join(parts, ", "))
 }
 
@@ -172,7 +183,7 @@ func (i *clusterRun) chartsDone(ctx context.Context) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		charts, err := i.charts(others)
+		charts, err := i.charts(others, runningVersion(ctx, k))
 		if err != nil {
 			return false, err
 		}
@@ -211,7 +222,9 @@ func (i *clusterRun) installCharts(ctx context.Context, r *plan.Reporter) error 
 	if others != "" {
 		r.Log("charts", "", "warn", fmt.Sprintf("Deployment %s/%s executes Plans, so the controller of the release stays off", PlansNamespace, others))
 	}
-	charts, err := i.charts(others)
+	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)
+	charts, err := i.charts(others, runningVersion(limited, k))
+	cancel()
 	if err != nil {
 		return err
 	}

@@ -143,7 +143,10 @@ func (i *clusterRun) compareCharts(ctx context.Context) (changes []plan.ChartCha
 	if err != nil {
 		return nil, nil, err
 	}
-	charts, err := i.charts(others)
+	if f := i.partsFinding(runningVersion(limited, k)); f != nil {
+		return nil, []plan.Finding{*f}, nil
+	}
+	charts, err := i.charts(others, runningVersion(limited, k))
 	if err != nil {
 		return nil, nil, err
 	}

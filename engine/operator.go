@@ -522,7 +522,7 @@ func (e *Engine) PlanRemoveOperator(ctx context.Context) (*plan.Plan, error) {
 		{
 			ID: StepRemoveCharts, Title: "Remove the operator", Effect: "our charts are uninstalled; Plans and what they need stay",
 			Run: func(ctx context.Context, r *plan.Reporter) error {
-				charts, err := run.charts("")
+				charts, err := run.charts("", func() (string, error) { return "", errors.New("an adopted cluster has no software of a cloud of ours") })
 				if err != nil {
 					return err
 				}

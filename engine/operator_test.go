@@ -162,7 +162,7 @@ func TestHardeningReachesThePolicies(t *testing.T) {
 	for name, c := range map[string]*workspace.Config{"the whole configuration": whole, "the part of upgrade execute": part} {
 		run := &clusterRun{facts: &facts{state: s, release: r}}
 		run.want(c)
-		charts, err := run.charts("")
+		charts, err := run.charts("", nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"os"
 	"runtime"
 	"slices"
@@ -48,6 +49,9 @@ type facts struct {
 	extra   []release.Chart
 	noPlans bool           // the cluster is not to carry out Plans
 	section section.Values // of the provider
+	// pods and kubernetes are podCIDR and kubernetesVersion of the configuration.
+	pods       netip.Prefix
+	kubernetes version.Version
 	// pulls is where images are pulled from; nil: from their publishers. login is the same with what
 	// its file holds, once the preflight has read it.
 	pulls   *workspace.RegistryConfig
@@ -202,6 +206,11 @@ func (e *Engine) checks(f *facts) []initCheck {
 			f.want(f.config)
 			f.feed, _, _ = e.feedOf(f.config, check.Request{}) // its keys are not asked for
 			i := &clusterRun{e: e, facts: f}
+			if f.state != nil {
+				if x := i.partsFinding(func() (string, error) { return f.config.Kubernetes.String(), nil }); x != nil {
+					return x
+				}
+			}
 			found := i.fetchCharts(ctx)
 			if len(found) == 0 {
 				return nil

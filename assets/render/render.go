@@ -28,7 +28,11 @@ func Chart(name, release, namespace string, cloud, values map[string]any) ([]byt
 	}
 	ofCloud := map[string]any{}
 	assets.SetValues(ofCloud, files, cloud)
-	values = chartutil.CoalesceTables(values, ofCloud)
+	return Files(files, name, namespace, chartutil.CoalesceTables(values, ofCloud))
+}
+
+// Files returns the manifests of a chart with these files, as one YAML stream. values are merged over the chart's.
+func Files(files []assets.File, name, namespace string, values map[string]any) ([]byte, error) {
 	var buffered []*loader.BufferedFile
 	for _, f := range files {
 		buffered = append(buffered, &loader.BufferedFile{Name: f.Name, Data: f.Data})

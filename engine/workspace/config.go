@@ -195,7 +195,7 @@ func ParseConfig(b []byte) (*Config, error) {
 func readConfig(b []byte) (*reader, *Config) {
 	r := &reader{}
 	c := &Config{
-		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/12"), PodCIDR: netip.MustParsePrefix("10.244.0.0/16"),
+		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/12"), PodCIDR: defaultPods,
 		NodeGroups: map[string]NodeGroup{}, lines: map[string]int{},
 	}
 	if doc := r.document(b); doc != nil {
@@ -858,9 +858,12 @@ func migrateV1(b []byte, doc *yaml.Node) ([]byte, error) {
 	return s.result()
 }
 
-// PartOfConfig reads the fields name, provider, releases, charts, plans or registry and nothing else: the rest of a configuration may still be unfinished.
+// defaultPods is the range of pods of a configuration without one.
+var defaultPods = netip.MustParsePrefix("10.244.0.0/16")
+
+// PartOfConfig reads the fields name, provider, releases, charts, plans, registry, podCIDR or kubernetesVersion and nothing else: the rest of a configuration may still be unfinished.
 func PartOfConfig(w *Workspace, fields ...string) (*Config, error) {
-	c := &Config{lines: map[string]int{}}
+	c := &Config{PodCIDR: defaultPods, lines: map[string]int{}}
 	b, err := w.ReadConfig()
 	if errors.Is(err, fs.ErrNotExist) {
 		return c, nil
@@ -870,7 +873,7 @@ func PartOfConfig(w *Workspace, fields ...string) (*Config, error) {
 	}
 	r := &reader{}
 	if doc := r.document(b); doc != nil {
-		read := map[string]field{"name": c.readName(r), "releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r), "registry": c.readRegistry(r), "provider": c.readProvider(r)}
+		read := map[string]field{"name": c.readName(r), "releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r), "registry": c.readRegistry(r), "provider": c.readProvider(r), "podCIDR": r.prefix(&c.PodCIDR, 8, 22), "kubernetesVersion": r.version(&c.Kubernetes, "v1.35.4")}
 		for _, name := range fields {
 			if n := find(doc, name); n != nil {
 				read[name](n, name)

@@ -22,11 +22,12 @@ import (
 )
 
 var (
-	projectRE = regexp.MustCompile(`^[a-z]([a-z0-9-]{4,28}[a-z0-9])$`)
-	zoneRE    = regexp.MustCompile(`^[a-z]+(-[a-z0-9]+)+-[a-z]$`)
-	nameRE    = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
-	stockRE   = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+=projects/[a-z][-a-z0-9.:]*/global/images/[a-z]([-a-z0-9]*[a-z0-9])?$`)
-	accountRE = regexp.MustCompile(`^[a-z0-9][-a-z0-9.]*@[-a-z0-9.]+\.[a-z]+$`)
+	projectRE  = regexp.MustCompile(`^[a-z]([a-z0-9-]{4,28}[a-z0-9])$`)
+	zoneRE     = regexp.MustCompile(`^[a-z]+(-[a-z0-9]+)+-[a-z]$`)
+	nameRE     = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	stockRE    = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+=projects/[a-z][-a-z0-9.:]*/global/images/[a-z]([-a-z0-9]*[a-z0-9])?$`)
+	ownImageRE = regexp.MustCompile(`^[a-z0-9][-a-z0-9._:/]*:v[0-9]+\.[0-9]+\.[0-9]+@sha256:[0-9a-f]{64}$`)
+	accountRE  = regexp.MustCompile(`^[a-z0-9][-a-z0-9.]*@[-a-z0-9.]+\.[a-z]+$`)
 )
 
 // madeFields are the fields that only `infra` uses.
@@ -40,6 +41,10 @@ var madeFields = section.Schema{
 	{Name: "workerMachineType", Valid: nameRE.MatchString, Problem: "cannot name a machine type", Remedy: "use a machine type such as e2-standard-2"},
 	{Name: "diskGiB", Kind: section.Int, Lowest: 10, Highest: 65536},
 	{Name: "cloudControllerManager", Kind: section.Bool},
+	{Name: "cloudControllerManagerChart", Kind: section.Bool},
+	{Name: "cloudControllerManagerImage", Valid: ownImageRE.MatchString, Problem: "is no image with version and digest", Remedy: "write it as registry.k8s.io/cloud-provider-gcp/cloud-controller-manager:v36.0.7@sha256:..., in which 36 is the minor of Kubernetes"},
+	{Name: "persistentDisksChart", Kind: section.Bool},
+	{Name: "networkPlugin", Valid: func(s string) bool { return s == flannelChart }, Problem: "is no network plugin of this program", Remedy: "write flannel, or leave it out and install another one with charts"},
 	{
 		Name: "serviceAccount", Valid: accountRE.MatchString, Problem: "is no address of a service account", Remedy: "use an address such as NAME@PROJECT.iam.gserviceaccount.com",
 		Ask: "account", Hint: "control-plane@my-project.iam.gserviceaccount.com", Help: "service account of control planes; `constellation infra plan --print-role=control-plane` has the commands that make it",
@@ -147,6 +152,7 @@ func googleCloud() Provider {
 			Image:        "import image {version} with the label constellation-version",
 		},
 		Infra:     true,
+		Parts:     googleParts,
 		Find:      findGoogle,
 		GroupName: gcp.GroupName,
 		Simulated: func(state section.Values) bool { return state.Bool("simulated") },

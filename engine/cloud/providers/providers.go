@@ -181,6 +181,9 @@ type Provider struct {
 	// AutoscalerStandIn is whether the operator's chart installs a Deployment in the place
 	// of the cluster autoscaler, which knows no groups of this cloud.
 	AutoscalerStandIn bool
+	// Parts returns the charts of third-party software that a configuration of this cloud switches on; nil: there are
+	// none. Its error is for the user who wrote the configuration.
+	Parts func(ClusterOf) ([]Part, error)
 	// Sandbox returns the sections of configuration and state for machines of a sandbox; nil: no sandbox is this
 	// cloud, or emulates it.
 	Sandbox func(SandboxOf) (config, state section.Values)
