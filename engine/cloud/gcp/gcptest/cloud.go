@@ -92,6 +92,9 @@ type Cloud struct {
 	addresses   int                  // that were assigned
 	unavailable map[string]bool      // machine types, as zone/name
 
+	announcements map[uint64]announcement // by number of a machine
+	announced     chan struct{}           // closed with the next announcement
+
 	waking  bool // a later call of settle is scheduled for machines that are recreated
 	changed bool // since the state was saved last
 }
@@ -135,7 +138,7 @@ func New(fail func(problem string), o Options) (*Cloud, error) {
 	c := &Cloud{
 		o: o, api: d, serial: 1 << 40, templates: map[string]*compute.InstanceTemplate{}, groups: map[string]*group{}, requests: map[string]*operation{},
 		stockout: map[string]bool{}, revoked: map[string]bool{}, endless: map[string]int{}, tokens: map[string]token{},
-		objects: map[string]map[string]any{}, unavailable: map[string]bool{},
+		objects: map[string]map[string]any{}, unavailable: map[string]bool{}, announcements: map[uint64]announcement{}, announced: make(chan struct{}),
 	}
 	c.Gate = wire.NewGate(vendor{c}, limits, fail)
 	if len(o.State) > 0 {
@@ -491,6 +494,7 @@ func (c *Cloud) make(g *group, m *managed, now time.Time) {
 		NetworkInterfaces: []*compute.NetworkInterface{nic}, ServiceAccounts: t.Properties.ServiceAccounts,
 	}
 	m.action = cmp.Or(m.action, "CREATING")
+	c.broadcast()
 	c.performed("insert", g, m.name, m.vm.Id, now, "", "")
 }
 

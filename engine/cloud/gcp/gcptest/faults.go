@@ -34,7 +34,7 @@ func (f faultForm) name() string {
 	return name
 }
 
-// faultForms are all faults. They last, but name-reuse happens once.
+// faultForms are all faults. They last, but name-reuse and preempt happen once.
 var faultForms = []faultForm{
 	{"stockout", func(f *faults, _ string) error { f.stockout = true; return nil }},
 	{"quota=MACHINES", func(f *faults, value string) (err error) {
@@ -54,6 +54,18 @@ var faultForms = []faultForm{
 	{"name-reuse=MACHINE", func(_ *faults, value string) error {
 		if value == "" {
 			return errors.New("name a machine")
+		}
+		return nil
+	}},
+	{"preempt=MACHINE", func(_ *faults, value string) error {
+		if value == "" {
+			return errors.New("name a machine")
+		}
+		return nil
+	}},
+	{"maintenance=MACHINE:EVENT", func(_ *faults, value string) error {
+		if name, event, _ := strings.Cut(value, ":"); name == "" || !slices.Contains([]string{Terminate, Migrate}, event) {
+			return fmt.Errorf("name a machine, and %s or %s", Terminate, Migrate)
 		}
 		return nil
 	}},
@@ -97,6 +109,9 @@ func FaultForms() (forms []string) {
 //   - operation-lost: operations that start meanwhile never end, and have no effect.
 //   - name-reuse=MACHINE: the machine is gone, as after a preemption, and its group makes another one of its name. It happens
 //     when the fault is new.
+//   - preempt=MACHINE: the metadata server announces the preemption. The machine is gone after PreemptedAfter, when the fault
+//     has ended, too. Its group makes another one of its name.
+//   - maintenance=MACHINE:EVENT: the metadata server announces maintenance of the machine's host, until the fault ends.
 //   - api-429=SHARE, api-500=SHARE: so many of the calls fail. api-latency=DURATION: each takes so much longer.
 func (c *Cloud) SetFaults(spec []string) error {
 	next := faults{revoked: map[string]bool{}}
@@ -118,11 +133,28 @@ func (c *Cloud) SetFaults(spec []string) error {
 	c.spec, c.faults = slices.Clone(spec), next
 	c.mu.Unlock()
 	for _, s := range spec {
-		if name, value, _ := strings.Cut(s, "="); name == "name-reuse" && !slices.Contains(before, s) {
+		if slices.Contains(before, s) {
+			continue
+		}
+		var err error
+		switch name, value, _ := strings.Cut(s, "="); name {
+		case "name-reuse":
 			c.Kill(value)
+		case "preempt":
+			err = c.Preempt(value)
+		case "maintenance":
+			machine, event, _ := strings.Cut(value, ":")
+			err = c.Maintain(machine, event)
+		}
+		errs = append(errs, err)
+	}
+	for _, s := range before {
+		if value, is := strings.CutPrefix(s, "maintenance="); is && !slices.Contains(spec, s) {
+			machine, _, _ := strings.Cut(value, ":")
+			_ = c.Maintain(machine, NoMaintenance) // the machine may be gone
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // Faults returns the argument of the last SetFaults.

@@ -1,10 +1,15 @@
 package gcptest
 
 import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
+	"net/url"
 	"path"
 	"slices"
 	"strconv"
@@ -76,27 +81,86 @@ func (s metadataServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(map[string]any{"access_token": s.c.NewToken("", time.Hour, scopes...), "expires_in": 3600, "token_type": "Bearer"}) // the client may be gone
 		return
 	}
+	recursive := r.URL.Query().Get("recursive") == "true"
+	body, ok := s.changed(r.Context(), r.URL.Query(), func() ([]byte, bool) {
+		tree, _ := s.tree()
+		return render(tree, where, recursive)
+	})
+	if !ok {
+		http.NotFound(w, r)
+		return
+	}
+	if bytes.HasPrefix(body, []byte("{")) || bytes.HasPrefix(body, []byte("[")) {
+		w.Header().Set("Content-Type", "application/json")
+	}
+	w.Header().Set("ETag", etag(body))
+	_, _ = w.Write(body) // the client may be gone
+}
+
+// etag returns the version of an entry.
+func etag(body []byte) string {
+	sum := sha256.Sum256(body)
+	return hex.EncodeToString(sum[:8])
+}
+
+// changed returns an entry as it is, or when it has changed if the query demands that. It then answers after timeout_sec, too,
+// or when the client is gone.
+func (s metadataServer) changed(ctx context.Context, query url.Values, read func() ([]byte, bool)) (body []byte, ok bool) {
+	if query.Get("wait_for_change") != "true" {
+		return read()
+	}
+	if n, err := strconv.Atoi(query.Get("timeout_sec")); err == nil && n > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(n)*time.Second)
+		defer cancel()
+	}
+	last := query.Get("last_etag")
+	for {
+		s.c.mu.Lock()
+		change := s.c.announced
+		s.c.mu.Unlock()
+		body, ok = read()
+		if !ok {
+			return nil, false
+		}
+		if last == "" { // the next change from now on
+			last = etag(body)
+		}
+		if etag(body) != last {
+			return body, true
+		}
+		select {
+		case <-ctx.Done():
+			return body, true
+		case <-change:
+		}
+	}
+}
+
+// render returns an entry of a tree; false: there is none.
+func render(tree map[string]any, where string, recursive bool) ([]byte, bool) {
+	if tree == nil {
+		return nil, false
+	}
 	at := any(tree)
 	for segment := range strings.SplitSeq(strings.Trim(where, "/"), "/") {
-		if segment == "" {
-			continue
+		if segment != "" {
+			at = child(at, segment)
 		}
-		at = child(at, segment)
 	}
 	switch x := at.(type) {
 	case nil:
-		http.NotFound(w, r)
+		return nil, false
 	case string:
-		fmt.Fprint(w, x)
+		return []byte(x), true
 	case json.Number:
-		fmt.Fprint(w, x)
+		return []byte(x), true
 	default:
-		if r.URL.Query().Get("recursive") == "true" {
-			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(x) // the client may be gone
-			return
+		if recursive {
+			b, err := json.Marshal(x)
+			return b, err == nil
 		}
-		fmt.Fprint(w, listing(x))
+		return []byte(listing(x)), true
 	}
 }
 
@@ -184,7 +248,9 @@ func (s metadataServer) tree() (tree map[string]any, accounts map[string][]strin
 		}
 	}
 	zone := path.Base(vm.Zone)
+	preempted, maintenance := s.c.announcedTo(vm.Id)
 	tree["instance"] = map[string]any{
+		"preempted": preempted, "maintenanceEvent": maintenance,
 		"id": json.Number(strconv.FormatUint(vm.Id, 10)), "name": vm.Name, "zone": "projects/" + number + "/zones/" + zone, "image": image,
 		"hostname": vm.Name + "." + zone + ".c." + s.c.o.Project + ".internal", "attributes": attributes, "networkInterfaces": nics, "serviceAccounts": listed,
 	}

@@ -50,6 +50,9 @@ var Semantics = []Row{
 	{"forwarding rules have one address if their ports differ", reference + "forwardingRules"},
 	{"a machine that left its group stays when the group is deleted", migs + "abandonInstances"},
 	{"a request without a token for Compute Engine is 401", responses},
+	{"the metadata server announces a preemption, and the machine is gone after 30 seconds", "https://cloud.google.com/compute/docs/instances/preemptible"},
+	{"the metadata server announces that maintenance terminates or migrates a machine", "https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice"},
+	{"a request with wait_for_change is answered when the entry has another version, or after timeout_sec", "https://cloud.google.com/compute/docs/metadata/querying-metadata"},
 	{"a missing permission is 403 forbidden with its name", errorCodes},
 	{"the answer has the selected fields only, and an unknown field is 400", "https://cloud.google.com/compute/docs/api/how-tos/performance"},
 }

@@ -3,6 +3,7 @@ package gcptest_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -84,6 +85,23 @@ func (l *lab) delete(skip bool, names ...string) *compute.Operation {
 	o, err := l.api.InstanceGroupManagers.DeleteInstances(project, zone, "workers", body).Do()
 	l.ok(err)
 	return l.wait(o)
+}
+
+// entry reads an entry of the metadata server of a machine.
+func (l *lab) entry(machine, path string, header func(http.Header)) string {
+	l.Helper()
+	r, err := http.NewRequestWithContext(l.Context(), http.MethodGet, "http://metadata.google.internal/computeMetadata/v1/"+path, nil)
+	l.ok(err)
+	r.Header.Set("Metadata-Flavor", "Google")
+	answer, err := wire.Transport(l.c.MetadataOf(machine)).RoundTrip(r)
+	l.ok(err)
+	defer answer.Body.Close()
+	b, err := io.ReadAll(answer.Body)
+	l.ok(err)
+	if header != nil {
+		header(answer.Header)
+	}
+	return string(b)
 }
 
 func (l *lab) wait(o *compute.Operation) *compute.Operation {
@@ -332,6 +350,44 @@ var checks = map[string]func(*lab){
 		l.c.Kill(l.managed()[0].Name)
 		time.Sleep(time.Minute)
 		l.want("managed instances", len(l.managed()), 0)
+	},
+	"the metadata server announces a preemption, and the machine is gone after 30 seconds": func(l *lab) {
+		l.c.Seed(gcp.GroupID(project, zone, "workers"), 1)
+		before := l.managed()[0]
+		l.want("preempted", l.entry(before.Name, "instance/preempted", nil), "FALSE")
+		l.ok(l.c.Preempt(before.Name))
+		l.want("preempted", l.entry(before.Name, "instance/preempted", nil), "TRUE")
+		time.Sleep(gcptest.PreemptedAfter - time.Second)
+		l.want("number", l.managed()[0].Id, before.Id)
+		time.Sleep(time.Minute)
+		l.managed()
+		after := l.managed()[0]
+		l.want("the number is another one", after.Id != before.Id && after.Id != 0, true)
+		l.want("preempted", l.entry(after.Name, "instance/preempted", nil), "FALSE")
+	},
+	"the metadata server announces that maintenance terminates or migrates a machine": func(l *lab) {
+		l.c.Seed(gcp.GroupID(project, zone, "workers"), 1)
+		machine := l.managed()[0].Name
+		for _, event := range []string{"TERMINATE_ON_HOST_MAINTENANCE", "MIGRATE_ON_HOST_MAINTENANCE", "NONE"} {
+			l.ok(l.c.Maintain(machine, event))
+			l.want("event", l.entry(machine, "instance/maintenance-event", nil), event)
+		}
+	},
+	"a request with wait_for_change is answered when the entry has another version, or after timeout_sec": func(l *lab) {
+		l.c.Seed(gcp.GroupID(project, zone, "workers"), 1)
+		machine := l.managed()[0].Name
+		var version string
+		l.entry(machine, "instance/preempted", func(h http.Header) { version = h.Get("ETag") })
+		begun := time.Now()
+		l.want("unchanged", l.entry(machine, "instance/preempted?wait_for_change=true&timeout_sec=7&last_etag="+version, nil), "FALSE")
+		l.want("time", time.Since(begun), 7*time.Second)
+		time.AfterFunc(3*time.Second, func() { l.ok(l.c.Preempt(machine)) })
+		begun = time.Now()
+		l.want("changed", l.entry(machine, "instance/preempted?wait_for_change=true&timeout_sec=60&last_etag="+version, nil), "TRUE")
+		l.want("time", time.Since(begun), 3*time.Second)
+		begun = time.Now()
+		l.want("an old version", l.entry(machine, "instance/preempted?wait_for_change=true&timeout_sec=60&last_etag="+version, nil), "TRUE")
+		l.want("time", time.Since(begun), time.Duration(0))
 	},
 	"a new template applies to new machines only, if updates are OPPORTUNISTIC": func(l *lab) {
 		l.c.Seed(gcp.GroupID(project, zone, "workers"), 1)
