@@ -13,8 +13,9 @@
 // can read from any line on; kubeadm keeps running when the agent ends, and the next agent
 // finds it again. All other data is read from the host on request.
 //
-// The agent does not decide whether anything should change, and does not use the cluster's
-// API. That is package operator's job.
+// The agent does not decide whether anything should change. That is package operator's job. It
+// uses the cluster's API for one thing, with the kubelet's identity: if the cloud announces that
+// it will stop the host, the agent writes that as a condition of the host's Node.
 package agent
 
 import (
@@ -37,6 +38,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"constellation/agent/upgradeproto"
+	"constellation/engine/cloud/notice"
 )
 
 // DefaultSocket is where the agent of a host listens.
@@ -67,6 +69,8 @@ type Server struct {
 	// Operator is the user that may connect besides root; zero means none. It owns the socket
 	// then.
 	Operator uint32
+	// Notices is where the cloud announces that it will stop the host; nil: it announces nothing.
+	Notices notice.Source
 
 	host   Host
 	socket string
@@ -134,6 +138,11 @@ func (s *Server) Run(ctx context.Context) error {
 		defer hard.Stop()
 		g.GracefulStop()
 	})
+	if s.Notices != nil {
+		told, stop := context.WithCancel(ctx)
+		defer stop()
+		wg.Go(func() { s.announce(told) })
+	}
 	s.log.Info("agent listened", "socket", s.socket)
 	if err := g.Serve(newGuard(l, s.Operator, s.log)); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("serve %s: %w", s.socket, err)

@@ -116,10 +116,8 @@ func (h Host) Status(ctx context.Context) (*upgradeproto.StatusResponse, error) 
 	case err != nil:
 		return nil, fmt.Errorf("stat the kubelet's credentials: %w", err)
 	}
-	if r.NodeName = h.Name; r.NodeName == "" {
-		if r.NodeName, err = os.Hostname(); err != nil {
-			return nil, fmt.Errorf("read the host's name: %w", err)
-		}
+	if r.NodeName, err = h.nodeName(); err != nil {
+		return nil, err
 	}
 	r.Role = "worker"
 	for _, name := range controlPlane { // one of them may be in transition to another version
@@ -128,6 +126,18 @@ func (h Host) Status(ctx context.Context) (*upgradeproto.StatusResponse, error) 
 		}
 	}
 	return r, nil
+}
+
+// nodeName returns the name of the host, which is that of its Node.
+func (h Host) nodeName() (string, error) {
+	if h.Name != "" {
+		return h.Name, nil
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("read the host's name: %w", err)
+	}
+	return name, nil
 }
 
 // imageVersion reads IMAGE_VERSION of os-release(5).

@@ -16,6 +16,7 @@ import (
 	"syscall"
 
 	"constellation/agent"
+	"constellation/engine/cloud/providers/notices"
 	"constellation/engine/kubeadm"
 	"constellation/engine/version"
 )
@@ -44,6 +45,8 @@ func main() {
 	address := flag.String("address", "", "`address` of the host's own kubelet, API server and etcd; empty is 127.0.0.1")
 	etcd := flag.String("etcd", "", "`URL` of the host's member of etcd; empty means kubeadm's default")
 	pki := flag.String("etcd-pki", "", "`directory` of etcd's client certificate; empty means kubeadm's default")
+	provider := flag.String("provider", os.Getenv("CONSTELLATION_PROVIDER"), "`name` of the host's cloud, whose announcements are written to the host's Node; empty means none")
+	metadata := flag.String("metadata", os.Getenv("CONSTELLATION_METADATA"), "`URL` of the cloud's metadata server; empty means the cloud's default")
 	show := flag.Bool("version", false, "print the version and exit")
 	flag.Usage = func() {
 		fmt.Fprint(flag.CommandLine.Output(), "agent upgrades Kubernetes on this host and serves its etcd, on a unix socket that only root and the operator can open.\n\nUsage:\n  agent [flags]\n  agent install -root DIR -keys FILE   install it on a host that somebody else made\n  agent remove -root DIR               remove it again\n\nFlags:\n")
@@ -68,7 +71,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	server := agent.New(agent.Host{Root: *root, Name: *name, Address: *address, Etcd: agent.Etcd{Endpoint: *etcd, PKI: *pki}}, *socket, log)
-	server.Operator = uint32(*operator)
+	server.Operator, server.Notices = uint32(*operator), notices.Of(*provider, *metadata)
 	if err := server.Run(ctx); err != nil {
 		log.Error("agent ended", "err", err)
 		stop()

@@ -136,7 +136,7 @@ func (c *computer) agent() *exec.Cmd {
 		program = filepath.Join(c.Image.Dir, "agent")
 	}
 	cmd := exec.Command(program, "-root", c.root(), "-socket", c.path(agentDir, "agent.sock"), "-name", c.Name, "-address", c.IP.String()) //nolint:noctx // see spawn
-	cmd.Env = os.Environ()
+	cmd.Env = append(os.Environ(), c.cloudEnvironment()...)
 	return cmd
 }
 
