@@ -81,16 +81,30 @@ func newDrainer(c kubernetes.Interface, wake func(), log *slog.Logger) *drainer 
 }
 
 // drain starts or continues evictions from the node. It returns at once.
-func (d *drainer) drain(node string) {
+func (d *drainer) drain(node string) { d.begin(node, 0) }
+
+func (d *drainer) begin(node string, most int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.work[node] != nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	e := &emptying{drainer: d, node: node, cancel: cancel, begun: time.Now(), again: evictAgainMin}
+	e := &emptying{drainer: d, node: node, most: most, cancel: cancel, begun: time.Now(), again: evictAgainMin}
 	d.work[node] = e
 	d.wg.Go(func() { e.run(ctx) })
+}
+
+// hurry starts or continues evictions from the node, as drain does. Pods get most seconds to end, if their own grace period is
+// longer.
+func (d *drainer) hurry(node string, most int64) {
+	d.mu.Lock()
+	if e := d.work[node]; e != nil && e.most != most { // it goes on with the new limit
+		e.cancel()
+		delete(d.work, node)
+	}
+	d.mu.Unlock()
+	d.begin(node, most)
 }
 
 // state returns the last observation: whether nothing is left to evict, and what blocks. It returns
@@ -152,6 +166,7 @@ func (d *drainer) report(e *emptying, drained bool, blocker string) {
 type emptying struct {
 	*drainer
 	node   string
+	most   int64 // seconds that pods get to end; zero: their own grace period
 	cancel context.CancelFunc
 
 	drained bool
@@ -456,10 +471,14 @@ func (e *emptying) evict(ctx context.Context) {
 func (e *emptying) ask(ctx context.Context, p *corev1.Pod) error {
 	ctx, cancel := context.WithTimeout(ctx, evictionTimeout)
 	defer cancel()
+	o := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}}
+	if own := p.Spec.TerminationGracePeriodSeconds; e.most > 0 && own != nil && *own > e.most {
+		o.GracePeriodSeconds = &e.most
+	}
 	return e.client.CoreV1().RESTClient().Post().Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("eviction").MaxRetries(0).
 		Body(&policyv1.Eviction{
 			ObjectMeta:    metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
-			DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}},
+			DeleteOptions: o,
 		}).Do(ctx).Error()
 }
 

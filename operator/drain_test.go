@@ -31,9 +31,9 @@ type workshop struct {
 	client kubernetes.Interface
 }
 
-func newWorkshop(t *testing.T) *workshop {
+func newWorkshop(t *testing.T, setup ...controlplanetest.Setup) *workshop {
 	t.Helper()
-	cp := controlplanetest.Lend(t, controlplane.Options{Controllers: true})
+	cp := controlplanetest.Lend(t, controlplane.Options{Controllers: true}, setup...)
 	cfg := cp.Config()
 	cfg.QPS, cfg.Burst = 200, 400
 	c, err := kubernetes.NewForConfig(cfg)

@@ -270,7 +270,9 @@ func addControllers(ctx context.Context, c Config, mgr manager.Manager, core kub
 	drainer := newDrainer(core, versions.wake, c.Log)
 	versions.drains = drainer
 	versions.gate = newReadinessGate(core, versions.wake, c.Log)
+	disrupted := &disruptions{client: mgr.GetClient(), events: events, log: c.Log, now: c.now, drains: newDrainer(core, func() {}, c.Log.With("reason", "disruption"))}
 	end = func() {
+		disrupted.drains.close()
 		versions.gate.close()
 		drainer.close()
 		resign()
@@ -295,7 +297,7 @@ func addControllers(ctx context.Context, c Config, mgr manager.Manager, core kub
 	}
 	for _, add := range append(optional,
 		(&joiningNodes{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, now: c.now}).setup,
-		groups.setup, scaling.setup, versions.setup,
+		groups.setup, scaling.setup, versions.setup, disrupted.setup,
 		(&mirror{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), log: c.Log}).setup,
 		replica.AddHealthChecks,
 		func(mgr manager.Manager) error {

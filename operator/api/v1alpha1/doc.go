@@ -68,6 +68,10 @@ const (
 	// AnnotationCordoned is when (RFC 3339) the operator cordoned the node. A node that is
 	// unschedulable without it was cordoned by somebody else.
 	AnnotationCordoned = "constellation.edgeless.systems/cordoned"
+	// AnnotationDisrupted is when (RFC 3339) the operator cordoned the node because the cloud announced that its machine
+	// stops. The node is uncordoned when the announcement ends. A node that is cordoned without an annotation was cordoned by
+	// somebody else.
+	AnnotationDisrupted = "constellation.edgeless.systems/disrupted"
 	// AnnotationSettings is what the list of enrolled machines has set on the Node, in JSON: labels and taints. By
 	// it the operator removes those that a later list lacks.
 	AnnotationSettings = "constellation.edgeless.systems/settings"
