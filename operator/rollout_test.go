@@ -904,6 +904,7 @@ func TestRolloutWithInterventions(t *testing.T) {
 		{name: "objects are deleted and created again while no operator runs", controlPlanes: 1, workers: 4, surge: 1, run: objectsMadeAnew},
 		{name: "a Plan with alone and replacements exclude each other", controlPlanes: 1, workers: 2, surge: 1, run: takeTurns},
 		{name: "a Plan upgrades nodes while they are drained for their upgrade in place", controlPlanes: 1, workers: 3, surge: 1, run: sharesDrains},
+		{name: "a Plan gives way to an upgrade in place between two nodes", controlPlanes: 1, workers: 3, surge: 1, run: givesWay},
 		{name: "somebody changes every object all the time", controlPlanes: 1, workers: 4, surge: 2, run: conflicts},
 		{name: "generic tools follow it", controlPlanes: 1, workers: 1, surge: 1, run: genericToolsFollow},
 	})

@@ -55,8 +55,15 @@ func TestNotesOfPlansExpire(t *testing.T) {
 // sharesDrains: a Plan waits for the node lock, which an upgrade in place holds. Its Job runs on each worker after the
 // agent and before the node is uncordoned, so pods are moved once. On the last worker it fails, and the node stays
 // cordoned. The operator is killed before and after each effect.
-func sharesDrains(t *testing.T, r *rolling) {
-	const ns, name, plan = "shares", "os", "shares/os"
+func sharesDrains(t *testing.T, r *rolling) { sharing(t, r, "shares", false) }
+
+// givesWay is the same, but the Plan holds the lock first. It gives the lock to the operator after its first node, and
+// shares the drains of the others.
+func givesWay(t *testing.T, r *rolling) { sharing(t, r, "gives-way", true) }
+
+func sharing(t *testing.T, r *rolling, ns string, planFirst bool) {
+	const name = "os"
+	plan := ns + "/" + name
 	r.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), upgradev1.AddToScheme(scheme)); err != nil {
@@ -106,11 +113,90 @@ func sharesDrains(t *testing.T, r *rolling) {
 		return n
 	}
 
+	jobOn := func(worker string) (job *batchv1.Job) {
+		t.Helper()
+		r.eventually("the Plan's Job runs on "+worker, func() (string, bool) {
+			var jobs batchv1.JobList
+			err := admin.List(t.Context(), &jobs, client.InNamespace(ns))
+			for i := range jobs.Items {
+				if j := &jobs.Items[i]; worker == "" || j.Labels[upgradev1.LabelNode] == worker {
+					job = j
+				}
+			}
+			return fmt.Sprint(err), job != nil
+		})
+		return job
+	}
+	end := func(job *batchv1.Job, well bool) {
+		t.Helper()
+		now := metav1.Now()
+		job.Status = batchv1.JobStatus{StartTime: &now, CompletionTime: &now, Succeeded: 1, Conditions: []batchv1.JobCondition{
+			{Type: batchv1.JobSuccessCriteriaMet, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonCompletionsReached, LastTransitionTime: now},
+			{Type: batchv1.JobComplete, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonCompletionsReached, LastTransitionTime: now},
+		}}
+		if !well {
+			job.Status = batchv1.JobStatus{StartTime: &now, Failed: 1, Conditions: []batchv1.JobCondition{
+				{Type: batchv1.JobFailureTarget, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonBackoffLimitExceeded, LastTransitionTime: now},
+				{Type: batchv1.JobFailed, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonBackoffLimitExceeded, LastTransitionTime: now},
+			}}
+		}
+		if err := admin.Status().Update(t.Context(), job); err != nil {
+			t.Fatal(err)
+		}
+	}
+
 	r.agents = &agentsInTest{cloudInTest: r.cloud, runs: map[string]decision.UpgradeRun{}, fails: map[string]int{}, active: map[string]int{}}
 	r.crashes = true
+	begin := func() {
+		t.Helper()
+		r.eventually("the Plan is accepted", func() (string, bool) {
+			err := admin.Create(t.Context(), &upgradev1.Plan{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}, Spec: upgradev1.PlanSpec{
+				Concurrency: 1, Version: "v1", Upgrade: &upgradev1.ContainerSpec{Image: "i"}, Drain: &upgradev1.DrainSpec{}, Constellation: &upgradev1.Rollout{Alone: true},
+				NodeSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "node-role.kubernetes.io/control-plane", Operator: metav1.LabelSelectorOpDoesNotExist}}},
+			}})
+			return fmt.Sprint(err), err == nil
+		})
+	}
 	r.operate()
 	r.inPlace(rolloutGroupW)
-	r.edit(toNew)
+	alone := ""
+	if planFirst {
+		begin()
+		job := jobOn("")
+		alone = job.Labels[upgradev1.LabelNode]
+		r.edit(toNew)
+		r.eventually("the operator waits for the Plan", func() (string, bool) {
+			var nv v1alpha1.NodeVersion
+			r.get(v1alpha1.NodeVersionName, &nv)
+			return fmt.Sprintf("%+v", nv.Status.Waiting), nv.Status.Waiting != nil && nv.Status.Waiting.Reason == "NodesTaken"
+		})
+		lease := func() (l coordinationv1.Lease) {
+			t.Helper()
+			if err := admin.Get(t.Context(), client.ObjectKey{Namespace: nodelock.Namespace, Name: nodelock.Name}, &l); err != nil {
+				t.Fatal(err)
+			}
+			return l
+		}
+		r.eventually("the Plan has renewed the Lease since, so it knows that the operator waits", func() (string, bool) {
+			l := lease()
+			at, err := time.Parse(time.RFC3339Nano, l.Annotations["constellation.edgeless.systems/replacements-wait"])
+			return fmt.Sprint(err, l.Annotations, l.Spec.RenewTime), err == nil && l.Spec.RenewTime.After(at)
+		})
+		end(job, true)
+		r.eventually("the Plan gives way", func() (string, bool) {
+			holder := *lease().Spec.HolderIdentity
+			return holder, holder == nodelock.Replacements
+		})
+	} else {
+		r.edit(toNew)
+	}
+	release := func(worker string) {
+		t.Helper()
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "stays-on-" + worker}}
+		if err := client.IgnoreNotFound(admin.Patch(t.Context(), pod, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))); err != nil {
+			t.Fatal(err)
+		}
+	}
 	begun := map[string]bool{}
 	next := func() (name string) {
 		t.Helper()
@@ -126,33 +212,29 @@ func sharesDrains(t *testing.T, r *rolling) {
 		return name
 	}
 	first := next()
-	r.eventually("the Plan is accepted", func() (string, bool) {
-		err := admin.Create(t.Context(), &upgradev1.Plan{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}, Spec: upgradev1.PlanSpec{
-			Concurrency: 1, Version: "v1", Upgrade: &upgradev1.ContainerSpec{Image: "i"}, Drain: &upgradev1.DrainSpec{}, Constellation: &upgradev1.Rollout{Alone: true},
-			NodeSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "node-role.kubernetes.io/control-plane", Operator: metav1.LabelSelectorOpDoesNotExist}}},
-		}})
-		return fmt.Sprint(err), err == nil
-	})
+	if !planFirst {
+		begin()
+	}
 	for i, worker := 0, first; ; i, worker = i+1, next() {
 		last := i == len(workers)-1
+		if worker == alone { // the Plan has upgraded it already
+			release(worker)
+			r.eventually("the operator releases "+worker, func() (string, bool) {
+				n := node(worker)
+				return fmt.Sprint(n.Annotations), n.Annotations[v1alpha1.AnnotationCordoned] == "" && !n.Spec.Unschedulable && n.Annotations[v1alpha1.AnnotationComponents] == refB
+			})
+			if last {
+				break
+			}
+			continue
+		}
 		r.eventually("the Plan waits for "+worker, func() (string, bool) {
 			n := node(worker)
 			waits, _ := nodelock.ParseNote(n.Annotations[nodelock.AnnotationWaits])
 			return fmt.Sprint(n.Annotations), waits == plan
 		})
-		release := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "stays-on-" + worker}}
-		if err := client.IgnoreNotFound(admin.Patch(t.Context(), release, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))); err != nil {
-			t.Fatal(err)
-		}
-		var job batchv1.Job
-		r.eventually("the Plan's Job runs on "+worker, func() (string, bool) {
-			var jobs batchv1.JobList
-			if err := admin.List(t.Context(), &jobs, client.InNamespace(ns), client.MatchingLabels{upgradev1.LabelNode: worker}); err != nil || len(jobs.Items) == 0 {
-				return fmt.Sprint(err, node(worker).Annotations), false
-			}
-			job = jobs.Items[0]
-			return "", true
-		})
+		release(worker)
+		job := jobOn(worker)
 		n := node(worker)
 		lent, _ := nodelock.ParseNote(n.Annotations[nodelock.AnnotationLent])
 		if !n.Spec.Unschedulable || n.Annotations[v1alpha1.AnnotationComponents] != refB || n.Status.NodeInfo.KubeletVersion != newKubernetes || lent != plan {
@@ -163,20 +245,7 @@ func sharesDrains(t *testing.T, r *rolling) {
 				t.Errorf("%s is cordoned while the Plan upgrades %s", w, worker)
 			}
 		}
-		now := metav1.Now()
-		job.Status = batchv1.JobStatus{StartTime: &now, CompletionTime: &now, Succeeded: 1, Conditions: []batchv1.JobCondition{
-			{Type: batchv1.JobSuccessCriteriaMet, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonCompletionsReached, LastTransitionTime: now},
-			{Type: batchv1.JobComplete, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonCompletionsReached, LastTransitionTime: now},
-		}}
-		if last {
-			job.Status = batchv1.JobStatus{StartTime: &now, Failed: 1, Conditions: []batchv1.JobCondition{
-				{Type: batchv1.JobFailureTarget, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonBackoffLimitExceeded, LastTransitionTime: now},
-				{Type: batchv1.JobFailed, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonBackoffLimitExceeded, LastTransitionTime: now},
-			}}
-		}
-		if err := admin.Status().Update(t.Context(), &job); err != nil {
-			t.Fatal(err)
-		}
+		end(job, !last)
 		r.eventually("the operator releases "+worker, func() (string, bool) {
 			n := node(worker)
 			notes := maps.Clone(n.Annotations)

@@ -28,6 +28,9 @@ const (
 // Poll is the interval at which a waiting process reads the Lease.
 const Poll = 5 * time.Second
 
+// annotationAwaited of the Lease is when Replacements last noted that they wait for the lock.
+const annotationAwaited = "constellation.edgeless.systems/replacements-wait"
+
 const (
 	duration = time.Minute
 	renew    = 10 * time.Second
@@ -46,9 +49,13 @@ type Lock struct {
 	ours    bool
 	renewed time.Time // last renewal by this process
 	trouble error     // error of the last read or write of the Lease
-	// Another holder expires by our own clock, counted from when its last renewal was observed.
-	sign string
-	seen time.Time
+	// Another holder expires by our own clock, counted from when its last renewal was observed. The same holds for
+	// the note that replacements wait.
+	sign     string
+	seen     time.Time
+	note     string
+	noteSeen time.Time
+	passing  string // caller that gives its lock to replacements; empty: none
 }
 
 // New returns a lock that no caller wants yet. live reads the Lease, without a cache.
@@ -85,12 +92,33 @@ func (l *Lock) hurry() {
 	}
 }
 
+// Pass gives the lock of who to Replacements, if these still wait for it. The request of who stays.
+func (l *Lock) Pass(who string) {
+	l.mu.Lock()
+	l.passing = who
+	l.mu.Unlock()
+	l.hurry()
+}
+
+// Awaited reports whether Replacements wait for the lock that another caller holds.
+func (l *Lock) Awaited() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.awaited()
+}
+
+func (l *Lock) awaited() bool {
+	return l.note != "" && l.holder != Replacements && l.now().Before(l.noteSeen.Add(duration))
+}
+
 // State returns whether who holds the lock. If not, it returns the other holder, if known, or the
 // error.
 func (l *Lock) State(who string) (have bool, other string, trouble error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
+	case l.passing == who:
+		return false, "", l.trouble
 	case l.ours && l.holder == who && l.now().Before(l.renewed.Add(duration-renew)):
 		return true, "", nil
 	case l.holder == who:
@@ -155,56 +183,118 @@ func (l *Lock) look(ctx context.Context) error {
 		return fmt.Errorf("read Lease %s/%s: %w", Namespace, Name, err)
 	}
 	exists := err == nil
-	holder := ""
-	if lease.Spec.HolderIdentity != nil {
-		holder = *lease.Spec.HolderIdentity
-	}
-	l.mu.Lock()
-	if l.sign != lease.ResourceVersion {
-		l.sign, l.seen = lease.ResourceVersion, l.now()
-	}
-	_, wantedByHolder := l.wanted[holder]
-	next := holder
-	switch {
-	case holder != "" && wantedByHolder: // renewed
-	case holder != "" && l.ours && l.holder == holder: // released, to the next caller of this process if any
-		next = l.first()
-	case holder == "" || l.now().After(l.seen.Add(duration)):
-		next = l.first()
-	}
-	mine := next != holder || wantedByHolder
-	due := next != holder || l.now().Sub(l.renewed) >= renew || !l.ours
-	another := l.holder != holder // waiting callers are woken for it
-	l.holder = holder
-	if !wantedByHolder {
-		l.ours = false
-	}
-	l.unlockAndWake(another)
-	if !mine || !due {
+	next, what := l.observe(&lease)
+	switch what {
+	case nothing:
 		return nil
+	case announces:
+		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, annotationAwaited, l.now().UTC().Format(time.RFC3339Nano))
+		return written(l.client.Update(ctx, &lease))
+	case holds:
 	}
 	lease.Namespace, lease.Name = Namespace, Name
 	lease.Spec = coordinationv1.LeaseSpec{HolderIdentity: &next, LeaseDurationSeconds: new(int32(duration / time.Second)), RenewTime: new(metav1.NewMicroTime(l.now()))}
+	if next == Replacements {
+		delete(lease.Annotations, annotationAwaited)
+	}
 	if exists {
 		err = l.client.Update(ctx, &lease)
 	} else {
 		err = l.client.Create(ctx, &lease)
 	}
-	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		return nil // another process was faster; the next read shows it
-	}
 	if err != nil {
-		return fmt.Errorf("write Lease %s/%s: %w", Namespace, Name, err)
+		return written(err)
 	}
 	l.mu.Lock()
-	was := l.ours && l.holder == next
-	l.holder, l.ours, l.renewed, l.sign, l.seen = next, next != "", l.now(), lease.ResourceVersion, l.now()
+	had := l.ours && l.holder == next
 	got := l.wanted[next]
+	l.holder, l.ours, l.renewed, l.sign, l.seen = next, got != nil, l.now(), signOf(&lease), l.now()
 	l.mu.Unlock()
-	if got != nil && !was {
+	if got != nil && !had {
 		got()
 	}
 	return nil
+}
+
+// written returns the error of a write of the Lease. If another process was faster, the next read shows that.
+func written(err error) error {
+	if err == nil || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return fmt.Errorf("write Lease %s/%s: %w", Namespace, Name, err)
+}
+
+// change is what a process writes to the Lease.
+type change int
+
+const (
+	nothing   change = iota
+	holds            // a new holder, or the renewal of the present one
+	announces        // Replacements wait for another holder
+)
+
+// observe takes over what the Lease says, and decides what to write. next is the holder.
+func (l *Lock) observe(lease *coordinationv1.Lease) (next string, _ change) {
+	holder := ""
+	if lease.Spec.HolderIdentity != nil {
+		holder = *lease.Spec.HolderIdentity
+	}
+	l.mu.Lock()
+	if sign := signOf(lease); l.sign != sign {
+		l.sign, l.seen = sign, l.now()
+	}
+	knew, knewAwaited := l.holder, l.awaited()
+	if note := lease.Annotations[annotationAwaited]; l.note != note {
+		l.note, l.noteSeen = note, l.now()
+	}
+	next = l.next(holder)
+	_, wantedByHolder := l.wanted[holder]
+	mine := next != holder || wantedByHolder
+	due := next != holder || l.now().Sub(l.renewed) >= renew || !l.ours
+	passes := l.passing != ""
+	l.holder, l.passing = holder, ""
+	if !wantedByHolder {
+		l.ours = false
+	}
+	_, replaces := l.wanted[Replacements]
+	what := nothing
+	switch {
+	case mine && due:
+		what = holds
+	case !mine && replaces && l.now().After(l.noteSeen.Add(renew)):
+		what = announces
+	}
+	// Waiting callers are woken for another holder, and the holder if it has to give way, or no longer has to.
+	l.unlockAndWake(knew != holder || knewAwaited != l.awaited() || passes)
+	return next, what
+}
+
+// next returns the holder after this turn; empty: none. The caller holds mu.
+func (l *Lock) next(holder string) string {
+	_, wanted := l.wanted[holder]
+	switch {
+	case wanted && holder != "" && holder == l.passing && l.awaited():
+		return Replacements
+	case wanted && holder != "": // renewed
+		return holder
+	case holder != "" && l.ours && l.holder == holder: // released, to the next caller of this process if any
+		return l.first()
+	case holder == "" || l.now().After(l.seen.Add(duration)):
+		return l.first()
+	}
+	return holder
+}
+
+// signOf returns what changes with each renewal of the Lease by its holder.
+func signOf(lease *coordinationv1.Lease) string {
+	holder, renewed := "", ""
+	if lease.Spec.HolderIdentity != nil {
+		holder = *lease.Spec.HolderIdentity
+	}
+	if lease.Spec.RenewTime != nil {
+		renewed = lease.Spec.RenewTime.String()
+	}
+	return holder + " " + renewed
 }
 
 // first returns the caller of this process that gets the lock next; empty: none wants it.

@@ -477,6 +477,7 @@ type view struct {
 	depends string // the condition of other Plans that it waits for; empty: none
 	mayLock bool   // we hold the node lock
 	lock    string // other holder of the lock; empty: none known
+	awaited bool   // the operator waits for the lock that we hold
 	// lockTrouble is why the lock cannot be taken; nil: no error.
 	lockTrouble error
 

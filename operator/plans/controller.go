@@ -262,6 +262,9 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 	}
 	if d.lock {
 		k.lock.Want(k.holder(name), func() { k.queue.Add(name) })
+		if d.pass {
+			k.lock.Pass(k.holder(name))
+		}
 	} else if len(d.status.Applying) == 0 {
 		k.lock.Drop(k.holder(name))
 	}
@@ -357,6 +360,7 @@ func (k *controller) see(ctx context.Context, p *upgradev1.Plan) (v view, ok boo
 	}
 	v.depends = k.awaited(p, v.version)
 	v.mayLock, v.lock, v.lockTrouble = k.lock.State(k.holder(p.Name))
+	v.awaited = k.lock.Awaited()
 	k.book.arrange(p.Name, v.selector, v.hash)
 	k.book.fill(&v)
 	return v, true, nil

@@ -63,8 +63,8 @@ type decision struct {
 	taken []string
 	// completes is true if the condition Complete becomes True.
 	completes bool
-	// lock requests the node lock.
-	lock bool
+	// lock requests the node lock. pass gives it to the operator.
+	lock, pass bool
 	// again is when the next round is due without an event; zero: never.
 	again time.Time
 	// events are recorded after all other parts.
@@ -641,6 +641,11 @@ func (r *roller) blocked() *reason {
 	}
 	if spec.Alone {
 		r.d.lock = true
+		if r.mayLock && r.awaited && !slices.ContainsFunc(r.keep, func(u upgraded) bool { return !r.failedNow(u) }) {
+			// The operator leads, because the Plan can share its drains.
+			r.d.pass = true
+			return &reason{"Alone", "giving way to " + nodelock.Replacements + ", between two nodes"}
+		}
 		if !r.mayLock {
 			r.d.at(r.view.now.Add(nodelock.Poll))
 			r.shares = r.lock == nodelock.Replacements

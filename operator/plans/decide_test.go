@@ -32,7 +32,9 @@ type desk struct {
 	rv   int
 	name string
 	last map[string]*corev1.Node // as stored last
-	lock string                  // other holder of the node lock; empty: the Plan may lock
+	// awaited: the operator waits for the lock of the Plan.
+	awaited bool
+	lock    string // other holder of the node lock; empty: the Plan may lock
 }
 
 func newDesk(t testing.TB, p *upgradev1.Plan, nodes int) *desk {
@@ -92,7 +94,7 @@ func (d *desk) edit(change func(*upgradev1.Plan)) {
 
 func (d *desk) fill() view {
 	p := d.book.plan(d.name)
-	v := view{plan: p, now: d.now, version: p.Spec.Version, settings: DefaultSettings(), mayLock: d.lock == "", lock: d.lock}
+	v := view{plan: p, now: d.now, version: p.Spec.Version, settings: DefaultSettings(), mayLock: d.lock == "", lock: d.lock, awaited: d.awaited}
 	if v.rules, v.invalid = validate(p); v.invalid != nil {
 		return v
 	}

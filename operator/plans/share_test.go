@@ -198,3 +198,35 @@ func TestPlanIsNotLentWhatAnotherPlanUpgrades(t *testing.T) {
 		t.Errorf("%v started on a node that the operator has not drained", creates(out))
 	}
 }
+
+func TestPlanGivesWayToTheOperatorBetweenTwoNodes(t *testing.T) {
+	plan := func(p *upgradev1.Plan) { p.Spec.Constellation = &upgradev1.Rollout{Alone: true} }
+	t.Run("not while a Job runs", func(t *testing.T) {
+		d := newDesk(t, planOf(plan), 2)
+		first := creates(d.step())
+		d.awaited = true
+		if out := d.step(); out.pass {
+			t.Fatal("the lock is given away while a Job runs")
+		}
+		d.end(first[0], batchv1.JobComplete)
+		out := d.step()
+		if !out.pass || !out.lock || len(out.creates) > 0 {
+			t.Errorf("pass %t, lock %t, %v started", out.pass, out.lock, creates(out))
+		}
+	})
+	t.Run("also after a failure", func(t *testing.T) {
+		d := newDesk(t, planOf(plan), 2)
+		d.end(creates(d.step())[0], batchv1.JobFailed)
+		d.awaited = true
+		if out := d.step(); !out.pass {
+			t.Error("a failed Plan keeps the lock")
+		}
+	})
+	t.Run("not without alone", func(t *testing.T) {
+		d := newDesk(t, planOf(), 2)
+		d.awaited = true
+		if out := d.step(); out.pass || len(out.creates) != 1 {
+			t.Errorf("pass %t, %v started", out.pass, creates(out))
+		}
+	})
+}
