@@ -41,7 +41,10 @@ type actor struct {
 }
 
 type actorSpec struct {
-	Suspend bool `json:"suspend"` // of Flux
+	Suspend       bool `json:"suspend"` // of Flux
+	Constellation struct {
+		Alone bool `json:"alone"`
+	} `json:"constellation"` // of a Plan
 }
 
 type actorStatus struct {
@@ -156,7 +159,9 @@ func nodeActors(w *world, _ *probe) []plan.Finding {
 			found = append(found, f)
 			continue
 		}
-		if len(a.Status.Applying) == 0 {
+		// Only our controller lists nodes, and a Plan with alone takes turns with the operator.
+		takesTurns := a.Spec.Constellation.Alone && len(a.Status.Constellation.Nodes) > 0
+		if len(a.Status.Applying) == 0 || takesTurns {
 			continue
 		}
 		found = append(found, plan.Finding{

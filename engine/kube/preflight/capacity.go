@@ -211,9 +211,10 @@ func (s *scheduler) drain(name string) {
 	// pods exist on every node.
 	var moving, staying []*pod
 	for _, p := range old.pods {
-		if p.mirror || p.controller.kind == "DaemonSet" {
+		switch {
+		case p.mirror || p.controller.kind == "DaemonSet":
 			staying = append(staying, p)
-		} else {
+		case !p.ofPlan():
 			moving = append(moving, p)
 		}
 	}

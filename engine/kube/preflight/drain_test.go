@@ -530,3 +530,31 @@ func TestComputedDrainsAreThoseThatAreAskedFor(t *testing.T) {
 		})
 	}
 }
+
+// TestPodsOfPlansAreNotMoved: the pod of a Plan's Job is for its own node alone, so it needs no other place, and has no data of its own.
+func TestPodsOfPlansAreNotMoved(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		labels map[string]string
+		want   int // findings
+	}{
+		{name: "the pod of a Plan", labels: map[string]string{"upgrade.cattle.io/plan": "os", "upgrade.cattle.io/controller": "system-upgrade-controller"}},
+		{name: "the pod of another Job", want: 2},
+		{name: "a pod that only bears the name of a Plan", labels: map[string]string{"upgrade.cattle.io/plan": "os"}, want: 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := clean()
+			w.request.ReplaceWorkers, w.request.Surge = true, 1
+			w.leases = map[string]time.Time{}
+			w.addNode("worker-1")
+			w.addNode("worker-2")
+			w.pods = append(w.pods, pod{
+				namespace: "system-upgrade", name: "apply-os", node: "worker-1", uid: "u", phase: corev1.PodRunning, labels: tt.labels, controller: owner{kind: "Job", name: "apply-os", uid: "j"},
+				nodeSelector: map[string]string{"kubernetes.io/hostname": "worker-1"}, hostPath: []string{"host-root (/)"},
+			})
+			if found := append(capacity(w, nil), localData(w, nil)...); len(found) != tt.want {
+				t.Errorf("findings %+v, want %d", found, tt.want)
+			}
+		})
+	}
+}

@@ -143,7 +143,7 @@ func newLookup(w *world) *lookup {
 	moves := map[*pod]bool{}
 	for _, node := range l.order {
 		for _, p := range l.pods[node] {
-			if !p.mirror && !p.over() && p.controller.kind != "DaemonSet" {
+			if !p.mirror && !p.over() && p.controller.kind != "DaemonSet" && !p.ofPlan() {
 				l.moving = append(l.moving, p)
 				moves[p] = true
 			}
@@ -207,6 +207,11 @@ func (p *pod) over() bool { return p.phase == corev1.PodSucceeded || p.phase == 
 func (p *pod) ours() bool {
 	return p.namespace == ownNamespace || p.namespace == metav1.NamespaceSystem && p.labels["k8s-app"] == "kube-dns" ||
 		p.namespace == engine.PlansNamespace && p.labels["app.kubernetes.io/name"] == "constellation-plans"
+}
+
+// ofPlan reports whether p upgrades its node for a Plan. It is for that node alone, and writes to the node's disk.
+func (p *pod) ofPlan() bool {
+	return p.controller.kind == "Job" && p.labels[plans.Group+"/plan"] != "" && p.labels[plans.Group+"/controller"] != ""
 }
 
 func (p *pod) object() string { return object("pod", p.namespace, p.name) }
