@@ -6,27 +6,28 @@ import (
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
 	"golang.org/x/crypto/cryptobyte"
 )
 
-// tpm is a simulated TPM 2.0: the dozen commands that package attestation uses, in the
+// tpm is a simulated TPM 2.0: the commands that package attestation uses, in the
 // wire format of the specification, over one SHA-256 bank of 24 registers. Its seed and
 // its NV data are in a file that its machine can read, so it protects
 // nothing. It exists so that everything above it is the same as on real machines.
-// It is not safe for concurrent use.
+// It is not safe for concurrent use. Sessions, and what they authorize, are in tpmsession.go.
 type tpm struct {
 	file     string
 	kept     tpmKept
@@ -37,6 +38,7 @@ type tpm struct {
 	pcrs     [24][sha256.Size]byte
 	platform []byte // authorisation of the platform hierarchy
 	keys     map[uint32]*tpmKey
+	sessions map[uint32]*tpmSession
 	on       time.Time
 }
 
@@ -54,9 +56,11 @@ type tpmIndex struct {
 	Data       []byte `json:"data"`
 }
 
+// tpmKey is a loaded object: a key, or a sealed secret.
 type tpmKey struct {
 	private *ecdsa.PrivateKey
 	public  []byte // TPMT_PUBLIC
+	sealed  []byte // the secret
 }
 
 // Numbers of the specification, part 2.
@@ -70,24 +74,43 @@ const (
 	ccCreatePrimary       = 0x131
 	ccNVWrite             = 0x137
 	ccStartup             = 0x144
+	ccActivateCredential  = 0x147
 	ccNVRead              = 0x14e
+	ccPolicySecret        = 0x151
+	ccCreate              = 0x153
+	ccLoad                = 0x157
 	ccQuote               = 0x158
+	ccUnseal              = 0x15e
 	ccFlushContext        = 0x165
 	ccNVReadPublic        = 0x169
+	ccStartAuthSession    = 0x176
 	ccGetCapability       = 0x17a
 	ccPCRRead             = 0x17e
+	ccPolicyPCR           = 0x17f
 	ccPCRExtend           = 0x182
 
+	handleOwner       = 0x40000001
+	handleNull        = 0x40000007
 	handleEndorsement = 0x4000000b
 	handlePlatform    = 0x4000000c
 	handlePassword    = 0x40000009
 	hmacSession       = 0x02000000
+	policySession     = 0x03000000
 	firstTransient    = 0x80000000
 	maxTransient      = 3
+	maxSessions       = 3
 
-	algSHA256 = 0x000b
-	algNull   = 0x0010
-	algECDSA  = 0x0018
+	algAES       = 0x0006
+	algKeyedHash = 0x0008
+	algSHA256    = 0x000b
+	algNull      = 0x0010
+	algECDSA     = 0x0018
+	algECC       = 0x0023
+
+	// Attributes of objects.
+	objectUserWithAuth = 1 << 6
+	objectDecrypt      = 1 << 17
+	objectSign         = 1 << 18
 
 	nvWritten   = 1 << 29
 	nvAuthRead  = 1 << 18
@@ -96,6 +119,7 @@ const (
 	quoteMagic  = 0xff544347
 	quoteType   = 0x8018
 	creationTag = 0x8021
+	secretTag   = 0x8023
 )
 
 // rc is a response code.
@@ -112,16 +136,21 @@ const (
 	rcNVAuth       rc = 0x149
 	rcNVDefined    rc = 0x14c
 	rcAuthMissing  rc = 0x125
+	rcAuthRefused  rc = 0x12f // the object is not used by passwords
 	rcObjectMemory rc = 0x902
+	rcNoSessions   rc = 0x903
+	rcKey          rc = 0x19c // of the first handle
 	rcHandle       rc = 0x18b // of the first handle
 	rcValue        rc = 0x1c4 // of the first parameter
+	rcIntegrity    rc = 0x1df // of the first parameter
+	rcPolicyFail   rc = 0x99d // of the first session; sessions are 0x100 apart
 	rcBadAuth      rc = 0x9a2 // of the first session
 )
 
 // openTPM switches on the TPM that is stored in file, and manufactures it if it does not
 // exist.
 func openTPM(file string) (*tpm, error) {
-	t := &tpm{file: file, keys: map[uint32]*tpmKey{}, on: time.Now(), tpmState: newTPMState()}
+	t := &tpm{file: file, keys: map[uint32]*tpmKey{}, sessions: map[uint32]*tpmSession{}, on: time.Now(), tpmState: newTPMState()}
 	b, err := os.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -193,9 +222,10 @@ func (t *tpm) exchange(c net.Conn) error {
 
 // command is a command, parsed up to its specific parameters.
 type command struct {
-	handles  []uint32
-	password []byte // of the first handle
-	params   cryptobyte.String
+	code    uint32
+	handles []uint32
+	auths   []*authorization
+	params  cryptobyte.String
 }
 
 // response is the result of a successful command.
@@ -207,7 +237,8 @@ type response struct {
 // respond runs a command and returns the whole response.
 func (t *tpm) respond(tag uint16, code uint32, body []byte) []byte {
 	var out response
-	err := t.run(tag, code, body, &out)
+	c := &command{code: code, params: body}
+	err := t.run(tag, c, &out)
 	params, perr := out.params.Bytes()
 	if err == nil {
 		err = perr
@@ -223,46 +254,54 @@ func (t *tpm) respond(tag uint16, code uint32, body []byte) []byte {
 		b = binary.BigEndian.AppendUint32(b, *out.handle)
 	}
 	if tag == tagSessions {
+		params, proofs := t.prove(c, params)
 		b = binary.BigEndian.AppendUint32(b, uint32(len(params)))
-		params = append(params, 0, 0, 1, 0, 0) // a password session: no nonce, it continues, no proof
+		b = append(append(b, params...), proofs...)
+	} else {
+		b = append(b, params...)
 	}
-	b = append(b, params...)
 	head := binary.BigEndian.AppendUint16(nil, tag)
 	head = binary.BigEndian.AppendUint32(head, uint32(10+len(b)))
 	return append(binary.BigEndian.AppendUint32(head, 0), b...)
 }
 
-// tpmCommands lists how many handles a command has, and whether the first one needs a
-// password.
+// tpmCommands lists how many handles a command has, and how many of them, the first ones, need an
+// authorization.
 var tpmCommands = map[uint32]struct {
 	handles int
-	auth    bool
+	auths   int
 	run     func(*tpm, *command, *response) error
 }{
-	ccStartup:             {0, false, (*tpm).startup},
-	ccGetCapability:       {0, false, (*tpm).getCapability},
-	ccFlushContext:        {0, false, (*tpm).flushContext}, // its handle is a parameter
-	ccPCRRead:             {0, false, (*tpm).pcrRead},
-	ccPCRExtend:           {1, true, (*tpm).pcrExtend},
-	ccHierarchyChangeAuth: {1, true, (*tpm).hierarchyChangeAuth},
-	ccNVReadPublic:        {1, false, (*tpm).nvReadPublic},
-	ccNVDefineSpace:       {1, true, (*tpm).nvDefineSpace},
-	ccNVUndefineSpace:     {2, true, (*tpm).nvUndefineSpace},
-	ccNVWrite:             {2, true, (*tpm).nvWrite},
-	ccNVRead:              {2, true, (*tpm).nvRead},
-	ccCreatePrimary:       {1, true, (*tpm).createPrimary},
-	ccQuote:               {1, true, (*tpm).quote},
+	ccStartup:             {0, 0, (*tpm).startup},
+	ccGetCapability:       {0, 0, (*tpm).getCapability},
+	ccFlushContext:        {0, 0, (*tpm).flushContext}, // its handle is a parameter
+	ccPCRRead:             {0, 0, (*tpm).pcrRead},
+	ccPCRExtend:           {1, 1, (*tpm).pcrExtend},
+	ccHierarchyChangeAuth: {1, 1, (*tpm).hierarchyChangeAuth},
+	ccNVReadPublic:        {1, 0, (*tpm).nvReadPublic},
+	ccNVDefineSpace:       {1, 1, (*tpm).nvDefineSpace},
+	ccNVUndefineSpace:     {2, 1, (*tpm).nvUndefineSpace},
+	ccNVWrite:             {2, 1, (*tpm).nvWrite},
+	ccNVRead:              {2, 1, (*tpm).nvRead},
+	ccCreatePrimary:       {1, 1, (*tpm).createPrimary},
+	ccQuote:               {1, 1, (*tpm).quote},
+	ccStartAuthSession:    {2, 0, (*tpm).startAuthSession},
+	ccPolicySecret:        {2, 1, (*tpm).policySecret},
+	ccPolicyPCR:           {1, 0, (*tpm).policyPCR},
+	ccActivateCredential:  {2, 2, (*tpm).activateCredential},
+	ccCreate:              {1, 1, (*tpm).create},
+	ccLoad:                {1, 1, (*tpm).load},
+	ccUnseal:              {1, 1, (*tpm).unseal},
 }
 
-func (t *tpm) run(tag uint16, code uint32, body []byte, out *response) error {
-	spec, ok := tpmCommands[code]
+func (t *tpm) run(tag uint16, c *command, out *response) error {
+	spec, ok := tpmCommands[c.code]
 	if !ok {
 		return rcCommandCode
 	}
-	if !t.started && code != ccStartup {
+	if !t.started && c.code != ccStartup {
 		return rcInitialize
 	}
-	c := command{params: body}
 	for range spec.handles {
 		var h uint32
 		if !c.params.ReadUint32(&h) {
@@ -270,33 +309,18 @@ func (t *tpm) run(tag uint16, code uint32, body []byte, out *response) error {
 		}
 		c.handles = append(c.handles, h)
 	}
-	if spec.auth && tag != tagSessions {
+	if tag == tagSessions {
+		if err := c.readAuths(); err != nil {
+			return err
+		}
+	}
+	if len(c.auths) < spec.auths {
 		return rcAuthMissing
 	}
-	if tag == tagSessions {
-		var size, session uint32
-		var area cryptobyte.String
-		var nonce, password cryptobyte.String
-		var attributes uint8
-		if !c.params.ReadUint32(&size) || !c.params.ReadBytes((*[]byte)(&area), int(size)) || !area.ReadUint32(&session) ||
-			!area.ReadUint16LengthPrefixed(&nonce) || !area.ReadUint8(&attributes) || !area.ReadUint16LengthPrefixed(&password) {
-			return rcCommandSize
-		}
-		if session != handlePassword || !area.Empty() {
-			return rcValue // sessions of other kinds are not simulated
-		}
-		c.password = password
+	if err := t.authorize(c, spec.auths); err != nil {
+		return err
 	}
-	if spec.auth {
-		var want []byte
-		if c.handles[0] == handlePlatform {
-			want = t.platform
-		}
-		if subtle.ConstantTimeCompare(want, c.password) != 1 {
-			return rcBadAuth
-		}
-	}
-	return spec.run(t, &c, out)
+	return spec.run(t, c, out)
 }
 
 func (t *tpm) startup(c *command, _ *response) error {
@@ -307,7 +331,7 @@ func (t *tpm) startup(c *command, _ *response) error {
 	return nil
 }
 
-// getCapability lists the loaded objects. There are no sessions.
+// getCapability lists the loaded objects, or the sessions.
 func (t *tpm) getCapability(c *command, out *response) error {
 	var capability, property, count uint32
 	if !c.params.ReadUint32(&capability) || !c.params.ReadUint32(&property) || !c.params.ReadUint32(&count) {
@@ -319,7 +343,10 @@ func (t *tpm) getCapability(c *command, out *response) error {
 	out.params.AddUint8(0) // no more
 	out.params.AddUint32(capability)
 	if property>>24 == hmacSession>>24 {
-		out.params.AddUint32(0)
+		out.params.AddUint32(uint32(len(t.sessions)))
+		for _, h := range slices.Sorted(maps.Keys(t.sessions)) {
+			out.params.AddUint32(h)
+		}
 		return nil
 	}
 	out.params.AddUint32(uint32(len(t.keys)))
@@ -336,10 +363,11 @@ func (t *tpm) flushContext(c *command, _ *response) error {
 	if !c.params.ReadUint32(&h) {
 		return rcCommandSize
 	}
-	if t.keys[h] == nil {
+	if t.keys[h] == nil && t.sessions[h] == nil {
 		return rcHandle
 	}
 	delete(t.keys, h)
+	delete(t.sessions, h)
 	return nil
 }
 
@@ -522,33 +550,28 @@ func (t *tpm) nvRead(c *command, out *response) error {
 // akTail is the length of the unique part, the point, at the end of a template.
 const akTail = 2 * (2 + 32)
 
-// createPrimary makes a key of the endorsement hierarchy on P-256, always the same for
+// createPrimary makes a key on P-256 of the endorsement or owner hierarchy, always the same for
 // the same template.
 func (t *tpm) createPrimary(c *command, out *response) error {
 	var sensitive, template, outside cryptobyte.String
 	if !c.params.ReadUint16LengthPrefixed(&sensitive) || !c.params.ReadUint16LengthPrefixed(&template) || !c.params.ReadUint16LengthPrefixed(&outside) {
 		return rcCommandSize
 	}
-	if c.handles[0] != handleEndorsement {
+	hierarchy := c.handles[0]
+	if hierarchy != handleEndorsement && hierarchy != handleOwner {
 		return rcHandle
 	}
-	// Only a signing key on P-256 with SHA-256 as name algorithm is simulated.
-	if len(template) < akTail+10 || binary.BigEndian.Uint16(template) != 0x23 || binary.BigEndian.Uint16(template[2:]) != algSHA256 {
+	// Only keys on P-256 with SHA-256 as name algorithm are simulated.
+	if len(template) < akTail+10 || binary.BigEndian.Uint16(template) != algECC || binary.BigEndian.Uint16(template[2:]) != algSHA256 {
 		return rcValue
-	}
-	var handle uint32
-	for h := uint32(firstTransient); h < firstTransient+maxTransient && handle == 0; h++ {
-		if t.keys[h] == nil {
-			handle = h
-		}
-	}
-	if handle == 0 {
-		return rcObjectMemory
 	}
 	key := &tpmKey{}
 	for n := byte(0); key.private == nil; n++ { // a number above the curve's order is one in four billion
 		mac := hmac.New(sha256.New, t.kept.Seed)
 		mac.Write(template)
+		if hierarchy == handleOwner {
+			mac.Write([]byte("owner"))
+		}
 		mac.Write([]byte{n})
 		key.private, _ = ecdsa.ParseRawPrivateKey(elliptic.P256(), mac.Sum(nil))
 	}
@@ -560,9 +583,30 @@ func (t *tpm) createPrimary(c *command, out *response) error {
 	addSized(&unique, point[1:33])
 	addSized(&unique, point[33:])
 	key.public = append(append([]byte{}, template[:len(template)-akTail]...), unique.BytesOrPanic()...)
-	t.keys[handle] = key
+	handle, err := t.loaded(key)
+	if err != nil {
+		return err
+	}
+	out.handle = &handle
+	addSized(&out.params, key.public)
+	addCreation(&out.params, hierarchy, binary.BigEndian.AppendUint32(nil, hierarchy), outside)
+	addSized(&out.params, nameOf(key.public))
+	return nil
+}
 
-	parent := binary.BigEndian.AppendUint32(nil, handleEndorsement)
+// loaded gives an object a handle.
+func (t *tpm) loaded(key *tpmKey) (uint32, error) {
+	for h := uint32(firstTransient); h < firstTransient+maxTransient; h++ {
+		if t.keys[h] == nil {
+			t.keys[h] = key
+			return h, nil
+		}
+	}
+	return 0, rcObjectMemory
+}
+
+// addCreation adds what a TPM states about the creation of an object: the data, their digest and a ticket.
+func addCreation(b *cryptobyte.Builder, hierarchy uint32, parent, outside []byte) {
 	var creation cryptobyte.Builder
 	creation.AddUint32(0) // no registers
 	addSized(&creation, nil)
@@ -573,16 +617,11 @@ func (t *tpm) createPrimary(c *command, out *response) error {
 	addSized(&creation, outside)
 	data := creation.BytesOrPanic()
 	digest := sha256.Sum256(data)
-
-	out.handle = &handle
-	addSized(&out.params, key.public)
-	addSized(&out.params, data)
-	addSized(&out.params, digest[:])
-	out.params.AddUint16(creationTag)
-	out.params.AddUint32(handleEndorsement)
-	addSized(&out.params, nil)
-	addSized(&out.params, nameOf(key.public))
-	return nil
+	addSized(b, data)
+	addSized(b, digest[:])
+	b.AddUint16(creationTag)
+	b.AddUint32(hierarchy)
+	addSized(b, nil)
 }
 
 func (t *tpm) quote(c *command, out *response) error {
@@ -599,12 +638,11 @@ func (t *tpm) quote(c *command, out *response) error {
 		return err
 	}
 	key := t.keys[c.handles[0]]
-	if key == nil {
+	switch {
+	case key == nil:
 		return rcHandle
-	}
-	registers := sha256.New()
-	for _, i := range indices {
-		registers.Write(t.pcrs[i][:])
+	case key.attributes()&objectSign == 0:
+		return rcKey
 	}
 	signer := append(binary.BigEndian.AppendUint32(nil, handleEndorsement), nameOf(key.public)...)
 	var b cryptobyte.Builder
@@ -618,7 +656,7 @@ func (t *tpm) quote(c *command, out *response) error {
 	b.AddUint8(1)
 	b.AddUint64(0) // version of the firmware: there is none
 	addSelection(&b, indices)
-	addSized(&b, registers.Sum(nil))
+	addSized(&b, t.registers(indices))
 	quoted := b.BytesOrPanic()
 	digest := sha256.Sum256(quoted)
 	r, s, err := ecdsa.Sign(rand.Reader, key.private, digest[:])
@@ -631,6 +669,15 @@ func (t *tpm) quote(c *command, out *response) error {
 	addSized(&out.params, r.FillBytes(make([]byte, 32)))
 	addSized(&out.params, s.FillBytes(make([]byte, 32)))
 	return nil
+}
+
+// registers returns the digest of registers.
+func (t *tpm) registers(indices []uint) []byte {
+	h := sha256.New()
+	for _, i := range indices {
+		h.Write(t.pcrs[i][:])
+	}
+	return h.Sum(nil)
 }
 
 func addSized(b *cryptobyte.Builder, v []byte) {

@@ -8,10 +8,12 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
+	"constellation/engine/attestation/authority"
 	"constellation/engine/cloud"
 )
 
@@ -124,6 +126,72 @@ func TestSimulatedTPMDoesWhatAMachineNeeds(t *testing.T) {
 	}
 	if want := attestation.PredictPCRs(events)[11]; !bytes.Equal(pcrs[11], want) || !bytes.Equal(pcrs[15], make([]byte, 32)) {
 		t.Errorf("registers 11 and 15 are %x and %x", pcrs[11], pcrs[15])
+	}
+}
+
+// TestSimulatedTPMSealsAndActivates has what a control plane with a certifier, and an enrolled machine, need.
+func TestSimulatedTPMSealsAndActivates(t *testing.T) {
+	ctx := t.Context()
+	start := func() (address string, extend func(pcr uint32)) {
+		dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
+		if err != nil {
+			t.Fatal(err)
+		}
+		address, off := startTPM(t, dir)
+		t.Cleanup(func() { off(); os.RemoveAll(dir) })
+		extend = func(pcr uint32) {
+			t.Helper()
+			digest := sha256.Sum256([]byte("event"))
+			if err := attestationtest.Measure(ctx, address, attestation.EventLogPath(address), []attestation.MeasuredEvent{{PCR: pcr, Digest: digest[:], Description: "event"}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		extend(4)
+		return address, extend
+	}
+	address, extend := start()
+	secret, cluster := []byte("a secret of more than one block of the cipher"), []byte("a cluster's ID, of 32 bytes.....")
+	sealed, err := attestation.Seal(ctx, address, cluster, secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := func(address, why, want string) {
+		t.Helper()
+		if got, err := attestation.Unseal(ctx, address, sealed); !errors.Is(err, attestation.ErrSealed) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %q, %v, want %q", why, got, err, want)
+		}
+	}
+	refused(address, "a machine that belongs to no cluster", "PCR 15")
+	if err := attestation.ExtendClusterID(ctx, address, cluster); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 { // no session and no object is left behind
+		if got, err := attestation.Unseal(ctx, address, sealed); err != nil || !bytes.Equal(got, secret) {
+			t.Fatalf("a member: %q, %v", got, err)
+		}
+	}
+	other, _ := start()
+	if err := attestation.ExtendClusterID(ctx, other, cluster); err != nil {
+		t.Fatal(err)
+	}
+	refused(other, "another machine", "this TPM did not seal it")
+	extend(9)
+	refused(address, "another kernel", "PCR 9")
+
+	certPEM, keyPEM, err := authority.Create("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := authority.Parse(certPEM, keyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	third, _ := start()
+	id := attestation.Identity{
+		Name: "worker-0", ProviderID: "enrolled://demo/worker-0", UID: "demo", Group: "workers", Role: cloud.Worker, IP: netip.MustParseAddr("127.64.0.2"),
+	}
+	if err := attestationtest.EnrolTPM(ctx, a, filepath.Join(t.TempDir(), "identity"), third, id); err != nil {
+		t.Errorf("credential activation: %v", err)
 	}
 }
 
