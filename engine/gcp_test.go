@@ -173,7 +173,7 @@ func TestVariantOfJoinConfigFollowsTheState(t *testing.T) {
 	for name, tt := range map[string]struct {
 		s    *workspace.State
 		want attestation.Variant
-	}{"Google": {at(""), attestation.VendorTPM2}, "a sandbox": {at("/run/cloud.sock"), attestation.TPM2}, "no state": {nil, attestation.VendorTPM2}} {
+	}{"Google": {at(""), attestation.VendorTPM2}, "a sandbox": {at("/run/cloud.sock"), attestation.EmulatedVendorTPM2}, "no state": {nil, attestation.VendorTPM2}} {
 		text, err := check.AttestationJSON(c, tt.s)
 		if err != nil || !strings.Contains(text, `"variant":"`+string(tt.want)+`"`) {
 			t.Errorf("%s: %s, %v, want %s", name, text, err, tt.want)

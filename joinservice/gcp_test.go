@@ -177,6 +177,12 @@ func TestJoinAttacksAtGoogle(t *testing.T) {
 			logged: []string{"connection refused", "no evidence of variant vendor-tpm2"},
 		},
 		{
+			name: "evidence of a sandbox that emulates Google Cloud", issuer: func(_ *testing.T, v *lab.VM) attestation.Issuer {
+				return attest.Emulated(attest.Config{}).Issuer(v.TPM)
+			},
+			logged: []string{"connection refused", "no evidence of variant vendor-tpm2"},
+		},
+		{
 			name: "another boot loader", issuer: func(_ *testing.T, v *lab.VM) attestation.Issuer {
 				v.Measure(4, "another boot loader")
 				return v.Issuer()
@@ -343,7 +349,7 @@ func TestDemandsAtGoogle(t *testing.T) {
 		want string
 	}{
 		{name: "of a sandbox", err: snapshotOf(v, v.Method(), data(strings.Replace(good, "vendor-tpm2", "tpm2", 1), p.Authority.RootPEM())), want: `variant is "tpm2", want "vendor-tpm2"`},
-		{name: "of Google at a sandbox", err: snapshotOf(v, attest.Emulated(), data(good, p.Authority.RootPEM())), want: `variant is "vendor-tpm2", want "tpm2"`},
+		{name: "of Google at a sandbox", err: snapshotOf(v, attest.Emulated(attest.Config{}), data(good, p.Authority.RootPEM())), want: `variant is "vendor-tpm2", want "emulated-vendor-tpm2"`},
 		{name: "without roots", err: snapshotOf(v, v.Method(), data(good, nil)), want: "there is no certificate"},
 		{name: "with other roots", err: snapshotOf(v, v.Method(), data(good, attest.Roots())), want: "compare attestation.tpm2.trustRoots in the configuration with Google's roots"},
 		{name: "a metadata server that names another project", err: snapshotOf(v, p.MethodOf(lying(gcptest.Project, "another-project")), data(good, p.Authority.RootPEM())), want: `is in the project "demo-project", the cluster in "another-project"`},

@@ -34,6 +34,7 @@
 package attestation
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 
@@ -54,6 +55,9 @@ const Enrolled = evidence.Enrolled
 // VendorTPM2 is evidence by a TPM 2.0 whose attestation key the vendor of the cloud certified in a
 // format of its own. See Vendor.
 const VendorTPM2 = evidence.VendorTPM2
+
+// EmulatedVendorTPM2 is VendorTPM2 of a vendor that a sandbox emulates.
+const EmulatedVendorTPM2 = evidence.EmulatedVendorTPM2
 
 // States of Secure Boot in a Statement.
 const (
@@ -212,7 +216,7 @@ func TPMMethod() Method {
 // own. The packages of clouds have the vendors.
 func VendorMethod(v Vendor) Method {
 	return Method{
-		Variant: VendorTPM2,
+		Variant: cmp.Or(v.Variant, VendorTPM2),
 		Issuer:  func(address string) Issuer { return evidence.NewVendorIssuer(v, address) },
 		Validator: func(roots *x509.CertPool, m Measurements, opts Options) Validator {
 			return evidence.NewVendorValidator(v, roots, m, opts)

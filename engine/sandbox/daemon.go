@@ -248,14 +248,21 @@ func (d *daemon) balancer(name string, backends func() []backend) *balancer {
 	return &balancer{name: name, log: d.log, backends: backends, dial: d.host.Dial}
 }
 
-func (d *daemon) loadCA() error {
-	cert, err := os.ReadFile(d.dirs.of(d.name, caName))
-	if err != nil {
-		return fmt.Errorf("read attestation CA: %w", err)
+// readCA reads the authority that certifies attestation keys.
+func (d *daemon) readCA() (cert, key []byte, err error) {
+	if cert, err = os.ReadFile(d.dirs.of(d.name, caName)); err == nil {
+		key, err = os.ReadFile(d.dirs.of(d.name, caKeyName))
 	}
-	key, err := os.ReadFile(d.dirs.of(d.name, caKeyName))
 	if err != nil {
-		return fmt.Errorf("read attestation CA: %w", err)
+		return nil, nil, fmt.Errorf("read attestation CA: %w", err)
+	}
+	return cert, key, nil
+}
+
+func (d *daemon) loadCA() error {
+	cert, key, err := d.readCA()
+	if err != nil {
+		return err
 	}
 	d.trust = string(cert)
 	d.ca, err = attestationtest.ParseCA(cert, key)
@@ -469,25 +476,35 @@ func hostListener(ctx context.Context, name string, port *uint16, what string) (
 func (d *daemon) firmware(i cloud.Instance) machine.Firmware {
 	s, _ := d.fleet.snapshot()
 	return func(ctx context.Context, p machine.PowerOn) error {
-		events := make([]attestation.MeasuredEvent, len(p.Events))
-		for n, e := range p.Events {
-			events[n] = attestation.MeasuredEvent(e)
+		var events []attestation.MeasuredEvent
+		if d.emulator != nil {
+			events = slices.Clone(d.emulator.boot)
+		}
+		for _, e := range p.Events {
+			events = append(events, attestation.MeasuredEvent(e))
 		}
 		if err := attestationtest.Measure(ctx, p.TPM, p.EventLog, events); err != nil {
 			return err
 		}
 		if p.First {
-			if d.emulator != nil {
-				i.ProviderID, i.Group = d.emulator.identity(i.Name, i.Group)
-			}
-			if err := attestationtest.Provision(ctx, p.TPM, d.ca, attestation.Identity{
-				Name: i.Name, ProviderID: i.ProviderID, UID: s.UID, Group: i.Group, Role: i.Role, IP: i.IP,
-			}); err != nil {
+			if err := d.provision(ctx, s, i, p.TPM); err != nil {
 				return err
 			}
 		}
 		return attestationtest.HandOver(ctx, p.TPM)
 	}
+}
+
+// provision certifies the attestation key of a machine, as the sandbox's own cloud or the emulated one does.
+func (d *daemon) provision(ctx context.Context, s *state, i cloud.Instance, tpm string) error {
+	if d.emulator == nil {
+		return attestationtest.Provision(ctx, tpm, d.ca, attestation.Identity{Name: i.Name, ProviderID: i.ProviderID, UID: s.UID, Group: i.Group, Role: i.Role, IP: i.IP})
+	}
+	record := s.instance(i.Name)
+	if record == nil {
+		return fmt.Errorf("machine %s has no record", i.Name)
+	}
+	return d.emulator.provision(ctx, tpm, i.Name, record.ID)
 }
 
 // complete adds the cloud's data that a machine needs.

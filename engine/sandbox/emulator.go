@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/cloudtest/wire"
 	"constellation/engine/cloud/providers"
@@ -27,8 +28,11 @@ type emulator struct {
 	metadataPath string
 	// resize sets the size of a group of the sandbox.
 	resize func(group string, n int) error
-	// identity returns provider ID and group ID of a machine, as the vendor's API has them.
-	identity func(machine, group string) (providerID, groupID string)
+	// boot is what firmware of the vendor measures first.
+	boot []attestation.MeasuredEvent
+	// provision has the TPM at an address make the attestation key of a machine, and certifies it as the vendor does. id is
+	// that of the machine in the vendor's API.
+	provision func(ctx context.Context, tpm, machine, id string) error
 	// calls counts the calls by method. problems counts requests and answers that the vendor's API does not have.
 	calls    func() map[string]int
 	problems atomic.Int64

@@ -1,22 +1,26 @@
 package sandbox
 
 import (
+	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/http"
 	"os"
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
 	compute "google.golang.org/api/compute/v1"
 
+	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp"
+	"constellation/engine/cloud/gcp/attest/attesttest"
 	"constellation/engine/cloud/gcp/gcptest"
 	"constellation/engine/cloud/providers"
-	"constellation/engine/cloud/sandboxapi"
 )
 
 // computeName is the file with the state of the emulated Compute Engine.
@@ -42,7 +46,7 @@ func emulateGCP(d *daemon, st *state, e *emulator) error {
 	}
 	c, err := gcptest.New(e.problem(d), gcptest.Options{
 		Fleet:   placed{d.fleet, func(reference string) string { return versions[path.Base(reference)] }},
-		Project: project, Zones: zones,
+		Project: project, Zones: zones, WorkerAccounts: true,
 		Pending: 100 * time.Millisecond, Running: 300 * time.Millisecond, Insert: 300 * time.Millisecond, Retry: 10 * time.Second,
 		Attributes: map[string]string{gcp.AttributeLoadBalancer: st.gateway().String(), gcp.AttributeInitSecretHash: st.InitSecretSHA256},
 		State:      before,
@@ -77,9 +81,28 @@ func emulateGCP(d *daemon, st *state, e *emulator) error {
 		}
 		return nil
 	}
-	e.identity = func(machine, group string) (providerID, groupID string) {
-		_, name, _ := sandboxapi.ParseGroupID(group)
-		return gcp.ProviderID(project, zones[0], machine), gcp.GroupID(project, zones[0], name)
+	secureBoot := attesttest.SecureBoot(true)
+	digest := sha256.Sum256(secureBoot)
+	e.boot = []attestation.MeasuredEvent{{PCR: 7, Digest: digest[:], Description: string(secureBoot)}} // the description is the data of the event
+	e.provision = func(ctx context.Context, tpm, machine, id string) error {
+		n, err := strconv.ParseUint(id, 10, 64)
+		if err != nil {
+			return fmt.Errorf("number of machine %s: %w", machine, err)
+		}
+		cert, key, err := d.readCA()
+		if err != nil {
+			return err
+		}
+		ca, err := attesttest.Of(cert, key)
+		if err != nil {
+			return err
+		}
+		t := attesttest.Template(attesttest.Machine{Project: project, Zone: zones[0], Name: machine, ProjectNumber: projectNumber, Number: n})
+		t.IssuingCertificateURL = nil // machines have the authority's certificate
+		return ca.ProvisionTemplate(ctx, tpm, t, false)
 	}
 	return nil
 }
+
+// projectNumber is that of every emulated project.
+const projectNumber = 123456789012

@@ -81,7 +81,7 @@ func TestEmulatorOwnsTheMachines(t *testing.T) {
 		t.Fatal(err)
 	}
 	own := d.fleet.Instances()[0]
-	id, group := d.emulator.identity(own.Name, own.Group)
+	id, group := gcp.ProviderID("sandbox-demo", "europe-west3-a", own.Name), gcp.GroupID("sandbox-demo", "europe-west3-a", sandboxapi.ControlPlaneGroup)
 	if self.ProviderID != id || self.Group != group || self.IP != own.IP || self.PodCIDR != own.PodCIDR || self.Role != cloud.ControlPlane {
 		t.Errorf("the machine is %+v in Google Cloud, and %+v in the sandbox with ID %s in group %s", self, own, id, group)
 	}

@@ -281,18 +281,13 @@ func (m *Machine) DeleteInstances(ctx context.Context, keys []string) error {
 	return err
 }
 
-// NewEmulatorConsole returns the view of the console on machines of an emulator, whose socket has a path. The metadata
-// server at that socket has the credentials.
-func NewEmulatorConsole(ctx context.Context, socket string, o Options) (Console, error) {
+// NewEmulator returns a client of an emulator, whose socket has a path. The metadata server at that socket has the credentials.
+func NewEmulator(ctx context.Context, socket string, o Options) (*Cloud, error) {
 	s := server{metadata.Open("unix:" + socket)}
 	client, err := s.client()
 	if err != nil {
-		return Console{}, fmt.Errorf("open the emulator of Google Cloud: %w", err)
+		return nil, fmt.Errorf("open the emulator of Google Cloud: %w", err)
 	}
 	o.Endpoint, o.HTTP = s.Compute, client
-	c, err := New(ctx, o)
-	if err != nil {
-		return Console{}, err
-	}
-	return NewConsole(c), nil
+	return New(ctx, o)
 }

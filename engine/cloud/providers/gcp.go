@@ -157,20 +157,14 @@ func googleCloud() Provider {
 		GroupName: gcp.GroupName,
 		Simulated: func(state section.Values) bool { return state.Bool("simulated") },
 		Console: func(config, state section.Values) (Console, error) {
-			ctx := context.Background() // credentials are read from files at most
-			socket, o := state.Text(gcpSocket), gcp.Options{Project: state.Text("project"), UID: state.Text("uid"), Zones: state.List("zones")}
-			if socket == "" {
-				c, err := gcp.New(ctx, o)
-				if err != nil {
-					return nil, err
-				}
-				return withStock(gcp.NewConsole(c), config), nil
-			}
-			c, err := gcp.NewEmulatorConsole(ctx, socket, o)
+			c, err := openGoogle(context.Background(), state) // credentials are read from files at most
 			if err != nil {
 				return nil, err
 			}
-			return emulated{c, sandboxapi.NewConsole(socket)}, nil
+			if socket := state.Text(gcpSocket); socket != "" {
+				return emulated{gcp.NewConsole(c), sandboxapi.NewConsole(socket)}, nil
+			}
+			return withStock(gcp.NewConsole(c), config), nil
 		},
 		MetadataAddress: gcp.DefaultMetadata,
 		ControlAddress:  gcp.DefaultEndpoint,
@@ -228,34 +222,43 @@ func googleMethod(find func(context.Context) (attest.Cluster, error)) attestatio
 	return attest.Method(attest.Config{Cluster: find})
 }
 
+// openGoogle returns a client for the machines of a state, which can be those of an emulator.
+func openGoogle(ctx context.Context, state section.Values) (*gcp.Cloud, error) {
+	o := gcp.Options{Project: state.Text("project"), UID: state.Text("uid"), Zones: state.List("zones")}
+	if socket := state.Text(gcpSocket); socket != "" {
+		return gcp.NewEmulator(ctx, socket, o)
+	}
+	return gcp.New(ctx, o)
+}
+
 // googleJudge is the Judge of Google Cloud, with the credentials of the user.
 func googleJudge(state section.Values) attestation.Method {
-	if state.Text(gcpSocket) != "" {
-		return attest.Emulated()
+	find := func(ctx context.Context) (attest.Cluster, error) {
+		instances, err := openGoogle(context.WithoutCancel(ctx), state)
+		return attest.Cluster{Project: state.Text("project"), UID: state.Text("uid"), Instances: instances}, err
 	}
-	return googleMethod(func(ctx context.Context) (attest.Cluster, error) {
-		c := attest.Cluster{Project: state.Text("project"), UID: state.Text("uid")}
-		instances, err := gcp.New(context.WithoutCancel(ctx), gcp.Options{Project: c.Project, UID: c.UID, Zones: state.List("zones")})
-		c.Instances = instances
-		return c, err
-	})
+	if state.Text(gcpSocket) != "" {
+		return attest.Emulated(attest.Config{Cluster: find})
+	}
+	return googleMethod(find)
 }
 
 // googleMachine is the OnMachine of Google Cloud. Package attest has the reasons for its rules.
 func googleMachine(metadata, tpm string) (attestation.Method, error) {
 	emulated, socket := gcp.Emulated(metadata), strings.HasPrefix(tpm, "unix:")
+	machine := gcp.NewMachine(metadata, "")
+	find := func(ctx context.Context) (attest.Cluster, error) {
+		l, err := machine.Lookup(ctx)
+		if err != nil {
+			return attest.Cluster{}, err
+		}
+		return attest.Cluster{Project: l.Project, UID: l.UID, Instances: l}, nil
+	}
 	switch {
 	case emulated && socket:
-		return attest.Emulated(), nil
+		return attest.Emulated(attest.Config{Cluster: find}), nil
 	case metadata == gcp.DefaultMetadata && filepath.IsAbs(tpm):
-		machine := gcp.NewMachine(metadata, "")
-		return googleMethod(func(ctx context.Context) (attest.Cluster, error) {
-			l, err := machine.Lookup(ctx)
-			if err != nil {
-				return attest.Cluster{}, err
-			}
-			return attest.Cluster{Project: l.Project, UID: l.UID, Instances: l}, nil
-		}), nil
+		return googleMethod(find), nil
 	}
 	return attestation.Method{}, fmt.Errorf("the metadata server %s and the TPM %s are neither those of a machine at Google, %s and a device, nor those of a sandbox that emulates Google Cloud, whose TPMs are sockets", metadata, tpm, gcp.DefaultMetadata)
 }

@@ -35,6 +35,8 @@ func (v Variant) OID() encasn1.ObjectIdentifier {
 		return encasn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 32473, 1, 2}
 	case VendorTPM2:
 		return encasn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 32473, 1, 3}
+	case EmulatedVendorTPM2:
+		return encasn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 32473, 1, 4}
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package evidence
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -17,8 +18,14 @@ import (
 // the vendor's own format. A [Vendor] judges it.
 const VendorTPM2 Variant = "vendor-tpm2"
 
+// EmulatedVendorTPM2 is VendorTPM2 of an emulated vendor. It is another variant, so a program that judges a vendor's evidence
+// does not read it.
+const EmulatedVendorTPM2 Variant = "emulated-vendor-tpm2"
+
 // Vendor is how a cloud certifies the keys of its machines' TPMs. Package evidence judges the rest.
 type Vendor struct {
+	// Variant is EmulatedVendorTPM2 for an emulated vendor; empty: VendorTPM2.
+	Variant Variant
 	// Keys are where the TPMs have attestation keys, the preferred one first.
 	Keys []NVKey
 	// Intermediates returns certificates in DER that connect the certificate of a key with a root,
@@ -57,6 +64,8 @@ type Certified interface {
 
 const (
 	vendorVersion = 1
+	// emulatedVersion is that of documents of variant EmulatedVendorTPM2.
+	emulatedVersion = 1001
 	// maxIntermediates is how many certificates a document may have beside that of the key.
 	maxIntermediates = 3
 )
@@ -64,12 +73,13 @@ const (
 // vendorDocument is the evidence as it travels, in DER:
 //
 //	VendorEvidence ::= SEQUENCE {
-//	  version       INTEGER (1),
+//	  version       INTEGER (1), -- 1001 for an emulated vendor
 //	  intermediates SEQUENCE OF OCTET STRING, -- X.509 certificates
 //	  evidence      OCTET STRING, -- an Evidence, see document, whose log is a BootLog
 //	  certificate   OCTET STRING OPTIONAL -- X.509 certificate of the key by the cluster's certifier
 //	}
 type vendorDocument struct {
+	emulated      bool
 	intermediates [][]byte
 	evidence      []byte
 	certificate   []byte
@@ -78,7 +88,11 @@ type vendorDocument struct {
 func (d vendorDocument) marshal() ([]byte, error) {
 	var b cryptobyte.Builder
 	b.AddASN1(asn1.SEQUENCE, func(b *cryptobyte.Builder) {
-		b.AddASN1Int64(vendorVersion)
+		if d.emulated {
+			b.AddASN1Int64(emulatedVersion)
+		} else {
+			b.AddASN1Int64(vendorVersion)
+		}
 		b.AddASN1(asn1.SEQUENCE, func(b *cryptobyte.Builder) {
 			for _, c := range d.intermediates {
 				b.AddASN1OctetString(c)
@@ -106,7 +120,8 @@ func parseVendorDocument(b []byte) (vendorDocument, error) {
 	if !in.ReadASN1(&body, asn1.SEQUENCE) || !in.Empty() || !body.ReadASN1Integer(&version) {
 		return d, errors.New("it is not one DER sequence with a version")
 	}
-	if version != vendorVersion {
+	d.emulated = version == emulatedVersion
+	if version != vendorVersion && !d.emulated {
 		return d, fmt.Errorf("it has version %d, this program reads version %d", version, vendorVersion)
 	}
 	if !body.ReadASN1(&certs, asn1.SEQUENCE) {
@@ -156,7 +171,7 @@ func NewVendorValidator(v Vendor, roots *x509.CertPool, m Measurements, opts Opt
 }
 
 // Variant implements Validator.
-func (*VendorValidator) Variant() Variant { return VendorTPM2 }
+func (v *VendorValidator) Variant() Variant { return cmp.Or(v.vendor.Variant, VendorTPM2) }
 
 // Validate implements Validator. The vendor's API is asked last, about machines whose evidence is
 // genuine, unless Options.Certifiers vouch for what it had.
@@ -167,6 +182,9 @@ func (v *VendorValidator) Validate(ctx context.Context, doc, userData []byte) (S
 	d, err := parseVendorDocument(doc)
 	if err != nil {
 		return Statement{}, fmt.Errorf("%w: %w", ErrDocument, err)
+	}
+	if d.emulated != (v.Variant() == EmulatedVendorTPM2) {
+		return Statement{}, fmt.Errorf("%w: it is not of variant %s: of a vendor, where an emulated one is expected, or the other way round", ErrDocument, v.Variant())
 	}
 	c, err := parseClaims(d.evidence, userData)
 	if err != nil {
@@ -269,7 +287,7 @@ func NewVendorIssuer(v Vendor, address string) *VendorIssuer {
 }
 
 // Variant implements Issuer.
-func (*VendorIssuer) Variant() Variant { return VendorTPM2 }
+func (i *VendorIssuer) Variant() Variant { return cmp.Or(i.vendor.Variant, VendorTPM2) }
 
 // Issue implements Issuer.
 func (i *VendorIssuer) Issue(ctx context.Context, userData []byte) ([]byte, error) {
@@ -309,7 +327,7 @@ func (i *VendorIssuer) wrap(ctx context.Context, d document) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return vendorDocument{intermediates: chain, evidence: inner, certificate: i.ofCertifier(d.certificate)}.marshal()
+	return vendorDocument{emulated: i.Variant() == EmulatedVendorTPM2, intermediates: chain, evidence: inner, certificate: i.ofCertifier(d.certificate)}.marshal()
 }
 
 func (i *VendorIssuer) intermediates(ctx context.Context, certificate []byte) ([][]byte, error) {

@@ -20,7 +20,7 @@
 //
 // # Which evidence a program accepts
 //
-// A sandbox can emulate Google Cloud. Its machines have evidence of another variant, [Emulated], from an
+// A sandbox can emulate Google Cloud. Its machines have evidence of another variant, [Emulated], in the same format, from an
 // authority of the sandbox. A program must never accept that in the place of Google's. The entry of the
 // provider chooses between the two, and these rules make it fail closed:
 //
@@ -98,15 +98,19 @@ func keys() []attestation.NVKey {
 
 // Method is how machines of Google Cloud prove what they are.
 func Method(c Config) attestation.Method {
-	v := &vendor{Config: c}
 	f := fetcher{c.HTTP}
 	if f.http == nil {
 		f.http = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	}
-	return attestation.VendorMethod(attestation.Vendor{
-		Keys: keys(), Intermediates: f.intermediates, Certified: v.certified,
-		SecureBoot: c.SecureBoot, SecureBootRemedy: "delete the machine, and enable Secure Boot in the instance template (shieldedInstanceConfig.enableSecureBoot)",
-	})
+	return methodOf(c, attestation.Vendor{Intermediates: f.intermediates})
+}
+
+// methodOf returns the method of Google's machines, or of emulated ones.
+func methodOf(c Config, of attestation.Vendor) attestation.Method {
+	v := &vendor{Config: c}
+	of.Keys, of.Certified = keys(), v.certified
+	of.SecureBoot, of.SecureBootRemedy = c.SecureBoot, "delete the machine, and enable Secure Boot in the instance template (shieldedInstanceConfig.enableSecureBoot)"
+	return attestation.VendorMethod(of)
 }
 
 // vendor judges certificates and instances.

@@ -11,11 +11,12 @@ import (
 	"constellation/engine/attestation"
 )
 
-// Emulated is how machines of a sandbox that emulates Google Cloud prove what they are: as all machines of sandboxes. It
-// refuses everything under roots of which one is Google's. So a machine at Google, whose roots those are, does not accept
-// evidence of a sandbox, even if it got the addresses of an emulator.
-func Emulated() attestation.Method {
-	m := attestation.TPMMethod()
+// Emulated is how machines of a sandbox that emulates Google Cloud prove what they are: as Google's machines, with certificates
+// of the sandbox's authority in Google's format, under a variant of its own. It refuses everything under roots of which one is
+// Google's. So a machine at Google, whose roots those are, does not accept evidence of a sandbox, even if it got the addresses of
+// an emulator.
+func Emulated(c Config) attestation.Method {
+	m := methodOf(c, attestation.Vendor{Variant: attestation.EmulatedVendorTPM2}) // the authority itself certifies keys: nothing is fetched
 	validator := m.Validator
 	m.Validator = func(roots *x509.CertPool, measurements attestation.Measurements, o attestation.Options) attestation.Validator {
 		if trustsGoogle(roots) {

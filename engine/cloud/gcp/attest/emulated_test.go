@@ -1,16 +1,16 @@
 package attest
 
 import (
+	"context"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
-	"net/netip"
 	"strings"
 	"testing"
 
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/gcp/attest/attesttest"
 )
 
 // TestSandboxEvidenceUnderGooglesRoots has evidence of a sandbox that is good under the roots of the sandbox alone.
@@ -19,21 +19,16 @@ func TestSandboxEvidenceUnderGooglesRoots(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, err := attestationtest.ParseCA(certPEM, keyPEM)
+	a, err := attesttest.Of(certPEM, keyPEM)
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := attestation.Identity{Name: "worker-0", ProviderID: "gce://p/z-a/worker-0", UID: clusterUID, Group: "workers", Role: cloud.Worker, IP: netip.MustParseAddr("10.0.0.2")}
-	issuer, err := attestationtest.NewSoftwareIssuer(ca, id, boot(true), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := issuer.Issue(t.Context(), random)
-	if err != nil {
-		t.Fatal(err)
-	}
-	block, _ := pem.Decode(certPEM)
-	sandbox, err := x509.ParseCertificate(block.Bytes)
+	v := start(t, a, worker, true, false)
+	i := v.instance(cloud.Worker, "10.0.0.2")
+	m := Emulated(Config{Cluster: func(context.Context) (Cluster, error) {
+		return Cluster{Project: worker.Project, UID: clusterUID, Instances: &instances{byKey: map[string]cloud.Instance{i.Key(): i}}}, nil
+	}})
+	doc, err := m.Issuer(v.address).Issue(t.Context(), random)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,25 +37,39 @@ func TestSandboxEvidenceUnderGooglesRoots(t *testing.T) {
 		roots *x509.CertPool
 		want  string // empty: accepted
 	}{
-		{name: "the sandbox's", roots: poolOf(sandbox)},
+		{name: "the sandbox's", roots: poolOf(a.Root)},
 		{name: "Google's", roots: roots(t), want: "evidence of a sandbox is not accepted there"},
-		{name: "the sandbox's and one of Google's", roots: poolOf(sandbox, googles()[1]), want: "evidence of a sandbox is not accepted there"},
-		{name: "the sandbox's and an authority below Google's roots", roots: poolOf(sandbox, pinned()[0]), want: "evidence of a sandbox is not accepted there"},
+		{name: "the sandbox's and one of Google's", roots: poolOf(a.Root, googles()[1]), want: "evidence of a sandbox is not accepted there"},
+		{name: "the sandbox's and an authority below Google's roots", roots: poolOf(a.Root, pinned()[0]), want: "evidence of a sandbox is not accepted there"},
 		{name: "none", want: "certificate signed by unknown authority"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			v := Emulated().Validator(tt.roots, measured(), attestation.Options{})
-			if v.Variant() != attestation.TPM2 {
+			v := m.Validator(tt.roots, measured(), attestation.Options{})
+			if v.Variant() != attestation.EmulatedVendorTPM2 {
 				t.Errorf("variant %s", v.Variant())
 			}
-			_, err := v.Validate(t.Context(), doc, random)
-			if tt.want == "" && err != nil || tt.want != "" && (!errors.Is(err, attestation.ErrTrust) || !strings.Contains(err.Error(), tt.want)) {
-				t.Errorf("got %v, want %q", err, tt.want)
+			st, err := v.Validate(t.Context(), doc, random)
+			if tt.want == "" && (err != nil || st.Identity.Name != worker.Name || st.SecureBoot != attestation.SecureBootOn) ||
+				tt.want != "" && (!errors.Is(err, attestation.ErrTrust) || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("got %+v, %v, want %q", st, err, tt.want)
 			}
 		})
 	}
-	// The method of machines at Google does not read evidence of this kind at all.
-	if _, err := method(newAuthority(t), Config{}).Validator(poolOf(sandbox), measured(), attestation.Options{}).Validate(t.Context(), doc, random); !errors.Is(err, attestation.ErrDocument) {
-		t.Errorf("with Google's method: %v", err)
+	// Machines at Google do not read evidence of this variant, whatever their roots are.
+	google := method(a, Config{}, i)
+	if google.Variant == m.Variant || google.Issuer(v.address).Variant() == m.Issuer(v.address).Variant() {
+		t.Error("both have one variant")
+	}
+	for _, r := range []*x509.CertPool{roots(t), poolOf(a.Root), poolOf(a.Root, googles()[0])} {
+		if _, err := google.Validator(r, measured(), attestation.Options{}).Validate(t.Context(), doc, random); !errors.Is(err, attestation.ErrDocument) {
+			t.Errorf("with Google's method: %v", err)
+		}
+	}
+	real, err := google.Issuer(v.address).Issue(t.Context(), random)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Validator(poolOf(a.Root), measured(), attestation.Options{}).Validate(t.Context(), real, random); !errors.Is(err, attestation.ErrDocument) {
+		t.Errorf("evidence of Google's variant in a sandbox: %v", err)
 	}
 }

@@ -1,4 +1,5 @@
-// Package attesttest imitates Google's authorities and the memory of its virtual TPMs, for tests.
+// Package attesttest imitates Google's authorities and the memory of its virtual TPMs, for tests and for sandboxes that emulate
+// Google Cloud.
 //
 // With it, evidence of any machine can be forged for a program that trusts one of its roots. No production
 // program imports it; a test of the module checks that.
@@ -10,6 +11,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
@@ -54,6 +56,19 @@ func New() (*Authority, error) {
 		return nil, err
 	}
 	return &Authority{Root: root, Intermediate: c, key: key}, nil
+}
+
+// Of returns the authority that certifies keys itself with what attestationtest.CreateCA returned.
+func Of(certPEM, keyPEM []byte) (*Authority, error) {
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("read authority: %w", err)
+	}
+	key, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("read authority: its key is a %T", pair.PrivateKey)
+	}
+	return &Authority{Root: pair.Leaf, Intermediate: pair.Leaf, key: key}, nil
 }
 
 // authority makes the certificate of an authority. Without a parent it signs itself.
