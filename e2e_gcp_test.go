@@ -43,6 +43,27 @@ func (c *cloud) wantNoProblems() {
 	}
 }
 
+// wantConsole fails the test unless the console of each machine has all texts. Directories of machines begin with prefix, and long
+// names are cut.
+func (c *cloud) wantConsole(prefix string, texts ...string) {
+	c.t.Helper()
+	all, err := filepath.Glob(filepath.Join(c.sandboxDir(), "m", prefix+"*", "console.log"))
+	if err != nil || len(all) == 0 {
+		c.t.Fatalf("consoles of %s: %v, %v", prefix, all, err)
+	}
+	for _, name := range all {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		for _, text := range texts {
+			if !strings.Contains(string(b), text) {
+				c.t.Errorf("%s lacks %q", name, text)
+			}
+		}
+	}
+}
+
 // TestGoogleCloudOfSimulatedMachines makes a cluster in an emulated Google Cloud, and replaces all of its machines. The
 // console, the operator and the machines use it as they would use Google's.
 func TestGoogleCloudOfSimulatedMachines(t *testing.T) {
@@ -65,6 +86,8 @@ func TestGoogleCloudOfSimulatedMachines(t *testing.T) {
 		}
 	}
 
+	c.wantConsole("control-pla", `"msg":"certifier started","generation":1`, `"msg":"attestation key certified"`)
+	c.wantConsole("worker", `"msg":"certificate of this machine received"`)
 	verified := c.run(time.Minute, "verify")
 	verified.want(plan.ExitDone)
 	if !strings.Contains(verified.stdout, "a TPM and the measurements of the configuration") {
@@ -84,6 +107,7 @@ func TestGoogleCloudOfSimulatedMachines(t *testing.T) {
 	took := time.Since(begun)
 	_, after := c.emulated()
 	c.wantVersions(newImage, current, 1, 1)
+	c.wantConsole("control-pla", `"msg":"certifier keys sealed"`, `"msg":"certifier started","generation":1`)
 	c.run(time.Minute, "verify").want(plan.ExitDone)
 	c.run(2*time.Minute, "upgrade", "apply", "--non-interactive", "--yes", "--to", "v1.1.0", "--kubernetes", current).want(plan.ExitNothing)
 	c.wantNoProblems()

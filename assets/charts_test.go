@@ -38,6 +38,8 @@ import (
 	"constellation/assets"
 	"constellation/assets/render"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/certifier"
+	"constellation/engine/attestation/certifier/signer"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/providers"
@@ -1046,6 +1048,56 @@ func TestTPMIsTheProvidersChoice(t *testing.T) {
 	host, at, privileged = tpm(pod(map[string]any{"joinservice": map[string]any{"tpm": "/dev/tpmrm0", "tpmDir": "", "tpmDevice": "/dev/tpmrm0"}}))
 	if host.Path != "/dev/tpmrm0" || *host.Type != corev1.HostPathCharDev || at != "/dev/tpmrm0" || !privileged {
 		t.Errorf("device: %s (%s) at %s, privileged %t", host.Path, *host.Type, at, privileged)
+	}
+}
+
+// The pod of the join service has the directory of the certifier's socket, read-only, if the cluster has a certifier. The certifier can
+// start later than the pod.
+func TestCertifierOfTheMachine(t *testing.T) {
+	t.Parallel()
+	for _, socket := range []string{"", certifier.Socket} {
+		values := map[string]any{"release": "v1.1.0", "joinservice": map[string]any{"certifier": socket}}
+		b, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.LocalValues(), values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if socket == "" {
+			if bytes.Contains(b, []byte("certifier")) {
+				t.Errorf("a cluster without a certifier:\n%s", b)
+			}
+			continue
+		}
+		var d appsv1.DaemonSet
+		documents(t, b, func(kind string) any {
+			if kind == "DaemonSet" {
+				return &d
+			}
+			return nil
+		})
+		s := d.Spec.Template.Spec
+		dir := path.Dir(socket)
+		host := slices.ContainsFunc(s.Volumes, func(v corev1.Volume) bool {
+			return v.Name == "certifier" && v.HostPath.Path == dir && *v.HostPath.Type == corev1.HostPathDirectoryOrCreate
+		})
+		mount := slices.ContainsFunc(s.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
+			return m.Name == "certifier" && m.MountPath == dir && m.ReadOnly
+		})
+		if !host || !mount || !slices.Contains(s.Containers[0].Args, "--certifier="+socket) {
+			t.Errorf("volume %t, mount %t, arguments %q", host, mount, s.Containers[0].Args)
+		}
+	}
+}
+
+// TestUnitsOfTheCertifier compares the paths in its units with those of the programs.
+func TestUnitsOfTheCertifier(t *testing.T) {
+	for name, want := range map[string]string{
+		"constellation-certifier.path":    "\nPathExists=/var/lib/constellation/" + signer.SealedFile + "\n",
+		"constellation-certifier.service": "\nRuntimeDirectory=" + path.Base(path.Dir(certifier.Socket)) + "\n",
+	} {
+		b, err := fs.ReadFile(assets.Systemd(), name)
+		if err != nil || !strings.Contains(string(b), want) {
+			t.Errorf("%s: %v, without %q\n%s", name, err, want, b)
+		}
 	}
 }
 

@@ -21,9 +21,6 @@ import (
 // certifyTimeout bounds the request for a certificate, which the join waits for.
 const certifyTimeout = 10 * time.Second
 
-// CertifierSocket is where the certifier of a machine serves its join service. Only root may enter the directory.
-const CertifierSocket = "/run/constellation-certifier/certifier.sock"
-
 // certified is an issuer that adds a certificate of the cluster's certifier to evidence.
 type certified interface {
 	RequestCertificate(context.Context) ([]byte, error)

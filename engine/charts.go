@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"constellation/assets"
+	"constellation/engine/attestation/certifier"
 	"constellation/engine/check"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
@@ -97,6 +98,9 @@ func (i *clusterRun) charts(others string, running func() (string, error)) ([]cl
 		}
 		if err := i.setRegistry(values, files, c.Name); err != nil {
 			return nil, err
+		}
+		if i.state.ClusterValues.Certifier && assets.HasValue(files, "joinservice", "certifier") {
+			assets.SetValue(values, certifier.Socket, "joinservice", "certifier")
 		}
 		if i.controlPlanes > 1 && assets.HasValue(files, "operator", "replicas") {
 			assets.SetValue(values, operatorReplicas, "operator", "replicas")

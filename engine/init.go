@@ -105,6 +105,8 @@ type initRun struct {
 	// Kubernetes.
 	etcdTag string
 	link    *link // to the first node's bootstrapper; nil if there is none
+	// certifierKeys are those of the cluster's certifier, which the first node gets; nil: it has none.
+	certifierKeys []byte
 
 	// What this run has made before any machine was asked, and takes back if the
 	// machine turns out to be another's.
@@ -677,12 +679,20 @@ func (i *initRun) prepareSecrets(r *plan.Reporter) error {
 		v.MeasurementSalt = workspace.NewMasterSecret().Salt
 		v.ClusterID = m.ClusterID(v.MeasurementSalt)
 		v.InitNode = ""
+		from, _ := providers.Named(i.state.Infrastructure.Provider)
+		v.Certifier = from.Certifier
 		if err := ws.WriteState(i.state); err != nil {
 			return err
 		}
 		i.madeID = true
 	}
 	r.Hide(v.MeasurementSalt, []byte(i.login.Password))
+	if v.Certifier {
+		if i.certifierKeys, err = firstCertifierKeys(m); err != nil {
+			return err
+		}
+		r.Hide(m.CertifierSecret(), i.certifierKeys)
+	}
 	return nil
 }
 
@@ -865,6 +875,7 @@ func (i *initRun) request() *initproto.InitRequest {
 		ComponentsStatement: i.statement,
 		EtcdImageTag:        i.etcdTag,
 		Registry:            registry.ToProto(i.login),
+		CertifierKeys:       i.certifierKeys,
 	}
 }
 

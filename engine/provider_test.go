@@ -39,13 +39,19 @@ const validated = "validator"
 // newMoon returns a stage of a registered provider that is not the sandbox.
 func newMoon(t *testing.T) (*stage, *[]string) {
 	t.Helper()
+	return moonWith(t, false)
+}
+
+// moonWith returns the stage of newMoon, whose clusters can have a certifier.
+func moonWith(t *testing.T, certifier bool) (*stage, *[]string) {
+	t.Helper()
 	s := newStage(t, 1, 2)
 	for _, m := range s.cloud.list() {
 		s.cloud.set(m.Name, func(m *cluster.CloudMachine) { m.Image = "" })
 	}
 	var relays []string
 	t.Cleanup(providers.Register(providers.Provider{
-		Name: "moon", NoImages: true,
+		Name: "moon", NoImages: true, Certifier: certifier,
 		Config: section.Schema{{Name: "crater", Required: true, Identity: true}},
 		State:  section.Schema{{Name: "crater", Required: true, Identity: true}, {Name: "relay", Required: true}},
 		Advice: providers.Advice{Cloud: "crater {crater}", Unreachable: "point the antenna at {crater}", Failed: "the rover has pictures"},

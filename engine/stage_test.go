@@ -352,6 +352,7 @@ func signed(l component.List) component.Signed {
 // testMachine is a machine whose bootstrapper does in no time what the real one does
 // in ten seconds, and keeps its promises: one node lock, replay, result until Ack.
 type testMachine struct {
+	certifierKeys []byte // of the request
 	initproto.UnimplementedBootstrapperServer
 	s    *stage
 	name string
@@ -449,6 +450,7 @@ func (m *testMachine) Init(r *initproto.InitRequest, stream grpc.ServerStreaming
 			return status.Error(codes.Internal, err.Error())
 		}
 		m.runs++
+		m.certifierKeys = r.GetCertifierKeys()
 		m.work(r)
 	} else if n := len(m.responses) - 1; n >= 0 && m.responses[n].GetFailure().GetRetry() {
 		m.responses = m.responses[:n]

@@ -25,6 +25,7 @@ import (
 
 	"constellation/bootstrapper"
 	"constellation/engine/attestation"
+	"constellation/engine/attestation/certifier"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/version"
 )
@@ -53,7 +54,7 @@ func run(ctx context.Context, args []string) int {
 	f.StringVar(&m.Listen, "listen", bootstrapper.DefaultListen, "`address` for a console that initializes a cluster")
 	f.StringVar(&m.Root, "root", "/", "root `directory` of the machine's file system")
 	f.StringVar(&m.StateDir, "state", bootstrapper.DefaultStateDir, "state `folder`, below the root, which survives a reboot")
-	socket := f.String("certifier-socket", bootstrapper.CertifierSocket, "`path` of the socket of the verb certifier")
+	socket := f.String("certifier-socket", certifier.Socket, "`path` of the socket of the verb certifier")
 	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
 	f.Usage = func() {
 		fmt.Fprint(f.Output(), "bootstrapper makes this machine a node of a cluster, once.\n\nUsage:\n"+

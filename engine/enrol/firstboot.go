@@ -4,6 +4,7 @@ import (
 	_ "embed" // the script
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/url"
 	"path"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"constellation/assets"
 )
 
 //go:embed first-boot.sh
@@ -76,9 +79,20 @@ func StockNode(s Spec, from *Sources) (Spec, error) {
 	s.Machine = "a new machine"
 	s.Files = append(slices.Clone(s.Files), kernelFiles...)
 	s, err := Node(s, from.Programs[slices.Sorted(maps.Keys(from.Programs))[0]]) // NewFirstBoot takes those of each architecture
+	if err != nil {
+		return Spec{}, err
+	}
+	for _, unit := range []string{certifierUnit, strings.TrimSuffix(certifierUnit, ".path") + ".service"} { // the bootstrapper's program has the certifier
+		b, err := fs.ReadFile(assets.Systemd(), unit)
+		if err != nil {
+			return Spec{}, fmt.Errorf("read unit: %w", err)
+		}
+		s.Files = append(s.Files, File{Path: unitsDir + unit, Mode: 0o644, Data: b})
+	}
+	s.Units = append(s.Units, Unit{Name: certifierUnit, Start: true})
 	s.Packages = append(s.Packages, stockPackages...)
 	from.Reread = append([]string{"systemd-modules-load.service", "systemd-sysctl.service"}, from.Reread...)
-	return s, err
+	return s, nil
 }
 
 // NewFirstBoot returns the texts that bring a Spec to machines. Its files are written as they are, without regard to those

@@ -23,6 +23,8 @@ const (
 
 	unitsDir         = "/etc/systemd/system/"
 	bootstrapperUnit = "constellation-bootstrapper.service"
+	// certifierUnit starts the certifier of a control plane whose cluster has one.
+	certifierUnit = "constellation-certifier.path"
 )
 
 // containerd's configuration, where the machine has that of its package or none. The kubelet needs the

@@ -18,13 +18,15 @@ type MasterSecret struct {
 	// Key and Salt have 32 bytes each.
 	Key  []byte `json:"key"`
 	Salt []byte `json:"salt"`
+	// Certifier is the generation of the certifier's keys that a cluster begins with; 0: 1. A rotation raises it.
+	Certifier uint32 `json:"certifierGeneration,omitempty"`
 }
 
 const secretSize = 32
 
 // NewMasterSecret makes one from the system's random numbers.
 func NewMasterSecret() MasterSecret {
-	m := MasterSecret{make([]byte, secretSize), make([]byte, secretSize)}
+	m := MasterSecret{Key: make([]byte, secretSize), Salt: make([]byte, secretSize)}
 	rand.Read(m.Key) // never fails; the runtime ends the program otherwise
 	rand.Read(m.Salt)
 	return m

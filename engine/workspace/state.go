@@ -141,6 +141,8 @@ type ClusterValues struct {
 	// No other one is asked: a request that is half-way on one machine must not start
 	// a second cluster on another.
 	InitNode string `yaml:"initNode,omitempty"`
+	// Certifier says that init gave the cluster keys of a certifier.
+	Certifier bool `yaml:"certifier,omitempty"`
 }
 
 // HexBytes is binary data that YAML holds as hex digits.
@@ -225,6 +227,7 @@ func (s *State) read(r *reader, doc *yaml.Node, partial bool) {
 				"clusterID":       r.secret(&v.ClusterID, 32, 32),
 				"measurementSalt": r.secret(&v.MeasurementSalt, 32, 32),
 				"initNode":        r.str(&v.InitNode, filled, "is empty or too long", ""),
+				"certifier":       r.boolean(&v.Certifier),
 			})
 		},
 	}, "version", "infrastructure")

@@ -223,15 +223,15 @@ const wantClusterID = "cd40554e29112ca512c40ab93eff2304b45fc76fd675650e0e3cf8223
 // The cluster ID must never change for a given secret and salt: machines carry it in
 // their TPM.
 func TestClusterIDIsDerivedFromTheMasterSecret(t *testing.T) {
-	m := MasterSecret{bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{2}, 32)}
+	m := MasterSecret{Key: bytes.Repeat([]byte{1}, 32), Salt: bytes.Repeat([]byte{2}, 32)}
 	salt := bytes.Repeat([]byte{3}, 32)
 	id := m.ClusterID(salt)
 	if got := hex.EncodeToString(id); got != wantClusterID {
 		t.Errorf("cluster ID %s, want %s", got, wantClusterID)
 	}
 	for name, other := range map[string][]byte{
-		"another key":         MasterSecret{bytes.Repeat([]byte{9}, 32), m.Salt}.ClusterID(salt),
-		"another salt":        MasterSecret{m.Key, bytes.Repeat([]byte{9}, 32)}.ClusterID(salt),
+		"another key":         MasterSecret{Key: bytes.Repeat([]byte{9}, 32), Salt: m.Salt}.ClusterID(salt),
+		"another salt":        MasterSecret{Key: m.Key, Salt: bytes.Repeat([]byte{9}, 32)}.ClusterID(salt),
 		"another measurement": m.ClusterID(bytes.Repeat([]byte{9}, 32)),
 	} {
 		if bytes.Equal(id, other) {

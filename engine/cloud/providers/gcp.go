@@ -176,6 +176,7 @@ func googleCloud() Provider {
 		TPMAddress:  "/dev/tpmrm0",
 		TPMDevice:   "/dev/tpmrm0",
 		EventLogDir: "/sys/kernel/security",
+		Certifier:   true,
 		Metadata:    func(address string) Metadata { return gcp.NewMachine(address, "") },
 		Control:     func(metadata, address string) Control { return gcp.NewMachine(metadata, address) },
 

@@ -170,6 +170,9 @@ type Provider struct {
 	// EventLogDir is the directory of a machine with the event log of its TPM, which pods see at the same path; empty: the
 	// log is beside the socket of the TPM, or evidence contains none.
 	EventLogDir string
+	// Certifier is whether new clusters get the keys of a certifier, which vouches for answers of the cloud's API. Images of this
+	// cloud start it on control planes.
+	Certifier bool
 	// IdentityDir is the directory of a machine with its identity, in the place of both; see
 	// attestation.EnrolledMethod. Pods see it at the same path. Some machines have a TPM, others have none: the
 	// join service gets the devices of its machine, and is privileged, only if the configuration lists a control

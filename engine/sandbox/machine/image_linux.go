@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 
 	"constellation/assets"
@@ -37,8 +38,11 @@ const (
 	wantsDir         = "etc/systemd/system/multi-user.target.wants"
 )
 
-// imageUnits run from the first boot on.
-var imageUnits = []string{"constellation-bootstrapper.service", "constellation-agent.service"}
+// imageUnits run from the first boot on, and startedUnits when one of them starts them.
+var (
+	imageUnits   = []string{"constellation-bootstrapper.service", "constellation-agent.service", "constellation-certifier.path"}
+	startedUnits = []string{"constellation-certifier.service"}
+)
 
 // imageVersion is the syntax of versions, which become a file name, and a line of
 // os-release, which is shell.
@@ -146,14 +150,15 @@ func writeLayer(layer, tree string, spec ImageSpec) error {
 	if len(spec.ReleaseKeys) > 0 {
 		changes = append(changes, newFile{releaseKeysPath, spec.ReleaseKeys, 0o644})
 	}
-	for _, u := range imageUnits {
+	for _, u := range slices.Concat(imageUnits, startedUnits) {
 		data, err := fs.ReadFile(assets.Systemd(), u)
 		if err != nil {
 			return err
 		}
-		changes = append(changes,
-			newFile{unitsDir + "/" + u, data, 0o644},
-			newLink{wantsDir + "/" + u, "/" + unitsDir + "/" + u})
+		changes = append(changes, newFile{unitsDir + "/" + u, data, 0o644})
+		if slices.Contains(imageUnits, u) {
+			changes = append(changes, newLink{wantsDir + "/" + u, "/" + unitsDir + "/" + u})
+		}
 	}
 	if err := os.Mkdir(layer, 0o755); err != nil {
 		return err

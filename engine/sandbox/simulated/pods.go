@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"constellation/engine/attestation/certifier"
 	"constellation/engine/sandbox/build"
 	"constellation/internal/delay"
 )
@@ -325,6 +326,7 @@ func (c *computer) local(path string) string {
 	for from, to := range map[string]string{
 		"/run/constellation-agent":       c.path(agentDir),
 		"/var/lib/constellation-tpm":     c.path(tpmDir),
+		filepath.Dir(certifier.Socket):   c.path(certifierDir),
 		"/etc/kubernetes":                c.root("etc/kubernetes"),
 		"/var/lib/etcd":                  c.root("var/lib/etcd"),
 		"/var/log/kubernetes":            c.root("var/log/kubernetes"),

@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"constellation/engine/attestation/certifier/signer"
 	"constellation/engine/sandbox/machine"
 	"constellation/internal/delay"
 )
@@ -100,6 +101,7 @@ func Run(ctx context.Context, dir string, gate io.Reader, log *slog.Logger) erro
 	var wg sync.WaitGroup
 	wg.Go(func() { c.unit(ctx, "bootstrapper", 3, c.bootstrapper) })
 	wg.Go(func() { c.unit(ctx, "agent", -1, c.agent) })
+	wg.Go(func() { c.runCertifier(ctx) })
 	<-ctx.Done()
 	c.stopKubelet()
 	wg.Wait()
@@ -115,6 +117,23 @@ func (c *computer) bootstrapper() *exec.Cmd {
 	cmd := exec.Command(filepath.Join(c.Image.Dir, "bootstrapper"), "-root", c.root(), "-listen", net.JoinHostPort(c.IP.String(), "9000")) //nolint:noctx // see spawn
 	cmd.Env = append(append(os.Environ(), c.cloudEnvironment()...), "CONSTELLATION_TPM=unix:"+c.path(tpmDir, tpmSocket))
 	return cmd
+}
+
+// runCertifier runs the certifier from the time on at which the bootstrapper has stored its keys, as its systemd units do.
+func (c *computer) runCertifier(ctx context.Context) {
+	for {
+		if _, err := os.Stat(c.root("var/lib/constellation", signer.SealedFile)); err == nil {
+			break
+		}
+		if !delay.For(ctx, time.Second) {
+			return
+		}
+	}
+	c.unit(ctx, "certifier", -1, func() *exec.Cmd {
+		cmd := exec.Command(filepath.Join(c.Image.Dir, "bootstrapper"), "-root", c.root(), "-certifier-socket", c.path(certifierDir, certifierSocket), "certifier") //nolint:noctx // see spawn
+		cmd.Env = append(append(os.Environ(), c.cloudEnvironment()...), "CONSTELLATION_TPM=unix:"+c.path(tpmDir, tpmSocket))
+		return cmd
+	})
 }
 
 // cloudEnvironment returns the cloud of the machine, as the bootstrapper's unit has it. Machines of older programs have no

@@ -6,7 +6,7 @@
 // directory as its disk. It runs:
 //
 //   - The real bootstrapper, agent, join service and operator, and, on control planes,
-//     the real etcd, API server, controller manager and scheduler, as plain processes.
+//     the real certifier, etcd, API server, controller manager and scheduler, as plain processes.
 //   - A stand-in for the kubelet: bootstraps its credentials, registers the Node, renews
 //     its Lease, runs static pods and the pods of our charts as processes, with their
 //     environment, volumes and ServiceAccount tokens, and reports all others as Running.
@@ -118,9 +118,12 @@ const (
 	tpmSocket   = "tpm.sock"
 	rootDir     = "root"
 	agentDir    = "agent"
-	bootIDFile  = "proc/sys/kernel/random/boot_id"
-	binDir      = "bin"
-	podsDir     = "pods"
+	// certifierDir is short, because the path of the socket in it must be.
+	certifierDir    = "c"
+	certifierSocket = "certifier.sock"
+	bootIDFile      = "proc/sys/kernel/random/boot_id"
+	binDir          = "bin"
+	podsDir         = "pods"
 
 	machinesDir = "m" // short, because paths of sockets must be
 	servicesDir = "services"
@@ -388,7 +391,7 @@ func furnish(dir string, r record, spec machine.Spec) error {
 			return err
 		}
 	}
-	for _, d := range []string{rootDir + "/usr/local/bin", rootDir + "/var/lib/kubelet", rootDir + "/var/log/pods", rootDir + "/tmp", rootDir + "/run", agentDir, tpmDir, podsDir} {
+	for _, d := range []string{rootDir + "/usr/local/bin", rootDir + "/var/lib/kubelet", rootDir + "/var/log/pods", rootDir + "/tmp", rootDir + "/run", agentDir, certifierDir, tpmDir, podsDir} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
 			return err
 		}
@@ -420,7 +423,8 @@ func (h *Host) powerOn(ctx context.Context, r record, firmware machine.Firmware)
 	}()
 	events := Measure(r.Image)
 	socket := filepath.Join(dir, tpmDir, tpmSocket)
-	if n := len(socket) + len(".lock"); n > socketPathMax {
+	longest := max(len(socket)+len(".lock"), len(filepath.Join(dir, certifierDir, certifierSocket))+len(".new"))
+	if longest > socketPathMax {
 		return fmt.Errorf("the path %s is too long for a socket; choose a shorter directory by XDG_STATE_HOME", socket)
 	}
 	log := filepath.Join(dir, tpmDir, machine.EventLogName)

@@ -44,7 +44,7 @@ type authorization struct {
 	session *tpmSession // nil: a password
 }
 
-// readAuths reads the authorizations of a command. What is left are its parameters.
+// readAuths reads the authorizations of a command. Its parameters remain.
 func (c *command) readAuths() error {
 	var size uint32
 	var area []byte

@@ -22,6 +22,9 @@ import (
 	"constellation/engine/attestation/certifier/internal/protocol"
 )
 
+// SealedFile is the file with the sealed keys in the directory of a Server.
+const SealedFile = "certifier-keys.json"
+
 // formerLife is how long authorities are accepted after a rotation: until the last certificate of them has ended, with an
 // allowance for clocks.
 const formerLife = certifier.Life + 24*time.Hour

@@ -43,9 +43,6 @@ const (
 	maxConnections = 32
 )
 
-// SealedFile is the file with the sealed keys in the directory of a Server.
-const SealedFile = "certifier-keys.json"
-
 // Config configures a Server.
 type Config struct {
 	// Dir has SealedFile. Only root has access.
