@@ -68,6 +68,7 @@ const (
 	NodeCIDR            = "nodeCIDR"
 	ProxyCIDR           = "proxyCIDR"
 	Controller          = "cloudControllerManager"
+	Disks               = "persistentDisksChart"
 	Images              = "images"
 	Programs            = "programs"
 	Proxy               = "proxy"

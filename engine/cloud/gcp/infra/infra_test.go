@@ -717,6 +717,19 @@ func TestControlPlaneRoleSuffices(t *testing.T) {
 	cloudtest.Run(t, cloudtest.Options{Cloud: p, Group: group, Unknown: gcp.ProviderID(gcptest.Project, gcptest.Zones[0], "workers-none"), Images: []string{old, next}, Within: 20 * time.Second})
 }
 
+// TestRoleOfTheDriverOfDisks has the permissions of the driver only where a configuration switches it on.
+func TestRoleOfTheDriverOfDisks(t *testing.T) {
+	for _, on := range []bool{false, true} {
+		for _, r := range gcpinfra.Roles(section.Values{"project": "demo-project", "serviceAccount": account, "persistentDisksChart": on}) {
+			has := slices.ContainsFunc(r.Rights, func(x infra.Right) bool { return x.Permission == "compute.instances.attachDisk" })
+			bound := strings.Contains(r.Text, "roles/compute.storageAdmin") && strings.Contains(r.Text, "- compute.instances.detachDisk\n")
+			if want := on && r.Name == "control-plane"; has != want || bound != want {
+				t.Errorf("with the driver %t, role %s has it: %t, and its text: %t", on, r.Name, has, bound)
+			}
+		}
+	}
+}
+
 // TestWorkerRoleSuffices has a worker read a machine, and no list of machines.
 func TestWorkerRoleSuffices(t *testing.T) {
 	inBubble(t, gcptest.Options{}, func(l *lab) {

@@ -84,6 +84,13 @@ var operates = map[string][]string{
 	"globalOperations.wait":                      {"compute.globalOperations.get"},
 }
 
+// disks are the permissions of the driver of persistent disks beside a role of Google, as its publisher states them. They are
+// not methods that this program calls.
+var disks = []infra.Right{
+	{Permission: "compute.instances.attachDisk", Methods: []string{"instances.attachDisk"}},
+	{Permission: "compute.instances.detachDisk", Methods: []string{"instances.detachDisk"}},
+}
+
 // judges are those of the methods that workers call: they read the join service that they join.
 var judges = map[string][]string{"instances.get": {"compute.instances.get"}}
 
@@ -117,13 +124,19 @@ func Roles(config section.Values) []infra.Role {
 		"The last two commands grant " + actAs + " for the two accounts alone.",
 	})
 	control := infra.Role{Name: "control-plane", For: "the service account of control planes", Rights: rights(operates)}
-	control.Text = roleText(control, project, "constellation_control_plane", []string{
+	commands := []string{
 		fmt.Sprintf("gcloud iam service-accounts create %s --project=%s", name, project),
 		fmt.Sprintf("gcloud projects add-iam-policy-binding %s --member=serviceAccount:%s --role=projects/%s/roles/constellation_control_plane", project, account, project),
 		fmt.Sprintf("gcloud iam service-accounts add-iam-policy-binding %s --project=%s --member=serviceAccount:%s --role=roles/iam.serviceAccountUser", account, project, account),
 		fmt.Sprintf("gcloud iam service-accounts add-iam-policy-binding %s --project=%s --member=serviceAccount:%s --role=roles/iam.serviceAccountUser", workers, project, account),
-		"The last two commands let it make templates with the two accounts.",
-	})
+		"The last two commands let it make templates with the two accounts. The driver of disks needs them, too.",
+	}
+	if config.Bool(Disks) {
+		control.Rights = append(control.Rights, disks...)
+		commands = append(commands, fmt.Sprintf("gcloud projects add-iam-policy-binding %s --member=serviceAccount:%s --role=roles/compute.storageAdmin", project, account),
+			"The last command is for the driver of disks: its publisher states this role. It lets control planes delete all disks and snapshots of the project.")
+	}
+	control.Text = roleText(control, project, "constellation_control_plane", commands)
 	worker := infra.Role{Name: "worker", For: "the service account of workers", Rights: rights(judges)}
 	worker.Text = roleText(worker, project, "constellation_worker", []string{
 		fmt.Sprintf("gcloud iam service-accounts create %s --project=%s", workerName, project),
