@@ -440,6 +440,21 @@ func TestFirstBootOfANode(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := parse(t, f.CloudInit).WriteFiles[0].Content
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "user-data"), f.CloudInit, 0o600)
+	write(t, filepath.Join(dir, "first-boot"), text, 0o600)
+	write(t, filepath.Join(dir, "startup-script"), f.Script, 0o600)
+	for _, check := range [][]string{{"cloud-init", "schema", "--config-file", "user-data"}, {"shellcheck", "--severity=warning", "--shell=sh", "first-boot", "startup-script"}} {
+		path, err := exec.LookPath(check[0])
+		if err != nil {
+			continue // most computers have neither
+		}
+		cmd := exec.CommandContext(t.Context(), path, check[1:]...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", check[0], err, out)
+		}
+	}
 	for _, want := range []string{
 		"CONSTELLATION_PROVIDER=gcp", "fetch /usr/lib/constellation/bootstrapper", "fetch /usr/lib/constellation/agent", "put /etc/systemd/system/kubelet.service 644", "SystemdCgroup = true",
 		"net.ipv4.ip_forward = 1", "br_netfilter", " containerd\n", " runc\n", " conntrack\n", "/opt/cni/bin/loopback /usr/lib/cni/loopback", "constellation-bootstrapper.service",
