@@ -40,6 +40,8 @@ func Subjects(c Cluster) []Subject {
 	operator := map[string]string{
 		"mark a Node as obsolete":                      "annotations of Nodes are the operator's record",
 		"mark a Node as one that is upgraded in place": "the operator labels these Nodes",
+		"lend a Node to a Plan":                        "the operator lends what it has drained",
+		"keep the operator waiting for a Plan":         "annotations of Nodes are the operator's record",
 		"tell joining machines what to install":        "the operator publishes that, and machines run nothing that is not signed",
 		"make a PendingNode":                           "the operator's own intents",
 		"port-forward to a pod of ours":                "the way to relays, which ask for a token of their own",
@@ -48,6 +50,7 @@ func Subjects(c Cluster) []Subject {
 	plans := map[string]string{
 		"start a privileged Job in system-upgrade": "Jobs of Plans are privileged: this account is root on nodes, and its pod runs on control planes only",
 		"read Secrets in system-upgrade":           "Plans name Secrets of this namespace",
+		"keep the operator waiting for a Plan":     "a Plan notes which nodes it waits for; the operator waits for an hour at most",
 	}
 	out := []Subject{
 		account(System, "constellation-operator", bound, operator),
@@ -284,6 +287,8 @@ func attemptsOn(c Cluster) []attempt {
 		{name: "mark a Node as obsolete", method: patch, patch: merge, path: core + "/nodes/" + c.Worker, body: object{"metadata": object{"annotations": object{"constellation.edgeless.systems/held": "true", "constellation.edgeless.systems/kubernetes-components": "escalation"}}}},
 		{name: "mark a Node as obsolete through its status", method: patch, patch: merge, path: core + "/nodes/" + c.Worker + "/status", body: object{"metadata": object{"annotations": object{"constellation.edgeless.systems/obsolete": "true"}}}},
 		{name: "mark a Node as one that is upgraded in place", method: patch, patch: merge, path: core + "/nodes/" + c.Worker, body: object{"metadata": object{"labels": object{"constellation.edgeless.systems/in-place": "escalation"}}}},
+		{name: "keep the operator waiting for a Plan", method: patch, patch: merge, path: core + "/nodes/" + c.Worker, body: object{"metadata": object{"annotations": object{"constellation.edgeless.systems/plan-waits": "ns/x 2026-11-28T09:00:00Z"}}}},
+		{name: "lend a Node to a Plan", method: patch, patch: merge, path: core + "/nodes/" + c.Worker, body: object{"metadata": object{"annotations": object{"constellation.edgeless.systems/lent-to-plan": "ns/x 2026-11-28T09:00:00Z"}}}},
 		{name: "keep a Node from being deleted", method: patch, patch: merge, path: core + "/nodes/" + c.Worker, body: object{"metadata": object{"finalizers": []string{"escalation.invalid/x"}}}},
 		{name: "make a mirror pod that answers as the cluster's DNS", method: post, path: ns(core, "kube-system", "pods"), body: object{"apiVersion": "v1", "kind": "Pod", "metadata": object{
 			"name": "coredns-" + c.Worker, "labels": object{"k8s-app": "kube-dns"}, "annotations": object{"kubernetes.io/config.mirror": "x"},
