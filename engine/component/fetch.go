@@ -24,7 +24,7 @@ import (
 
 const bufferSize = 256 << 10
 
-var errStalled = errors.New("no data arrived for too long")
+var errStalled = errors.New("data arrived too slowly, or none")
 
 // NewClient returns a client that bounds every wait but that for the body, and refuses to be
 // redirected from https to http.
@@ -250,9 +250,10 @@ func (d *download) attempt(parent context.Context, client *http.Client) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
 	var arrived atomic.Int64
+	least := int64(minRate * d.limits.stall.Seconds())
 	var watch *time.Timer
 	watch = time.AfterFunc(d.limits.stall, func() {
-		if arrived.Swap(0) < stallBytes {
+		if arrived.Swap(0) < least {
 			cancel(errStalled)
 			return
 		}
@@ -264,7 +265,7 @@ func (d *download) attempt(parent context.Context, client *http.Client) error {
 			return fmt.Errorf("read %s: %w", source(d.c.URL), &truncatedError{d.n, d.total})
 		}
 		if errors.Is(context.Cause(ctx), errStalled) {
-			return fmt.Errorf("read %s: %w", source(d.c.URL), errStalled)
+			return fmt.Errorf("read %s: %w: less than %d bytes per second for %s", source(d.c.URL), errStalled, minRate, d.limits.stall)
 		}
 		// url.Error repeats the URL with its query, which may be a signature.
 		var u *url.Error
@@ -292,7 +293,7 @@ func (d *download) attempt(parent context.Context, client *http.Client) error {
 		return why(err)
 	}
 	defer resp.Body.Close()
-	arrived.Add(stallBytes) // an answer is a sign of life
+	arrived.Add(least) // an answer is a sign of life
 	if err := d.accept(resp); err != nil {
 		return err
 	}

@@ -47,16 +47,17 @@ type limits struct {
 	entries   int           // most entries of an archive
 	attempts  int           // attempts in a row that bring less than progress
 	progress  int64         // bytes that make an attempt worth another
-	stall     time.Duration // longest time without stallBytes
+	stall     time.Duration // window in which at least minRate must arrive
 	pause     time.Duration // shortest pause between attempts
 	pauseMax  time.Duration // longest pause, and the longest that a server can ask for is four of it
 }
 
 const (
 	parallel = 4
-	// stallBytes is what must arrive within limits.stall: a server that keeps the
-	// connection alive with a byte now and then is as good as silent.
-	stallBytes = 8 << 10
+	// minRate is the least that must arrive in every window of limits.stall, in bytes per second. A
+	// server that sends less could delay a machine for days. Four downloads at this rate fit into
+	// 1 Mbit/s.
+	minRate = 16 << 10
 	// reportEvery is the interval of progress reports.
 	reportEvery = 100 * time.Millisecond
 )

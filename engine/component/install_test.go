@@ -310,37 +310,63 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// drip delivers one byte per second until its context ends.
-type drip struct{ ctx context.Context }
+// drip delivers rate bytes per second until its context or the content ends.
+type drip struct {
+	ctx  context.Context
+	rate int
+	rest *bytes.Reader
+}
 
 func (d drip) Read(p []byte) (int, error) {
 	select {
 	case <-time.After(time.Second):
-		p[0] = 0
-		return 1, nil
+		return d.rest.Read(p[:min(d.rate, len(p))])
 	case <-d.ctx.Done():
 		return 0, d.ctx.Err()
 	}
 }
 func (drip) Close() error { return nil }
 
-func TestDrippingServerIsGivenUpInBoundedTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		asked := 0
-		in := &Installer{Root: t.TempDir(), Client: &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
-			asked++
-			return &http.Response{StatusCode: 200, ContentLength: 1 << 20, Header: http.Header{}, Body: drip{r.Context()}, Request: r}, nil
-		})}}
-		start := time.Now()
-		err := in.Install(t.Context(), List{{Name: "kubelet", URL: "http://mirror.example/kubelet", Digest: anyDigest, Path: "/kubelet"}}, nil)
-		if err == nil || !strings.Contains(err.Error(), "no data arrived for too long") {
-			t.Errorf("got %v", err)
-		}
-		// Each attempt sees two windows of 30 s: the answer's own and a silent one.
-		if took := time.Since(start); asked != 10 || took > 10*(60*time.Second+15*time.Second) {
-			t.Errorf("%d attempts in %s", asked, took)
-		}
-	})
+// A slow mirror must not delay a machine for days: less than a minimum rate is as good as silence.
+func TestSlowServerIsGivenUpInBoundedTime(t *testing.T) {
+	b := content(3 << 20)
+	for _, tt := range []struct {
+		name string
+		rate int // bytes per second
+		err  string
+	}{
+		{name: "a byte now and then", rate: 1, err: "less than 16384 bytes per second for 30s"},
+		{name: "300 bytes per second", rate: 300, err: "less than 16384 bytes per second for 30s"},
+		{name: "just too slow", rate: 15 << 10, err: "less than 16384 bytes per second for 30s"},
+		{name: "slow", rate: 18 << 10, err: ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				asked := 0
+				in := &Installer{Root: t.TempDir(), Client: &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+					asked++
+					return &http.Response{
+						StatusCode: 200, ContentLength: int64(len(b)), Header: http.Header{}, Body: drip{r.Context(), tt.rate, bytes.NewReader(b)}, Request: r,
+					}, nil
+				})}}
+				start := time.Now()
+				err := in.Install(t.Context(), List{{Name: "kubelet", URL: "http://mirror.example/kubelet", Digest: digestOf(b), Path: "/kubelet"}}, nil)
+				if tt.err == "" {
+					if err != nil || asked != 1 {
+						t.Errorf("%d attempts: %v", asked, err)
+					}
+					return
+				}
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("got %v", err)
+				}
+				// Each attempt sees two windows of 30 s: the answer's own and a slow one.
+				if took := time.Since(start); asked != 10 || took > 10*(60*time.Second+15*time.Second) {
+					t.Errorf("%d attempts in %s", asked, took)
+				}
+			})
+		})
+	}
 }
 
 func TestRetryAfterIsHonoured(t *testing.T) {
