@@ -83,7 +83,7 @@ func MakeBundle(ctx context.Context, w *workspace.Workspace, r BundleRequest) (B
 			}
 		}
 		var from *release.Feed
-		if feed, from, err = release.CopyFeed(ctx, location, release.Options{Keys: keys}); err != nil {
+		if feed, from, err = release.CopyFeed(ctx, location, release.Options{Keys: keys, Cache: feedCache()}); err != nil {
 			return out, &plan.Error{Op: "copy feed " + location, Err: err, Remedy: cmp.Or(check.FeedRemedy(err), "inspect the feed with "+check.VerifyCommand(location, keys))}
 		}
 		out.Feed = from.State().Source

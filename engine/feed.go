@@ -36,7 +36,7 @@ type FeedPublication = release.BuildReport
 type FeedRequest struct {
 	// Feed is a directory or an address.
 	Feed string
-	// FeedKeys are files with public keys; one of them must have signed the feed.
+	// FeedKeys are files with roots of feeds or public keys; one of them must lead to the signature.
 	FeedKeys []string
 }
 
@@ -267,9 +267,9 @@ func readFeedKeys(files []string) ([]release.Key, error) {
 				Remedy: "pass a file with a public key; `constellation release key new` creates a pair",
 			}
 		}
-		k, err := release.ParseKeys(keyName(name), b)
+		k, err := release.ParseAnchors(keyName(name), b)
 		if err != nil {
-			return nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "pass a file with a public key of ECDSA P-256 in PEM, such as feed.key.pub"}
+			return nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "pass the root.json of a feed, or a file with a public key of ECDSA P-256 in PEM, such as feed.key.pub"}
 		}
 		for i := range k {
 			k[i].File = name
@@ -303,19 +303,17 @@ type FeedBuild struct {
 	From, Out, KeyFile string
 	// Trust are files with public keys that may sign from now on; empty: as it was.
 	Trust []string
+	// Root is the file of the feed's root; empty: as it was.
+	Root string
 	// Expires is how long the publication is good for; zero means 30 days.
 	Expires time.Duration
 }
 
 // BuildFeed publishes releases as a signed feed.
 func BuildFeed(ctx context.Context, b FeedBuild) (FeedPublication, error) {
-	pem, err := os.ReadFile(b.KeyFile)
+	key, err := readPrivateKey(b.KeyFile)
 	if err != nil {
-		return FeedPublication{}, &plan.Error{Op: "read key " + b.KeyFile, Err: workspace.WithoutPath(err), Exit: plan.ExitUsage, Remedy: "make one with `constellation release key new " + b.KeyFile + "`"}
-	}
-	key, err := release.ParsePrivateKey(keyName(b.KeyFile), pem)
-	if err != nil {
-		return FeedPublication{}, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "name the private key that `constellation release key new` made"}
+		return FeedPublication{}, err
 	}
 	if info, err := os.Stat(b.From); err != nil || !info.IsDir() {
 		return FeedPublication{}, &plan.Error{Op: "read releases", Err: fmt.Errorf("%s is no folder", b.From), Exit: plan.ExitUsage, Remedy: "name the folder that holds v1.1.0.yaml and the like with --from"}
@@ -323,11 +321,17 @@ func BuildFeed(ctx context.Context, b FeedBuild) (FeedPublication, error) {
 	if b.Expires != 0 && (b.Expires < release.MinExpiry || b.Expires > release.MaxExpiry) {
 		return FeedPublication{}, &plan.Error{Op: "publish to " + b.Out, Err: errors.New("a publication must be valid for 1 hour to 400 days"), Exit: plan.ExitUsage, Remedy: "say how long with --expires, such as 30d"}
 	}
-	trust, err := readFeedKeys(b.Trust)
+	trust, err := readPublicKeys(b.Trust)
 	if err != nil {
 		return FeedPublication{}, err
 	}
-	r, err := release.Build(ctx, release.BuildOptions{From: b.From, Out: b.Out, Key: key, Trust: trust, Expires: b.Expires})
+	var root *release.Roots
+	if b.Root != "" {
+		if root, err = readRoot(b.Root); err != nil {
+			return FeedPublication{}, err
+		}
+	}
+	r, err := release.Build(ctx, release.BuildOptions{From: b.From, Out: b.Out, Key: key, Trust: trust, Root: root, Expires: b.Expires})
 	if err == nil || ctx.Err() != nil {
 		return r, err
 	}
@@ -338,8 +342,12 @@ func BuildFeed(ctx context.Context, b FeedBuild) (FeedPublication, error) {
 		e.Remedy = "restore the published files, then publish again: nothing was changed"
 	case errors.Is(err, release.ErrSigner):
 		e.Remedy = "sign with the key that " + b.Out + " was signed with, or name another folder with --out; if it is that key, restore " + b.Out + " from a copy"
+	case errors.Is(err, release.ErrUnsigned):
+		e.Remedy = "have more root keys sign with `constellation release root sign " + b.Root + " --key FILE`"
+	case errors.Is(err, release.ErrRoot) || errors.Is(err, release.ErrRollback):
+		e.Remedy = "pass a root that continues the root.json of " + b.Out + " with --root"
 	case errors.Is(err, release.ErrKeySet):
-		e.Remedy = "name the private key of one that may sign with --key, and all that may sign from now on with --trust"
+		e.Remedy = "name the private key of one that may sign with --key: with a root, an index key of `constellation release root show`; without one, name all that may sign from now on with --trust"
 	case errors.Is(err, release.ErrOut):
 		e.Remedy = "name a folder that holds the feed and nothing else with --out"
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist):

@@ -86,7 +86,7 @@ func MirrorRelease(ctx context.Context, w *workspace.Workspace, r MirrorRequest,
 				return out, err
 			}
 		}
-		files, from, err := release.CopyFeed(ctx, location, release.Options{Keys: keys})
+		files, from, err := release.CopyFeed(ctx, location, release.Options{Keys: keys, Cache: feedCache()})
 		if err != nil {
 			return out, &plan.Error{Op: "copy feed " + location, Err: err, Remedy: cmp.Or(check.FeedRemedy(err), "inspect the feed with "+check.VerifyCommand(location, keys))}
 		}

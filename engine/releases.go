@@ -51,11 +51,17 @@ func openReleases(ctx context.Context, program fs.FS, location string, keys []re
 
 // openFeed opens a feed. Copies are kept below the user's cache directory.
 func openFeed(ctx context.Context, location string, keys []release.Key, unconditional bool) (*release.Feed, error) {
-	o := release.Options{Keys: keys, Unconditional: unconditional}
-	if dir, err := os.UserCacheDir(); err == nil {
-		o.Cache = filepath.Join(dir, "constellation", "releases")
+	return release.Open(ctx, location, release.Options{Keys: keys, Unconditional: unconditional, Cache: feedCache()})
+}
+
+// feedCache is the directory with what was seen of feeds, and copies of them; empty if the user has no
+// cache directory.
+func feedCache() string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return ""
 	}
-	return release.Open(ctx, location, o)
+	return filepath.Join(dir, "constellation", "releases")
 }
 
 // knowledge is the program's release data.
@@ -88,7 +94,7 @@ func (e *Engine) feedOf(c *workspace.Config, r check.Request) (location string, 
 		return "", nil, err
 	}
 	if len(r.FeedKeys) == 0 && c.Releases.Keys != "" && r.Feed == "" {
-		if keys, err = release.ParseKeys(workspace.ConfigFile, []byte(c.Releases.Keys)); err != nil {
+		if keys, err = release.ParseAnchors(workspace.ConfigFile, []byte(c.Releases.Keys)); err != nil {
 			return "", nil, &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct releases.keys in " + workspace.ConfigFile + c.At("releases")}
 		}
 	}
@@ -136,7 +142,7 @@ func (e *Engine) learnReleases(ctx context.Context, location string, keys []rele
 }
 
 func feedState(s release.State) check.FeedState {
-	return check.FeedState{Source: s.Source, Fetched: s.Fetched, Stale: s.Stale, Problem: s.Problem, Signer: s.Signer, Sequence: s.Sequence}
+	return check.FeedState{Source: s.Source, Fetched: s.Fetched, Stale: s.Stale, Problem: s.Problem, Signer: s.Signer, Sequence: s.Sequence, Root: s.Root, Warning: s.Warning}
 }
 
 // source is the best that there is.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,7 +34,7 @@ faulty ones.`,
 		`  constellation release list
   constellation release show v1.1.0
   constellation release verify https://releases.example.com/v1 --feed-key release.pub`)
-	cmd.AddCommand(releaseList(s), releaseShow(s), releaseVerify(s), releaseBuild(s), releaseBundle(s), releaseMirror(s), releaseKey(s))
+	cmd.AddCommand(releaseList(s), releaseShow(s), releaseVerify(s), releaseBuild(s), releaseBundle(s), releaseMirror(s), releaseKey(s), releaseRoot(s))
 	return cmd
 }
 
@@ -148,11 +149,19 @@ func writeFeed(out io.Writer, pg view.Page, f check.FeedState) {
 	default:
 		fmt.Fprintf(out, "feed    %s, publication %d, signed by %s\n", term.Clean(f.Source), f.Sequence, term.Clean(f.Signer))
 	}
+	writeWarning(out, "warning ", f.Warning)
 	if f.Problem != "" {
 		fmt.Fprintf(out, "cause   %s\n", term.OneLine(term.Clean(f.Problem)))
 	}
 	if f.Remedy != "" {
 		fmt.Fprintf(out, "fix     %s\n", pg.Commands.Text(term.OneLine(term.Clean(f.Remedy))))
+	}
+}
+
+// writeWarning prints a weakness of a feed after a label, if there is one.
+func writeWarning(out io.Writer, label, warning string) {
+	if warning != "" {
+		fmt.Fprintf(out, "%s%s\n", label, term.OneLine(term.Clean(warning)))
 	}
 }
 
@@ -389,7 +398,11 @@ func writeVerified(out io.Writer, pg view.Page, r *engine.FeedReport) {
 	if r.KeySet > 0 {
 		signer += fmt.Sprintf("; key set %d is trusted: %s", r.KeySet, strings.Join(r.Keys, ", "))
 	}
+	if r.Root > 0 {
+		signer += fmt.Sprintf("; version %d of the root allows: %s", r.Root, strings.Join(r.Keys, ", "))
+	}
 	fmt.Fprintf(out, "signed  by %s\n", term.Clean(signer))
+	writeWarning(out, "warning ", r.Warning)
 	verdict := words.Count(len(r.Files), "file") + ", all valid"
 	if wrong > 0 {
 		verdict = words.Count(len(r.Files), "file") + ", " + words.Count(wrong, "problem")
@@ -464,10 +477,14 @@ The command validates everything before it writes, and replaces the feed atomica
 publication number continues from the existing feed. A published release must not change,
 and may be removed only if notices.yaml declares it faulty; otherwise the exit code is 4.
 
-A feed expires, so publish again before that, even without changes. To rotate keys, pass
-every key that may sign from now on with --trust, publish, and sign the next publication
-with the new key. Clients that trust the old key then trust the new one.`,
+A feed expires, so publish again before that, even without changes.
+
+With --root the feed has a root: several people sign with keys that stay offline which key
+may sign publications (see release root). The root stays part of the feed. Without a root,
+pass every key that may sign from now on with --trust to rotate keys, publish, and sign the
+next publication with the new key. Clients refuse feeds without a root from 2027-12-01.`,
 		Example: `  constellation release key new feed.key
+  constellation release build --from releases --out feed --key feed.key --root root.json
   constellation release build --from releases --out feed --key feed.key
   constellation release build --from releases --out feed --key feed.key --trust feed.key.pub --trust next.key.pub`,
 		Args: cobra.NoArgs,
@@ -477,7 +494,9 @@ with the new key. Clients that trust the old key then trust the new one.`,
 			if b.From == "" || b.Out == "" || b.KeyFile == "" {
 				return &plan.Error{Op: "publish releases", Err: errors.New("--from, --out and --key are required"), Exit: plan.ExitUsage, Remedy: "see " + cmd.CommandPath() + " --help"}
 			}
-			b.Expires = time.Duration(expires)
+			if cmd.Flags().Changed("expires") { // the root may allow less than the default
+				b.Expires = time.Duration(expires)
+			}
 			r, err := engine.BuildFeed(ctx, b)
 			if err != nil {
 				return err
@@ -485,7 +504,11 @@ with the new key. Clients that trust the old key then trust the new one.`,
 			if out == asJSON {
 				return document(s.out, publication{plan.Schema, &r})
 			}
-			writePublication(s.out, s.page(), &r, b.KeyFile+".pub")
+			public := b.KeyFile + ".pub"
+			if r.Root > 0 {
+				public = filepath.Join(r.Out, "root.json")
+			}
+			writePublication(s.out, s.page(), &r, public)
 			return nil
 		},
 	}
@@ -494,7 +517,9 @@ with the new key. Clients that trust the old key then trust the new one.`,
 	f.StringVar(&b.Out, "out", "", "`folder` of the feed; replaced as a whole")
 	f.StringVar(&b.KeyFile, "key", "", "private key `file`")
 	f.StringArrayVar(&b.Trust, "trust", nil, "public key `file` that may sign from now on; may be repeated (default: unchanged)")
+	f.StringVar(&b.Root, "root", "", "root `file` of the feed from now on (default: unchanged)")
 	f.Var(&expires, "expires", "validity of the publication, such as 30d or 36h")
+	_ = cmd.MarkFlagFilename("root", "json")
 	_ = cmd.MarkFlagDirname("from")
 	_ = cmd.MarkFlagDirname("out")
 	_ = cmd.MarkFlagFilename("key")
@@ -567,9 +592,13 @@ bundle is rejected.`,
 func writePublication(out io.Writer, pg view.Page, r *engine.FeedPublication, public string) {
 	fmt.Fprintf(out, "published %s in %s: publication %d, valid until %s\n", words.Count(len(r.Releases), "release"), term.Clean(r.Out), r.Sequence, minute(r.Expires))
 	fmt.Fprintf(out, "signed    by %s\n", term.Clean(r.Signer))
-	if r.KeySet > 0 {
+	switch {
+	case r.Root > 0:
+		fmt.Fprintf(out, "keys      version %d of the root: %s\n", r.Root, term.Clean(strings.Join(r.Keys, ", ")))
+	case r.KeySet > 0:
 		fmt.Fprintf(out, "keys      set %d: %s\n", r.KeySet, term.Clean(strings.Join(r.Keys, ", ")))
 	}
+	writeWarning(out, "warning   ", r.Warning)
 	if len(r.Added) > 0 {
 		fmt.Fprintf(out, "added     %s\n", term.Clean(strings.Join(r.Added, ", ")))
 	}

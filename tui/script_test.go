@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -125,6 +126,31 @@ func fakeRun(ws *workspace.Workspace) (*enginefake.Engine, error) {
 	return f, nil
 }
 
+// shellOf returns the blocks of shell commands of a page, in their order.
+func shellOf(t *testing.T, page string) string {
+	t.Helper()
+	b, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	inside := false
+	for line := range strings.Lines(string(b)) {
+		switch text := strings.TrimSpace(line); {
+		case text == "```sh":
+			inside = true
+		case text == "```":
+			inside = false
+		case inside:
+			out.WriteString(line)
+		}
+	}
+	if out.Len() == 0 {
+		t.Fatalf("%s has no commands", page)
+	}
+	return out.String()
+}
+
 func TestScripts(t *testing.T) {
 	streams, err := filepath.Abs("internal/enginefake/testdata/streams")
 	if err != nil {
@@ -134,6 +160,10 @@ func TestScripts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	ceremony := filepath.Join(t.TempDir(), "ceremony.sh")
+	if err := os.WriteFile(ceremony, []byte(shellOf(t, "../docs/feed-keys.md")), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		UpdateScripts:       golden.Updating(),
@@ -141,6 +171,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("STREAMS", streams)
 			e.Setenv("RELEASES", releases)
+			e.Setenv("CEREMONY", ceremony)
 			e.Setenv("CHECKS", filepath.Join(filepath.Dir(streams), "checks"))
 			e.Setenv("HOME", e.WorkDir)
 			e.Setenv("LANG", "C.UTF-8")

@@ -109,6 +109,9 @@ type FeedState struct {
 	// Signer names the key; Sequence counts the feed's publications.
 	Signer   string `json:"signer,omitempty"`
 	Sequence uint64 `json:"sequence,omitempty"`
+	// Root is the version of the feed's root; zero if it has none. Warning is a weakness of the feed.
+	Root    uint64 `json:"root,omitempty"`
+	Warning string `json:"warning,omitempty"`
 }
 
 // ConfigChange is a change of the configuration file.

@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 )
 
 // BundleScheme is the URL scheme of a bundle: bundle:PATH.
@@ -60,42 +59,37 @@ type BundleFile struct {
 }
 
 // CopyFeed reads the whole feed at a location with the checks of Open; it never uses an older
-// copy. Each file except the signatures has the digest of the index.
+// copy, and copies none that is older than what was seen at any location. Each file except the
+// signatures has the digest of the index.
 func CopyFeed(ctx context.Context, location string, o Options) (map[string][]byte, *Feed, error) {
-	s, err := openStore(location, o)
+	s, c, now, err := prepare(location, o)
 	if err != nil {
 		return nil, nil, err
 	}
-	now := time.Now
-	if o.Now != nil {
-		now = o.Now
-	}
-	f, err := current(ctx, s, nil, o.Keys, now())
+	f, err := current(ctx, s, c, o.Keys, now)
 	if err != nil {
 		return nil, nil, err
 	}
-	out := map[string][]byte{}
+	// The verified bytes are copied: a second request could get others.
+	out := map[string][]byte{indexName: []byte(f.raw.Index), indexName + signature: []byte(f.raw.Signature)}
+	if f.raw.Roots != "" {
+		out[rootName] = []byte(f.raw.Roots)
+	}
 	get := func(name string, limit int64) error {
 		a, err := s.read(ctx, name, limit, "")
 		if err != nil {
-			return fmt.Errorf("read %s of %s: %w", name, s.location(), err)
+			return in(s, name, err)
 		}
 		out[name] = a.bytes
 		return nil
 	}
-	if err := get(indexName, maxIndex); err != nil {
-		return nil, nil, err
-	}
-	i, err := parseIndex(out[indexName])
-	if err != nil {
-		return nil, nil, fmt.Errorf("%w: %w", ErrAltered, err)
-	}
-	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
-		if err := get(name, i.Files[name].Length); err != nil {
+	names := slices.Sorted(maps.Keys(f.index.Files))
+	for _, name := range names {
+		if err := get(name, f.index.Files[name].Length); err != nil {
 			return nil, nil, err
 		}
-		if err := i.Files[name].check(out[name]); err != nil {
-			return nil, nil, fmt.Errorf("read %s of %s: %w", name, s.location(), err)
+		if err := f.index.Files[name].check(out[name]); err != nil {
+			return nil, nil, in(s, name, fmt.Errorf("%w: %w", ErrAltered, err))
 		}
 	}
 	for _, r := range f.summaries {
@@ -109,7 +103,7 @@ func CopyFeed(ctx context.Context, location string, o Options) (map[string][]byt
 			}
 		}
 	}
-	for _, name := range append(slices.Sorted(maps.Keys(i.Files)), indexName) {
+	for _, name := range names {
 		if err := get(name+signature, maxSignature); err != nil {
 			return nil, nil, err
 		}
@@ -253,7 +247,7 @@ func nextFile(t *tar.Reader, name string, limit int64) (*tar.Header, error) {
 func isBundled(name, digest string) bool {
 	if feed, ok := strings.CutPrefix(name, bundleFeed); ok {
 		plain := strings.TrimSuffix(feed, signature)
-		return plain == indexName || validName(plain) || isStatement(plain)
+		return plain == indexName || feed == rootName || validName(plain) || isStatement(plain)
 	}
 	blob, ok := strings.CutPrefix(name, bundleBlobs)
 	return ok && blob == digest

@@ -39,6 +39,8 @@ var (
 	ErrExpired = errors.New("it has expired")
 	// ErrFuture means that a publication is newer than this computer's clock.
 	ErrFuture = errors.New("it is from the future")
+	// ErrLegacy means that a feed has no root, after [LegacyEnd].
+	ErrLegacy = errors.New("it has no root")
 	// ErrConflict means that a feed has other content for a release of this program.
 	ErrConflict = errors.New("it is not the one that came with this program")
 )
@@ -49,10 +51,19 @@ const embeddedSource = "embedded"
 // clockSkew is the tolerated difference between clocks.
 const clockSkew = time.Hour
 
+// LegacyEnd is when feeds without a root are no longer read.
+var LegacyEnd = time.Date(2027, 12, 1, 0, 0, 0, 0, time.UTC)
+
+// legacyWarning is State.Warning of a feed without a root.
+func legacyWarning() string {
+	return "it has no root, so one stolen key is enough to take it over; feeds without a root are refused from " + LegacyEnd.Format(time.DateOnly)
+}
+
 // Options say how a feed is opened.
 type Options struct {
-	// Keys are the initial trust anchors: one of them signed the index, or the first of the key
-	// sets that lead to the key that did. Without keys no feed can be opened.
+	// Keys are the initial trust anchors. If one is the root of a feed, only a feed with a root in
+	// Keys can be opened. Otherwise one of them signed the index, or the first of the key sets that
+	// lead to the key that did. Without keys no feed can be opened.
 	Keys []Key
 	// Cache is a directory for replay protection and the last good copy, shared by all feeds.
 	// Without it there is neither.
@@ -73,8 +84,10 @@ type Feed struct {
 	summaries []Summary
 	notices   []Notice
 	state     State
-	// roots are trusted initially, signers are the keys that may sign now.
-	roots, signers []Key
+	// first are trusted initially, signers are the keys that may sign now.
+	first, signers []Key
+	// raw are the verified files of the publication that no index names.
+	raw good
 
 	mu       sync.Mutex
 	releases map[string]*Release
@@ -102,34 +115,20 @@ func Embedded(dir fs.FS) (*Feed, error) {
 //
 // Untrusted content is not used. If the cache has a good copy, Open uses that, and State
 // reports it as stale with the reason; otherwise it returns an error. Open makes at most three
-// requests, and one if nothing changed.
+// requests, and one if nothing changed; with a root one more.
 func Open(ctx context.Context, location string, o Options) (*Feed, error) {
-	now := time.Now
-	if o.Now != nil {
-		now = o.Now
-	}
-	if len(o.Keys) == 0 {
-		return nil, fmt.Errorf("open feed %s: %w", shorten(location), ErrNoKeys)
-	}
-	s, err := openStore(location, o)
+	s, c, now, err := prepare(location, o)
 	if err != nil {
 		return nil, err
 	}
-	if o.Unconditional {
-		s = unconditional{s}
-	}
-	c, err := openCache(o.Cache, s.location(), o.Keys)
-	if err != nil {
-		return nil, err
-	}
-	f, err := current(ctx, s, c, o.Keys, now())
+	f, err := current(ctx, s, c, o.Keys, now)
 	if err == nil {
 		return f, nil
 	}
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return nil, context.Cause(ctx) // the caller has given up
 	}
-	f, ok := lastGood(s, c, o.Keys)
+	f, ok := lastGood(s, c, o.Keys, now)
 	if !ok {
 		return nil, err
 	}
@@ -137,69 +136,185 @@ func Open(ctx context.Context, location string, o Options) (*Feed, error) {
 	return f, nil
 }
 
+// prepare opens store and cache of a feed.
+func prepare(location string, o Options) (store, *cache, time.Time, error) {
+	now := time.Now
+	if o.Now != nil {
+		now = o.Now
+	}
+	if len(o.Keys) == 0 {
+		return nil, nil, time.Time{}, fmt.Errorf("open feed %s: %w", shorten(location), ErrNoKeys)
+	}
+	s, err := openStore(location, o)
+	if err != nil {
+		return nil, nil, time.Time{}, err
+	}
+	if o.Unconditional {
+		s = unconditional{s}
+	}
+	c, err := openCache(o.Cache, s.location(), o.Keys)
+	return s, c, now(), err
+}
+
 // current returns the source's present publication.
-func current(ctx context.Context, s store, c *cache, roots []Key, now time.Time) (*Feed, error) {
-	last, err := c.seen()
-	if err != nil {
-		return nil, err
-	}
-	kept, _ := c.good()
-	in := func(name string, err error) error { return fmt.Errorf("read %s of %s: %w", name, s.location(), err) }
-	found, err := s.read(ctx, indexName, maxIndex, kept.ETag)
-	if err != nil {
-		return nil, in(indexName, err)
-	}
-	b, sig := found.bytes, []byte(kept.Signature)
-	if found.unchanged {
-		b = []byte(kept.Index)
-	} else {
-		found, err := s.read(ctx, indexName+signature, maxSignature, "")
-		if errors.Is(err, ErrAbsent) {
-			err = fmt.Errorf("%w: it is not signed", ErrUntrusted)
-		}
-		if err != nil {
-			return nil, in(indexName+signature, err)
-		}
-		sig = found.bytes
-	}
-	t, err := trust(b, sig, roots, last)
-	if err != nil {
-		return nil, in(indexName, err)
-	}
-	if err := t.fresh(now); err != nil {
-		return nil, in(indexName, err)
-	}
-	if t.seen.Location = s.location(); t.seen.Index != last.Index || t.seen.Keys != nil && (last.Keys == nil || t.seen.Keys.Set != last.Keys.Set) {
-		if err := c.note(t.seen); err != nil {
+func current(ctx context.Context, s store, c *cache, anchors []Key, now time.Time) (*Feed, error) {
+	var a authority
+	var err error
+	pinned, keys := split(anchors)
+	if len(pinned) > 0 {
+		if a.roots, err = currentRoots(ctx, s, c, pinned, now); err != nil {
 			return nil, err
 		}
 	}
-	f := &Feed{store: s, cache: c, index: t.index, roots: roots, signers: t.keys, state: State{
-		Source: s.location(), Fetched: now, Signer: t.signer.String(), Sequence: t.index.Sequence, Expires: t.index.Expires,
-	}}
+	kept, _ := c.good()
+	raw, err := currentIndex(ctx, s, kept)
+	if err != nil {
+		return nil, err
+	}
+	if a.roots != nil {
+		raw.Roots = string(a.roots.Bytes())
+	} else {
+		a.keys = keys
+	}
+	identities := a.identities([]byte(raw.Index), []byte(raw.Signature))
+	last, err := c.seen(identities)
+	if err != nil {
+		return nil, err
+	}
+	if last.Location == s.location() {
+		last.Location = "" // errors name another location only
+	}
+	t, err := a.trust([]byte(raw.Index), []byte(raw.Signature), last)
+	if err == nil {
+		err = t.fresh(now)
+	}
+	if err != nil {
+		return nil, in(s, indexName, err)
+	}
+	t.seen.Location = s.location()
+	if err := c.note(t.seen, identities); err != nil {
+		return nil, err
+	}
+	raw.Confirmed = now
+	f := newFeed(s, c, t, a, raw)
 	if err := f.readSummaries(ctx); err != nil {
 		return nil, err
 	}
-	if err := c.keep(good{Index: string(b), Signature: string(sig), ETag: found.etag, Confirmed: now}, t.index.Files); err != nil {
+	if err := c.keep(raw, t.index.Files); err != nil {
 		return nil, fmt.Errorf("keep a copy of %s: %w", s.location(), err)
 	}
 	return f, nil
 }
 
+func newFeed(s store, c *cache, t *trusted, a authority, raw good) *Feed {
+	f := &Feed{store: s, cache: c, index: t.index, first: a.first(), signers: t.keys, raw: raw, state: State{
+		Source: s.location(), Fetched: raw.Confirmed, Signer: t.signer.String(), Sequence: t.index.Sequence, Expires: t.index.Expires,
+	}}
+	if a.roots == nil {
+		f.state.Warning = legacyWarning()
+	} else {
+		f.state.Root = a.roots.newest().Version
+	}
+	return f
+}
+
+func in(s store, name string, err error) error {
+	return fmt.Errorf("read %s of %s: %w", name, s.location(), err)
+}
+
+// currentIndex returns the source's index with its signature, not verified.
+func currentIndex(ctx context.Context, s store, kept good) (good, error) {
+	found, err := s.read(ctx, indexName, maxIndex, kept.ETag)
+	if err != nil {
+		return good{}, in(s, indexName, err)
+	}
+	if found.unchanged {
+		return good{Index: kept.Index, Signature: kept.Signature, ETag: found.etag}, nil
+	}
+	sig, err := s.read(ctx, indexName+signature, maxSignature, "")
+	if errors.Is(err, ErrAbsent) {
+		err = fmt.Errorf("%w: it is not signed", ErrUntrusted)
+	}
+	if err != nil {
+		return good{}, in(s, indexName+signature, err)
+	}
+	return good{Index: string(found.bytes), Signature: string(sig.bytes), ETag: found.etag}, nil
+}
+
+// currentRoots returns the source's versions of the root. They are recorded at once: after a key was
+// revoked, nothing that it signed is accepted, even if the publication cannot be read.
+func currentRoots(ctx context.Context, s store, c *cache, pinned []*Roots, now time.Time) (*Roots, error) {
+	r, last, err := readAccepted(ctx, s, c, pinned)
+	if err != nil {
+		return nil, in(s, rootName, err)
+	}
+	newest := r.newest()
+	clock := "this computer's clock says " + minute(now)
+	switch {
+	case now.Add(clockSkew).Before(newest.Created):
+		return nil, in(s, rootName, fmt.Errorf("%w: version %d was made on %s, and %s", ErrFuture, newest.Version, minute(newest.Created), clock))
+	case !now.Before(newest.Expires):
+		return nil, in(s, rootName, fmt.Errorf("%w: version %d ended on %s, and %s", ErrExpired, newest.Version, minute(newest.Expires), clock))
+	}
+	if newest.Version == last.Root {
+		return r, nil
+	}
+	last.Root, last.RootDigest, last.Location = newest.Version, r.Digest(), s.location()
+	if newest.Since.After(last.Since) {
+		last.Since, last.Sequence, last.Index = newest.Since, 0, ""
+	}
+	return r, c.note(last, []string{rootIdentity(r)})
+}
+
+func rootIdentity(r *Roots) string { return "root-" + r.Identity()[:32] }
+
+// readAccepted reads the source's root.json, and returns what was seen of the feed.
+func readAccepted(ctx context.Context, s store, c *cache, pinned []*Roots) (*Roots, seen, error) {
+	found, err := s.read(ctx, rootName, maxRoots, "")
+	if errors.Is(err, ErrAbsent) {
+		err = fmt.Errorf("%w: %w: there is none", ErrUntrusted, ErrRoot)
+	}
+	if err != nil {
+		return nil, seen{}, err
+	}
+	var first error
+	for _, p := range pinned {
+		last, err := c.seen([]string{rootIdentity(p)})
+		if err != nil {
+			return nil, seen{}, err
+		}
+		r, err := accept(found.bytes, p, last)
+		if err == nil {
+			return r, last, nil
+		}
+		if first == nil || !errors.Is(err, ErrRoot) {
+			first = err
+		}
+	}
+	return nil, seen{}, first
+}
+
 // lastGood returns the copy that was accepted last. Its signature is verified again with the
-// key sets of its time, but not its expiry: State reports its age.
-func lastGood(s store, c *cache, roots []Key) (*Feed, bool) {
+// keys of its time, but not its expiry: State reports its age.
+func lastGood(s store, c *cache, anchors []Key, now time.Time) (*Feed, bool) {
 	g, ok := c.good()
 	if !ok {
 		return nil, false
 	}
-	t, err := trust([]byte(g.Index), []byte(g.Signature), roots, seen{})
+	var a authority
+	pinned, keys := split(anchors)
+	a.keys = keys
+	if len(pinned) > 0 {
+		a.roots = keptRoots(c, g, pinned)
+	}
+	if (a.roots == nil) != (len(pinned) == 0) || a.roots == nil && !now.Before(LegacyEnd) {
+		return nil, false
+	}
+	t, err := a.trust([]byte(g.Index), []byte(g.Signature), seen{})
 	if err != nil {
 		return nil, false
 	}
-	f := &Feed{store: s, cache: c, index: t.index, roots: roots, signers: t.keys, state: State{
-		Source: s.location(), Fetched: g.Confirmed, Signer: t.signer.String(), Sequence: t.index.Sequence, Expires: t.index.Expires,
-	}}
+	f := newFeed(s, c, t, a, g)
 	e := f.index.Files[summariesName]
 	b, ok := c.content(e)
 	if !ok {
@@ -209,51 +324,139 @@ func lastGood(s store, c *cache, roots []Key) (*Feed, bool) {
 	return f, err == nil && f.complete() == nil
 }
 
+// keptRoots returns the root of the last good copy, unless a newer version was seen since; otherwise nil.
+func keptRoots(c *cache, g good, pinned []*Roots) *Roots {
+	for _, p := range pinned {
+		last, err := c.seen([]string{rootIdentity(p)})
+		if err != nil {
+			return nil
+		}
+		if r, err := accept([]byte(g.Roots), p, last); err == nil {
+			return r
+		}
+	}
+	return nil
+}
+
+// authority is what decides who may sign a publication: a verified root or, for a feed without one,
+// trusted keys.
+type authority struct {
+	roots *Roots
+	keys  []Key
+}
+
+// first are the keys that lead to those that signed statements.
+func (a authority) first() []Key {
+	if a.roots != nil {
+		return a.roots.everyIndexKey()
+	}
+	return a.keys
+}
+
+// identities are the names under which is recorded what was seen of a feed. Without a root these are
+// the trusted keys that lead to the signature of its index, and the key that signed it. Other keys
+// of its key sets do not count: a publisher could name the key of another feed there.
+func (a authority) identities(b, sig []byte) (out []string) {
+	if a.roots != nil {
+		return []string{rootIdentity(a.roots)}
+	}
+	for _, k := range a.keys {
+		t, err := trust(b, sig, []Key{k}, seen{})
+		if err != nil {
+			continue
+		}
+		out = append(out, "key-"+k.id, "key-"+t.signer.id)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// trust verifies an index, and that nothing newer was seen.
+func (a authority) trust(b, sig []byte, last seen) (*trusted, error) {
+	if a.roots == nil {
+		return trust(b, sig, a.keys, last)
+	}
+	i, err := parseIndex(b)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	r := a.roots.newest()
+	t := &trusted{index: i, root: r, keys: r.indexKeys, seen: seen{
+		Sequence: i.Sequence, Index: digest(b), Root: r.Version, RootDigest: a.roots.Digest(), Since: r.Since,
+	}}
+	if t.signer, err = verify(b, sig, t.keys); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	switch {
+	case i.Created.Before(r.Since):
+		return nil, fmt.Errorf("%w: it was made on %s, before a key was revoked on %s", ErrRollback, minute(i.Created), minute(r.Since))
+	case i.Expires.Sub(i.Created) > time.Duration(r.IndexDays)*24*time.Hour:
+		return nil, fmt.Errorf("%w: it is valid for longer than %d days", ErrUntrusted, r.IndexDays)
+	}
+	if r.Since.After(last.Since) {
+		last.Sequence, last.Index = 0, ""
+	}
+	return t, t.follows(last)
+}
+
 // trusted is an index signed by a trusted key.
 type trusted struct {
 	index  *index
 	signer Key
 	keys   []Key
-	set    *keySet // nil if the feed has none
+	set    *keySet // nil if the feed has none, or has a root
+	root   *root   // nil if the feed has none
 	seen   seen
 }
 
-// trust verifies the signature of an index, and that nothing newer was seen. It follows key
-// sets from the trusted keys, the roots or the last seen set, to the newest. Each is signed by
-// a key of a set that is trusted already.
-func trust(b, sig []byte, roots []Key, last seen) (*trusted, error) {
+// trust verifies the signature of an index of a feed without root, and that nothing newer was seen.
+// It follows key sets from the trusted keys, the anchors or the last seen set, to the newest. Each
+// is signed by a key of a set that is trusted already.
+func trust(b, sig []byte, anchors []Key, last seen) (*trusted, error) {
 	i, err := parseIndex(b)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
 	}
-	t := &trusted{index: i, keys: roots, seen: seen{Sequence: i.Sequence, Index: digest(b), Keys: last.Keys}}
+	t := &trusted{index: i, keys: anchors, seen: seen{Sequence: i.Sequence, Index: digest(b), Keys: last.Keys}}
 	if last.Keys != nil { // it was verified before it was stored
 		if t.set, err = parseKeySet([]byte(last.Keys.Set)); err != nil {
 			return nil, err
 		}
 		t.keys = t.set.keys
 	}
-	if err := t.follow(i.Keys); err != nil {
+	if err := t.follow(i.Keys, last.at()); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
 	}
 	if t.signer, err = verify(b, sig, t.keys); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
 	}
-	switch {
-	case i.Sequence == 0:
-		return nil, fmt.Errorf("%w: its sequence is zero", ErrUntrusted)
-	case i.Sequence < last.Sequence:
-		return nil, fmt.Errorf("%w: it is publication %d, but %d was seen", ErrRollback, i.Sequence, last.Sequence)
-	case i.Sequence == last.Sequence && last.Index != t.seen.Index:
-		return nil, fmt.Errorf("%w: there are two publications with the number %d", ErrUntrusted, i.Sequence)
-	case i.Created.IsZero() || !i.Created.Before(i.Expires):
-		return nil, fmt.Errorf("%w: creation or expiry is missing", ErrUntrusted)
+	if t.set != nil && t.set.Expires.Sub(t.set.Created) > MaxExpiry {
+		return nil, fmt.Errorf("%w: its key set is valid for longer than 400 days", ErrUntrusted)
 	}
-	return t, nil
+	return t, t.follows(last)
 }
 
-// follow walks from the trusted keys to the newest key set.
-func (t *trusted) follow(chain []signedKeySet) error {
+// follows returns an error if something newer than t was seen, or its lifetime is not allowed.
+func (t *trusted) follows(last seen) error {
+	i := t.index
+	switch {
+	case i.Sequence == 0:
+		return fmt.Errorf("%w: its sequence is zero", ErrUntrusted)
+	case i.Sequence < last.Sequence:
+		return fmt.Errorf("%w: it is publication %d, but %d was seen%s", ErrRollback, i.Sequence, last.Sequence, last.at())
+	case i.Sequence == last.Sequence && last.Index != t.seen.Index:
+		return fmt.Errorf("%w: there are two publications with the number %d%s", ErrUntrusted, i.Sequence, last.at())
+	case i.Created.IsZero() || !i.Created.Before(i.Expires):
+		return fmt.Errorf("%w: creation or expiry is missing", ErrUntrusted)
+	case i.Expires.Sub(i.Created) > MaxExpiry:
+		return fmt.Errorf("%w: it is valid for longer than 400 days", ErrUntrusted)
+	}
+	return nil
+}
+
+// follow walks from the trusted keys to the newest key set. where completes an error about the last
+// seen set.
+func (t *trusted) follow(chain []signedKeySet, where string) error {
 	sets := make([]*keySet, len(chain))
 	for n, signed := range chain {
 		var err error
@@ -268,7 +471,7 @@ func (t *trusted) follow(chain []signedKeySet) error {
 	if t.set != nil {
 		known = t.set.Sequence
 		if len(sets) == 0 || sets[len(sets)-1].Sequence < known {
-			return fmt.Errorf("key set %d was seen before, but is not among its key sets", known)
+			return fmt.Errorf("key set %d was seen before, but is not among its key sets%s", known, where)
 		}
 	}
 	// The newest set that a trusted key signed comes first: a program with newer keys need not
@@ -302,8 +505,12 @@ func (t *trusted) fresh(now time.Time) error {
 	}
 	clock := "this computer's clock says " + minute(now)
 	switch {
+	case t.root == nil && !now.Before(LegacyEnd):
+		return fmt.Errorf("%w: feeds without a root are refused from %s", ErrLegacy, LegacyEnd.Format(time.DateOnly))
 	case now.Add(clockSkew).Before(t.index.Created):
 		return fmt.Errorf("%w: it was made on %s, and %s", ErrFuture, minute(t.index.Created), clock)
+	case t.set != nil && now.Add(clockSkew).Before(t.set.Created):
+		return fmt.Errorf("%w: its key set was made on %s, and %s", ErrFuture, minute(t.set.Created), clock)
 	case !now.Before(end):
 		return fmt.Errorf("%w: %s ended on %s, and %s", ErrExpired, of, minute(end), clock)
 	}
@@ -558,7 +765,7 @@ func (f *Feed) statementsOf(ctx context.Context, v version.Version) ([]string, e
 
 // believe verifies a statement like machines do, and that its key may still sign.
 func (f *Feed) believe(text string, k version.Version, arch string, list component.List) error {
-	if err := NewTrust(f.roots...).Verify(text, k, arch, list); err != nil {
+	if err := NewTrust(f.first...).Verify(text, k, arch, list); err != nil {
 		return err
 	}
 	var s signedStatement

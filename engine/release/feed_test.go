@@ -212,7 +212,7 @@ func TestTheSameLayoutWorksEmbeddedFromADirectoryAndOverHTTP(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: summaries %+v, %v; want %+v", location, got, err, want)
 		}
-		state := State{Source: strings.TrimSuffix(location, "/"), Fetched: today, Signer: key.String(), Sequence: 1, Expires: today.Add(DefaultExpiry)}
+		state := State{Source: strings.TrimSuffix(location, "/"), Fetched: today, Signer: key.String(), Sequence: 1, Expires: today.Add(DefaultExpiry), Warning: legacyWarning()}
 		if f.State() != state {
 			t.Errorf("%s: state %+v, want %+v", location, f.State(), state)
 		}

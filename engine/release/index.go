@@ -132,25 +132,43 @@ func parseKeySet(b []byte) (*keySet, error) {
 		return nil, fmt.Errorf("read key set: its type is %q", s.Type)
 	case s.Sequence == 0 || s.Sequence > maxSequence:
 		return nil, fmt.Errorf("read key set: sequence %d is out of bounds", s.Sequence)
-	case len(s.Keys) == 0 || len(s.Keys) > 32:
-		return nil, fmt.Errorf("read key set: it has %d keys", len(s.Keys))
 	case s.Expires.IsZero():
 		return nil, errors.New("read key set: expiry is missing")
 	}
-	for _, k := range s.Keys {
+	var err error
+	if s.keys, err = parseSetKeys(s.Keys); err != nil {
+		return nil, fmt.Errorf("read key set: %w", err)
+	}
+	return &s, nil
+}
+
+// parseSetKeys returns the keys of a set, which are different.
+func parseSetKeys(set []setKey) (out []Key, err error) {
+	if len(set) == 0 || len(set) > 32 {
+		return nil, fmt.Errorf("it has %d keys", len(set))
+	}
+	for _, k := range set {
 		if k.Name != "" && !nameRE.MatchString(k.Name) {
-			return nil, fmt.Errorf("read key set: %q is not a name", k.Name)
+			return nil, fmt.Errorf("%q is not a name", k.Name)
 		}
 		keys, err := ParseKeys(k.Name, []byte(k.PEM))
 		if err != nil {
-			return nil, fmt.Errorf("read key set: %w", err)
+			return nil, err
 		}
-		if len(keys) != 1 || hasKey(s.keys, keys[0].id) {
-			return nil, fmt.Errorf("read key set: %s is not one key, or occurs twice", keys[0])
+		if len(keys) != 1 || hasKey(out, keys[0].id) {
+			return nil, fmt.Errorf("%s is not one key, or occurs twice", keys[0])
 		}
-		s.keys = append(s.keys, keys[0])
+		out = append(out, keys[0])
 	}
-	return &s, nil
+	return out, nil
+}
+
+// setKeys is the reverse of parseSetKeys.
+func setKeys(keys []Key) (out []setKey) {
+	for _, k := range keys {
+		out = append(out, setKey{k.Name, string(k.PEM())})
+	}
+	return out
 }
 
 // keySetName is the file of a key set, equal to the copy in the index.

@@ -20,7 +20,8 @@ import (
 	"strings"
 )
 
-// Key is a public key that a feed may be signed with: ECDSA on P-256.
+// Key is a public key that a feed may be signed with: ECDSA on P-256. As a trust anchor it may
+// instead be the root of a feed, see [Roots.Anchor].
 type Key struct {
 	// Name is for display: the name of its file without .pub; may be empty.
 	Name string
@@ -28,9 +29,14 @@ type Key struct {
 	File   string
 	public *ecdsa.PublicKey
 	id     string
+	roots  *Roots // nil for a public key
 }
 
-// ID is the first 16 hex digits of the SHA-256 of the key in DER (SubjectPublicKeyInfo).
+// IsRoot reports whether k is the root of a feed.
+func (k Key) IsRoot() bool { return k.roots != nil }
+
+// ID is the first 16 hex digits of the SHA-256 of the key in DER (SubjectPublicKeyInfo), or of the
+// identity of a root.
 func (k Key) ID() string { return k.id }
 
 // String is "name (id)", or the ID of a key without a name.
@@ -41,8 +47,11 @@ func (k Key) String() string {
 	return fmt.Sprintf("%s (%s)", k.Name, k.id)
 }
 
-// PEM returns the key in PEM.
+// PEM returns the key in PEM; the root.json of a root.
 func (k Key) PEM() []byte {
+	if k.roots != nil {
+		return k.roots.Bytes()
+	}
 	der, err := x509.MarshalPKIXPublicKey(k.public)
 	if err != nil { // newKey has marshalled it before
 		panic(err)
@@ -93,12 +102,51 @@ func ParseKeys(name string, b []byte) ([]Key, error) {
 	return keys, nil
 }
 
-// EmbeddedKeys returns the program's keys, keys/*.pub of dir, which is assets.Releases().
-// Without keys no feed is official.
-func EmbeddedKeys(dir fs.FS) ([]Key, error) {
-	names, err := fs.Glob(dir, "keys/*.pub")
+// ParseAnchors reads what a user trusts: a root.json, or public keys as for [ParseKeys].
+func ParseAnchors(name string, b []byte) ([]Key, error) {
+	if !bytes.HasPrefix(bytes.TrimSpace(b), []byte("{")) {
+		return ParseKeys(name, b)
+	}
+	r, err := ParseRoots(b)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read key %s: %w", name, err)
+	}
+	k := r.Anchor()
+	k.Name = name
+	return []Key{k}, nil
+}
+
+// split separates the roots from the public keys of anchors.
+func split(anchors []Key) (roots []*Roots, keys []Key) {
+	for _, k := range anchors {
+		if k.roots != nil {
+			roots = append(roots, k.roots)
+		} else {
+			keys = append(keys, k)
+		}
+	}
+	return roots, keys
+}
+
+// signing replaces each root by the index keys of its newest version.
+func signing(anchors []Key) []Key {
+	roots, keys := split(anchors)
+	for _, r := range roots {
+		keys = append(keys, r.newest().indexKeys...)
+	}
+	return keys
+}
+
+// EmbeddedKeys returns the program's trust anchors, keys/*.pub and keys/*.json of dir, which is
+// assets.Releases(). Without them no feed is official.
+func EmbeddedKeys(dir fs.FS) ([]Key, error) {
+	var names []string
+	for _, pattern := range []string{"keys/*.pub", "keys/*.json"} {
+		some, err := fs.Glob(dir, pattern)
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, some...)
 	}
 	var keys []Key
 	for _, name := range names {
@@ -106,7 +154,7 @@ func EmbeddedKeys(dir fs.FS) ([]Key, error) {
 		if err != nil {
 			return nil, err
 		}
-		k, err := ParseKeys(strings.TrimSuffix(path.Base(name), ".pub"), b)
+		k, err := ParseAnchors(strings.TrimSuffix(path.Base(name), path.Ext(name)), b)
 		if err != nil {
 			return nil, err
 		}
@@ -195,7 +243,7 @@ func (k *PrivateKey) SignFile(b []byte) ([]byte, error) { return k.signAgain(b) 
 
 // VerifyFile returns the key of keys that signed b with [PrivateKey.SignFile]. The error wraps
 // ErrSigner if none did.
-func VerifyFile(b, sig []byte, keys []Key) (Key, error) { return verify(b, sig, keys) }
+func VerifyFile(b, sig []byte, keys []Key) (Key, error) { return verify(b, sig, signing(keys)) }
 
 // maxSignature bounds a .sig file in bytes; a real one has about 96.
 const maxSignature = 1 << 10
@@ -206,7 +254,7 @@ var ErrSigner = errors.New("invalid signature: an untrusted key signed it, or it
 
 // verify returns the key of keys that signed b. The error wraps ErrSigner if none did.
 func verify(b, sig []byte, keys []Key) (Key, error) {
-	der, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(sig)))
+	der, err := base64.StdEncoding.Strict().DecodeString(strings.TrimSpace(string(sig)))
 	if err != nil || len(sig) > maxSignature {
 		return Key{}, errors.New("its signature is not base64")
 	}

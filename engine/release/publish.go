@@ -49,10 +49,12 @@ type BuildOptions struct {
 	Out string
 	Key *PrivateKey
 	// Trust are the keys that may sign from now on; nil keeps them. Key must be one of them, and
-	// one of those trusted before.
+	// one of those trusted before. A feed with a root needs none: its index keys may sign.
 	Trust []Key
+	// Root is the root of the feed from now on; nil keeps it. It must continue that of Out.
+	Root *Roots
 	// Expires is the lifetime of this publication, KeysExpire that of a new key set; zero means
-	// the default.
+	// the default, which is at most what the root allows.
 	Expires, KeysExpire time.Duration
 	// Now defaults to time.Now.
 	Now func() time.Time
@@ -68,6 +70,9 @@ type BuildReport struct {
 	// Keys may all sign; KeySet is the number of their set, zero if there is none.
 	Keys   []string `json:"keys"`
 	KeySet uint64   `json:"keySet,omitempty"`
+	// Root is the version of the root; zero if there is none. Warning is then a weakness of the feed.
+	Root    uint64 `json:"root,omitempty"`
+	Warning string `json:"warning,omitempty"`
 	// Releases are all, oldest first; Added and Dropped are the changes.
 	Releases []string `json:"releases"`
 	Added    []string `json:"added,omitempty"`
@@ -97,6 +102,7 @@ func Build(ctx context.Context, o BuildOptions) (BuildReport, error) {
 		o.Now = time.Now
 	}
 	now := o.Now().UTC().Truncate(time.Second)
+	asked := o.Expires
 	for what, d := range map[string]*time.Duration{"feed": &o.Expires, "key set": &o.KeysExpire} {
 		if *d == 0 {
 			*d = map[string]time.Duration{"feed": DefaultExpiry, "key set": DefaultKeysExpiry}[what]
@@ -120,9 +126,13 @@ func Build(ctx context.Context, o BuildOptions) (BuildReport, error) {
 	if err != nil {
 		return BuildReport{}, err
 	}
+	roots, err := nextRoots(old.roots, &o, asked, now)
+	if err != nil {
+		return BuildReport{}, err
+	}
 	r := BuildReport{Out: out, Created: now, Expires: now.Add(o.Expires), Signer: o.Key.String(), Elsewhere: p.elsewhere, NoDigest: p.noDigest()}
 	i := index{Schema: schema, Type: indexType, Sequence: old.index.Sequence + 1, Created: now, Expires: r.Expires}
-	if i.Keys, err = nextKeys(old.index.Keys, o, now); err != nil {
+	if err := i.authorize(&r, roots, old, o, now); err != nil {
 		return BuildReport{}, err
 	}
 	if err := p.keeps(old, &r); err != nil {
@@ -166,7 +176,70 @@ func Build(ctx context.Context, o BuildOptions) (BuildReport, error) {
 		}
 		p.files[name+signature] = sigs[name]
 	}
-	return r, p.replace(ctx, out, o)
+	anchor := o.Key.Key
+	if roots != nil {
+		p.files[rootName], anchor = roots.Bytes(), roots.Anchor()
+	}
+	return r, p.replace(ctx, out, Options{Keys: []Key{anchor}, Now: o.Now})
+}
+
+// authorize adds the key sets to an index, and to r what its keys are worth.
+func (i *index) authorize(r *BuildReport, roots *Roots, old *existing, o BuildOptions, now time.Time) (err error) {
+	if roots == nil {
+		r.Warning = legacyWarning()
+		i.Keys, err = nextKeys(old.index.Keys, o, now)
+		return err
+	}
+	r.Root = roots.newest().Version
+	if old.index.Created.Before(roots.newest().Since) && old.index.Sequence > maxSequence/2 {
+		i.Sequence = 1 // somebody else counted up to there
+	}
+	i.Keys, err = keysBelow(roots, old.index.Keys, o, now)
+	return err
+}
+
+// nextRoots returns the root of the next publication, nil if there is none, and bounds o.Expires by it.
+func nextRoots(old *Roots, o *BuildOptions, asked time.Duration, now time.Time) (*Roots, error) {
+	roots := old
+	if o.Root != nil {
+		roots = o.Root
+		if err := roots.Missing(); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrKeySet, err)
+		}
+		if old != nil {
+			if err := roots.continues(old); err != nil {
+				return nil, fmt.Errorf("%w: %w", ErrKeySet, err)
+			}
+		}
+	}
+	if roots == nil {
+		return nil, nil
+	}
+	r := roots.newest()
+	limit := time.Duration(r.IndexDays) * 24 * time.Hour
+	switch {
+	case o.Trust != nil:
+		return nil, fmt.Errorf("%w: the root of the feed decides which keys may sign", ErrKeySet)
+	case !hasKey(r.indexKeys, o.Key.id):
+		return nil, fmt.Errorf("%w: %s is not an index key of version %d of the root", ErrKeySet, o.Key.Key, r.Version)
+	case now.Before(r.Since):
+		return nil, fmt.Errorf("%w: version %d of the root was made on %s, and this computer's clock says %s", ErrKeySet, r.Version, minute(r.Created), minute(now))
+	case asked > limit:
+		return nil, fmt.Errorf("%w: the root allows publications that are valid for %d days at most", ErrKeySet, r.IndexDays)
+	}
+	o.Expires = min(o.Expires, limit)
+	return roots, nil
+}
+
+// keysBelow returns key sets with the index keys of a root, for machines and for programs that
+// know no root. If the signing key is in no earlier set, they start from scratch.
+func keysBelow(roots *Roots, chain []signedKeySet, o BuildOptions, now time.Time) ([]signedKeySet, error) {
+	o.Trust = roots.newest().indexKeys
+	next, err := nextKeys(chain, o, now)
+	if errors.Is(err, ErrKeySet) && len(chain) > 0 {
+		return nextKeys(nil, o, now)
+	}
+	return next, err
 }
 
 // Generate writes the lists and the index of the releases in the program, in place:
@@ -731,6 +804,7 @@ func (p *publication) index(i index) ([]byte, error) {
 // existing is the present publication of a directory; empty if there is none.
 type existing struct {
 	index     *index
+	roots     *Roots // nil if there is none
 	summaries []Summary
 	store     store
 }
@@ -753,7 +827,7 @@ func published(ctx context.Context, out string, key *PrivateKey) (*existing, err
 		if err != nil {
 			return err
 		}
-		if n := strings.TrimSuffix(filepath.ToSlash(name), signature); n != indexName && !validName(n) && !isStatement(n) {
+		if n := strings.TrimSuffix(filepath.ToSlash(name), signature); n != indexName && n != rootName && !validName(n) && !isStatement(n) {
 			return fmt.Errorf("%s has %q, which is not a file of a feed: %w", out, shorten(name), ErrOut)
 		}
 		return nil
@@ -782,6 +856,15 @@ func published(ctx context.Context, out string, key *PrivateKey) (*existing, err
 			return nil, fmt.Errorf("%s: %w", out, err)
 		}
 		keys = set.keys
+	}
+	switch a, err := e.store.read(ctx, rootName, maxRoots, ""); {
+	case err == nil:
+		if e.roots, err = ParseRoots(a.bytes); err != nil {
+			return nil, fmt.Errorf("%s: %w", out, err)
+		}
+		keys = e.roots.everyIndexKey() // the last publication may be of a key that was revoked since
+	case !errors.Is(err, ErrAbsent):
+		return nil, fmt.Errorf("read %s of %s: %w", rootName, out, err)
 	}
 	if _, err := verify(b.bytes, sig.bytes, keys); err != nil {
 		return nil, fmt.Errorf("%s has a feed that this key cannot continue: %w", out, err)
@@ -962,7 +1045,7 @@ func (p *publication) write(dir string) error {
 }
 
 // replace makes the files the whole content of out, atomically.
-func (p *publication) replace(ctx context.Context, out string, o BuildOptions) error {
+func (p *publication) replace(ctx context.Context, out string, o Options) error {
 	next, err := os.MkdirTemp(filepath.Dir(out), ".release-build-*")
 	if err != nil {
 		return fmt.Errorf("write feed: %w", err)
@@ -975,7 +1058,7 @@ func (p *publication) replace(ctx context.Context, out string, o BuildOptions) e
 		return fmt.Errorf("write feed: %w", err)
 	}
 	// Validate with the reader's code before publishing.
-	if _, err := Open(ctx, next, Options{Keys: []Key{o.Key.Key}, Now: o.Now}); err != nil {
+	if _, err := Open(ctx, next, o); err != nil {
 		return fmt.Errorf("write feed: %w", err)
 	}
 	if err := ctx.Err(); err != nil {

@@ -64,7 +64,7 @@ func TestPublicationContinuesThePreviousOne(t *testing.T) {
 	r.NoDigest = nil
 	want := BuildReport{
 		Out: out, Sequence: 1, Created: today, Expires: today.Add(48 * time.Hour), Signer: key.String(), Keys: []string{key.String()},
-		Releases: []string{"v1.0.0", "v1.1.0"}, Added: []string{"v1.0.0", "v1.1.0"}, Files: 10,
+		Releases: []string{"v1.0.0", "v1.1.0"}, Added: []string{"v1.0.0", "v1.1.0"}, Files: 10, Warning: legacyWarning(),
 	}
 	if !reflect.DeepEqual(r, want) {
 		t.Errorf("first: %+v, want %+v", r, want)

@@ -122,7 +122,7 @@ func (k *PrivateKey) Vouch(v Vouched) (string, error) {
 type Trust struct{ keys []Key }
 
 // NewTrust returns the trust in keys.
-func NewTrust(keys ...Key) Trust { return Trust{keys} }
+func NewTrust(keys ...Key) Trust { return Trust{signing(keys)} }
 
 // Verify returns nil if the statement in text covers list for a machine of arch and Kubernetes
 // v. The error wraps ErrNoStatement if text is empty, ErrNotVouched if a trusted statement
@@ -182,7 +182,7 @@ func (t Trust) read(text string) (Vouched, error) {
 		}
 	}
 	signers := &trusted{keys: t.keys}
-	if err := signers.follow(s.Keys); err != nil {
+	if err := signers.follow(s.Keys, ""); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
 	}
 	if _, err := verify([]byte(s.Statement), []byte(s.Signature), signers.keys); err != nil {

@@ -106,6 +106,10 @@ type State struct {
 	// Sequence counts the publications of a feed; Expires is when this one expires.
 	Sequence uint64    `json:"sequence,omitempty"`
 	Expires  time.Time `json:"expires,omitzero"`
+	// Root is the version of the feed's root; zero if it has none.
+	Root uint64 `json:"root,omitempty"`
+	// Warning is a weakness of the feed, which is used nevertheless.
+	Warning string `json:"warning,omitempty"`
 }
 
 // Summary returns the facts about r that decide on upgrades to it.

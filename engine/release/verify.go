@@ -28,6 +28,10 @@ type Report struct {
 	Keys     []string `json:"keys"`
 	KeySet   uint64   `json:"keySet,omitempty"`
 	Releases []string `json:"releases"`
+	// Root is the version of the feed's root that was verified; zero if there is none. Warning is
+	// then a weakness of the feed.
+	Root    uint64 `json:"root,omitempty"`
+	Warning string `json:"warning,omitempty"`
 	// Problems are about the feed as a whole, Files about each file.
 	Problems []string     `json:"problems"`
 	Files    []FileReport `json:"files"`
@@ -74,17 +78,21 @@ func Verify(ctx context.Context, location string, o Options) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	v := &verifier{ctx: ctx, store: s, keys: o.Keys, r: Report{Source: s.location(), Keys: []string{}, Releases: []string{}, Problems: []string{}, NoDigest: []string{}}}
+	v := &verifier{ctx: ctx, store: s, r: Report{Source: s.location(), Keys: []string{}, Releases: []string{}, Problems: []string{}, NoDigest: []string{}}}
 	b, err := s.read(ctx, indexName, maxIndex, "")
 	if err != nil {
 		return Report{}, fmt.Errorf("read %s of %s: %w", indexName, s.location(), err)
+	}
+	a, err := v.root(o.Keys, now())
+	if err != nil {
+		return Report{}, err
 	}
 	f := FileReport{Name: indexName, Length: int64(len(b.bytes)), SHA256: digest(b.bytes)}
 	i, err := parseIndex(b.bytes)
 	if err != nil {
 		f.Problem = err.Error()
 		v.r.note(fmt.Errorf("%w: %w", ErrAltered, err))
-		v.r.Files = []FileReport{f}
+		v.r.Files = append(v.r.Files, f)
 		return v.r, nil
 	}
 	v.r.Sequence, v.r.Created, v.r.Expires = i.Sequence, i.Created, i.Expires
@@ -94,10 +102,10 @@ func Verify(ctx context.Context, location string, o Options) (Report, error) {
 		v.r.note(fmt.Errorf("%w: %s", ErrUntrusted, f.Problem))
 	case err != nil:
 		f.Problem = v.r.note(err)
-	case len(o.Keys) == 0:
+	case a.roots == nil && len(a.keys) == 0:
 		f.Problem = v.r.note(ErrNoKeys)
 	default:
-		t, err := trust(b.bytes, sig.bytes, o.Keys, seen{})
+		t, err := a.trust(b.bytes, sig.bytes, seen{})
 		if err != nil {
 			f.Problem = v.r.note(err)
 			break
@@ -136,12 +144,43 @@ func Verify(ctx context.Context, location string, o Options) (Report, error) {
 	return v.r, nil
 }
 
+// root verifies the feed's root, if one of anchors is a root, and returns who may sign.
+func (v *verifier) root(anchors []Key, now time.Time) (authority, error) {
+	pinned, keys := split(anchors)
+	if len(pinned) == 0 {
+		v.keys = keys
+		if len(keys) > 0 {
+			v.r.Warning = legacyWarning()
+		}
+		return authority{keys: keys}, nil
+	}
+	f := FileReport{Name: rootName}
+	a, err := v.store.read(v.ctx, rootName, maxRoots, "")
+	if err != nil && !errors.Is(err, ErrAbsent) {
+		return authority{}, in(v.store, rootName, err)
+	}
+	f.Length, f.SHA256 = int64(len(a.bytes)), digest(a.bytes)
+	roots, err := currentRoots(v.ctx, v.store, nil, pinned, now)
+	if err != nil {
+		f.Problem = v.r.note(err)
+		v.r.Files = append(v.r.Files, f)
+		return authority{}, nil
+	}
+	r := roots.newest()
+	v.r.Root, v.keys, v.everySigner = r.Version, r.indexKeys, roots.everyIndexKey()
+	f.Signer = fmt.Sprintf("version %d, %d of %d root keys", r.Version, r.Threshold, len(r.keys))
+	v.r.Files = append(v.r.Files, f)
+	return authority{roots: roots}, nil
+}
+
 type verifier struct {
 	ctx   context.Context
 	store store
 	keys  []Key // that may sign now
-	feed  *Feed
-	r     Report
+	// everySigner are the index keys of all versions of the root.
+	everySigner []Key
+	feed        *Feed
+	r           Report
 }
 
 func (v *verifier) file(name string) {
@@ -259,8 +298,9 @@ func (v *verifier) vouches(of version.Version, text string) error {
 	return nil
 }
 
-// everyKey returns the keys of all sets of the index.
-func (v *verifier) everyKey() (out []Key) {
+// everyKey returns the keys of all sets of the index, and of all versions of the root.
+func (v *verifier) everyKey() []Key {
+	out := slices.Clone(v.everySigner)
 	for _, k := range v.feed.index.Keys {
 		if s, err := parseKeySet([]byte(k.Set)); err == nil {
 			out = append(out, s.keys...)
@@ -389,7 +429,7 @@ func extra(dir string, i *index) (out []string) {
 		}
 		name = filepath.ToSlash(name)
 		n := strings.TrimSuffix(name, signature)
-		if _, ok := i.Files[n]; !ok && n != indexName && !isStatement(n) {
+		if _, ok := i.Files[n]; !ok && n != indexName && name != rootName && !isStatement(n) {
 			out = append(out, name)
 		}
 		return nil

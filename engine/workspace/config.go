@@ -475,7 +475,7 @@ func (c *Config) readReleases(r *reader) field {
 				if !isText {
 					return
 				}
-				if _, err := release.ParseKeys(path, []byte(s)); err != nil {
+				if _, err := release.ParseAnchors(path, []byte(s)); err != nil {
 					r.bad(n, path, fmt.Sprintf("cannot be used (%v)", err), "paste the public keys in PEM after a |, and nothing else; `constellation release key new` makes a pair")
 					return
 				}
