@@ -35,6 +35,7 @@ type book struct {
 	cordoned    map[string]map[string]bool   // nodes with the cordon annotation of a Plan, by Plan
 	waited      map[string]map[string]bool   // nodes that are noted as waited for by a Plan, by Plan
 	inPlace     map[string]bool              // nodes that the operator has cordoned for an upgrade in place
+	changes     int                          // of Nodes, of what matters to Plans
 	secrets     map[string]string            // resource versions by name
 	news        map[string]podNews           // of pods, by the name of their job, until that is complete
 	buried      map[types.UID]bool           // Jobs that were deleted recently
@@ -181,6 +182,7 @@ func (b *book) setNode(n *node, ours bool) {
 		b.nodes[n.name] = n // a heartbeat, or our own write from the informer; the old object can be freed
 		return
 	}
+	b.changes++
 	if old != nil {
 		b.dropIndexes(old)
 	}
@@ -197,12 +199,13 @@ func (b *book) setNode(n *node, ours bool) {
 	}
 }
 
-// hasNode reports whether a version of a Node, or a later one, was delivered.
-func (b *book) hasNode(name, version string) bool {
+// hadNode reports whether a version of a Node, or a later one, was delivered before a view was filled. It may say no
+// if another Node has changed since.
+func (b *book) hadNode(v *view, name, version string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := b.nodes[name]
-	return n != nil && !newer(version, n.version)
+	return n != nil && !newer(version, n.version) && b.changes == v.changes
 }
 
 // outdated reports whether n is older than old: an earlier version of the same Node, or the response
@@ -493,6 +496,7 @@ type view struct {
 	inPlace, waited []upgraded
 	total           int
 	done            int
+	changes         int // of Nodes in the book so far
 	nodes           int // of the cluster
 	absent          int // of these: not Ready or cordoned
 	// candidates of a role, in the order in which they are taken.
@@ -508,6 +512,7 @@ func (b *book) fill(v *view) {
 		v.candidates = func(bool) iter.Seq[upgraded] { return func(func(upgraded) bool) {} }
 		return
 	}
+	v.changes = b.changes
 	v.total, v.done, v.nodes, v.absent = len(page.keys), len(page.keys)-page.todo.Len(), len(b.nodes), b.unavailable
 	begun := v.plan.Status.Applying
 	seen := make(map[string]bool, len(begun))

@@ -281,7 +281,7 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 	return d.again, nil
 }
 
-// behind reports whether the API server has a Node to upgrade that the informer has not delivered. A
+// behind reports whether the API server has a Node to upgrade that the informer had not delivered before the decision. A
 // Plan that was created together with its Nodes may be delivered before them, and is not complete.
 func (k *controller) behind(ctx context.Context, v view) (bool, error) {
 	if _, selectable := v.selector.Requirements(); !selectable {
@@ -308,7 +308,7 @@ func (k *controller) behind(ctx context.Context, v view) (bool, error) {
 	if err := k.live.List(ctx, &nodes, client.MatchingLabelsSelector{Selector: left}, client.Limit(1)); err != nil {
 		return false, fmt.Errorf("list Nodes of Plan %s: %w", v.plan.Name, err)
 	}
-	return slices.ContainsFunc(nodes.Items, func(n metav1.PartialObjectMetadata) bool { return !k.book.hasNode(n.Name, n.ResourceVersion) }), nil
+	return slices.ContainsFunc(nodes.Items, func(n metav1.PartialObjectMetadata) bool { return !k.book.hadNode(&v, n.Name, n.ResourceVersion) }), nil
 }
 
 func (k *controller) holder(plan string) string { return "plan " + k.Namespace + "/" + plan }

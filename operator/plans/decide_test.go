@@ -630,3 +630,21 @@ func TestBlockedDrainIsReported(t *testing.T) {
 	d.book.setDrain(drain, "held")
 	is("Upgrading", "container upgrade of pod p runs")
 }
+
+// TestNodeThatArrivesAfterTheDecision: a Node that the informer delivers after the decision, and before the API server lists it, was not
+// in the decision.
+func TestNodeThatArrivesAfterTheDecision(t *testing.T) {
+	d := newDesk(t, planOf(), 1)
+	v := d.fill()
+	n := d.last["n0"]
+	if !d.book.hadNode(&v, n.Name, n.ResourceVersion) {
+		t.Error("a Node that was there is unknown")
+	}
+	d.node("n1", func(*corev1.Node) {})
+	if n := d.last["n1"]; d.book.hadNode(&v, n.Name, n.ResourceVersion) {
+		t.Error("a later Node counts as one that was there")
+	}
+	if v := d.fill(); !d.book.hadNode(&v, n.Name, n.ResourceVersion) {
+		t.Error("the next view does not have the Node")
+	}
+}
