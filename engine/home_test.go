@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -123,6 +124,10 @@ func TestHomeBeforeInfrastructureIsCreated(t *testing.T) {
 	h := write(string(b))
 	if h.Stage != engine.StageConfigured || len(h.Problems) > 0 || len(h.Next) == 0 || !strings.Contains(h.Next[0].Command, "infra plan") {
 		t.Errorf("stage %s, problems %+v, next %+v", h.Stage, h.Problems, h.Next)
+	}
+	_, err = engine.New(ws, engine.Deps{}).Status(t.Context())
+	if e, ok := errors.AsType[*plan.Error](err); !ok || !strings.Contains(e.Remedy, "infra create") {
+		t.Errorf("status: %+v", err)
 	}
 	h = write(strings.Replace(string(b), "project: my-project", "project: My Project", 1))
 	if len(h.Problems) != 1 || len(h.Next) == 0 || !strings.Contains(h.Next[0].Command, "config validate") {

@@ -133,6 +133,9 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 		return e.statusAdopted(ctx, c)
 	}
 	if err != nil {
+		if _, unfilled := e.config(); unfilled == nil && !e.ws.Has(workspace.StateFile) {
+			_, err = e.ws.State() // what lacks are machines, not the values of their registers
+		}
 		return Status{}, err
 	}
 	st := Status{
