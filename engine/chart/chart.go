@@ -35,6 +35,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"constellation/engine/release"
+	"constellation/internal/tarcheck"
 )
 
 // Errors of Fetch wrap one of these causes.
@@ -128,10 +129,19 @@ func unpack(b []byte, r Ref) ([]File, error) {
 	}
 	left := int64(maxUnpacked)
 	found := map[string]bool{}
-	t := tar.NewReader(z)
+	names := tarcheck.Names{}
+	// Headers that the tar reader skips by itself are bounded, too.
+	bounded := &io.LimitedReader{R: z, N: maxUnpacked + maxFiles*1536 + (1 << 20)}
+	t := tar.NewReader(bounded)
 	for {
 		h, err := t.Next()
 		if errors.Is(err, io.EOF) {
+			if err := tarcheck.End(bounded); err != nil {
+				return nil, bad("%v", err)
+			}
+			if bounded.N == 0 {
+				return nil, bad("more than %d files or %d MiB", maxFiles, maxUnpacked>>20)
+			}
 			break
 		}
 		if err != nil {
@@ -141,11 +151,12 @@ func unpack(b []byte, r Ref) ([]File, error) {
 			continue
 		}
 		_, file, below := strings.Cut(h.Name, "/") // the first part is the chart's folder
-		switch {
-		case h.Typeflag != tar.TypeReg:
-			return nil, bad("%s is not a regular file", shorten(h.Name))
-		case !below || path.IsAbs(h.Name) || path.Clean(h.Name) != h.Name || strings.HasPrefix(h.Name, "..") || strings.ContainsAny(h.Name, "\\\x00"):
-			return nil, bad("invalid file name %q", shorten(h.Name))
+		if err := checkEntry(h, below); err != nil {
+			return nil, bad("%v", err)
+		}
+		switch err := names.Entry(h, file); {
+		case err != nil:
+			return nil, bad("%s %s", shorten(file), shorten(err.Error()))
 		case found[file]:
 			return nil, bad("%s occurs twice", shorten(file))
 		case h.Size > left || len(out) == maxFiles:
@@ -173,6 +184,17 @@ func unpack(b []byte, r Ref) ([]File, error) {
 		return nil, bad("it is a library chart")
 	}
 	return out, nil
+}
+
+// checkEntry returns an error unless h is a regular file below the chart's folder.
+func checkEntry(h *tar.Header, below bool) error {
+	switch {
+	case h.Typeflag != tar.TypeReg:
+		return fmt.Errorf("%s is not a regular file", shorten(h.Name))
+	case !below || path.IsAbs(h.Name) || path.Clean(h.Name) != h.Name || strings.HasPrefix(h.Name, "..") || strings.ContainsAny(h.Name, "\\\x00"):
+		return fmt.Errorf("invalid file name %q", shorten(h.Name))
+	}
+	return nil
 }
 
 // shorten truncates untrusted text and replaces control characters.

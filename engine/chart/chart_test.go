@@ -225,6 +225,11 @@ func TestInvalidChartsAreRejected(t *testing.T) {
 	out, outDigest := write("out.tgz", tarred(tar.Header{Name: "cilium/../../etc/passwd", Typeflag: tar.TypeReg}))
 	link, linkDigest := write("link.tgz", tarred(tar.Header{Name: "cilium/values.yaml", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}))
 	bomb, bombDigest := write("bomb.tgz", tarred(tar.Header{Name: "cilium/values.yaml", Typeflag: tar.TypeReg, Size: maxUnpacked + 1}))
+	twins, twinsDigest := write("twins.tgz", tarred(tar.Header{Name: "cilium/values.yaml", Typeflag: tar.TypeReg}, tar.Header{Name: "cilium/Values.yaml", Typeflag: tar.TypeReg}))
+	device, deviceDigest := write("device.tgz", tarred(tar.Header{Name: "cilium/null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}))
+	hard, hardDigest := write("hard.tgz", tarred(tar.Header{Name: "cilium/values.yaml", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}))
+	two, twoDigest := write("two.tgz", append(bytes.Clone(s.archive), s.archive...))
+	headers, headersDigest := write("headers.tgz", manyFolders())
 	fullOCI := s.manifest
 	s.push(t, packaged(t, "other", "1.17.4"), "charts/other:1.17.4")
 	for _, tt := range []struct {
@@ -241,6 +246,11 @@ func TestInvalidChartsAreRejected(t *testing.T) {
 		{name: "not an archive", source: text, digest: textDigest, want: ErrArchive, text: "not a gzipped tar"},
 		{name: "a file outside of the chart", source: out, digest: outDigest, want: ErrArchive, text: "invalid file name"},
 		{name: "a symlink", source: link, digest: linkDigest, want: ErrArchive, text: "not a regular file"},
+		{name: "names that differ in case", source: twins, digest: twinsDigest, want: ErrArchive, text: "in case only"},
+		{name: "a device", source: device, digest: deviceDigest, want: ErrArchive, text: "not a regular file"},
+		{name: "a hard link", source: hard, digest: hardDigest, want: ErrArchive, text: "not a regular file"},
+		{name: "two archives one after another", source: two, digest: twoDigest, want: ErrArchive, text: "data after its end"},
+		{name: "folders without end", source: headers, digest: headersDigest, want: ErrArchive, text: "more than"},
 		{name: "decompression bomb", source: bomb, digest: bombDigest, want: ErrArchive, text: "more than"},
 		{name: "a missing file", source: "file:" + dir + "/none.tgz", digest: right, want: ErrAbsent, text: "is missing"},
 		{name: "a directory for a file", source: "file:" + dir + "/../x.tgz", digest: right, want: ErrAbsent, text: "is missing"},
@@ -274,13 +284,28 @@ func TestInvalidChartsAreRejected(t *testing.T) {
 	}
 }
 
-// tarred packs one file with an arbitrary header.
-func tarred(h tar.Header) []byte {
+// manyFolders is an archive of folders that is too long when it is unpacked.
+func manyFolders() []byte {
+	var one, b bytes.Buffer
+	_ = tar.NewWriter(&one).WriteHeader(&tar.Header{Name: "cilium/", Typeflag: tar.TypeDir})
+	z, _ := gzip.NewWriterLevel(&b, gzip.BestSpeed)
+	thousand := bytes.Repeat(one.Bytes(), 1000)
+	for n := 0; n < maxUnpacked+maxFiles*1536+(1<<20); n += len(thousand) {
+		_, _ = z.Write(thousand)
+	}
+	_ = z.Close()
+	return b.Bytes()
+}
+
+// tarred packs files with arbitrary headers.
+func tarred(all ...tar.Header) []byte {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
 	w := tar.NewWriter(z)
-	_ = w.WriteHeader(&h)
-	_, _ = io.CopyN(w, zeros{}, h.Size)
+	for _, h := range all {
+		_ = w.WriteHeader(&h)
+		_, _ = io.CopyN(w, zeros{}, h.Size)
+	}
 	_ = w.Close()
 	_ = z.Close()
 	return b.Bytes()

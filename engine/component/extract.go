@@ -19,6 +19,8 @@ import (
 	"path/filepath"
 	"strings"
 	"unicode/utf8"
+
+	"constellation/internal/tarcheck"
 )
 
 // manifest records the entries that an archive created in its directory, so that a later check
@@ -68,7 +70,7 @@ func (in *Installer) extract(ctx context.Context, d *os.Root, f *os.File, c Comp
 	defer s.Close()
 
 	u := unpacker{
-		root: s, limits: in.limit(),
+		root: s, limits: in.limit(), names: tarcheck.Names{},
 		kinds: map[string]fs.FileMode{".": fs.ModeDir}, listed: map[string]bool{}, files: map[string]int{},
 	}
 	if err := u.run(ctx, f); err != nil {
@@ -183,9 +185,10 @@ type unpacker struct {
 	limits  limits
 	entries []entry
 	kinds   map[string]fs.FileMode // type bits of everything written, by name
-	listed  map[string]bool        // directories that the archive names itself
-	files   map[string]int         // index in entries, of regular files
-	size    int64                  // bytes of all regular files
+	names   tarcheck.Names
+	listed  map[string]bool // directories that the archive names itself
+	files   map[string]int  // index in entries, of regular files
+	size    int64           // bytes of all regular files
 }
 
 func (u *unpacker) run(ctx context.Context, r io.Reader) error {
@@ -196,11 +199,12 @@ func (u *unpacker) run(ctx context.Context, r io.Reader) error {
 	// Contents are counted entry by entry; this bound is for what the tar reader
 	// skips by itself. Headers and padding are at most 1.5 kB an entry.
 	bound := u.limits.extracted + int64(u.limits.entries)*1536 + (1 << 20)
-	tr := tar.NewReader(&boundedReader{ctx, gz, bound})
+	bounded := &boundedReader{ctx, gz, bound}
+	tr := tar.NewReader(bounded)
 	for {
 		h, err := tr.Next()
 		if err == io.EOF {
-			return nil
+			return tarcheck.End(bounded)
 		}
 		if err != nil {
 			return fmt.Errorf("read archive: %w", err)
@@ -227,6 +231,9 @@ func (u *unpacker) add(h *tar.Header, r io.Reader) error {
 		return errors.New("leaves the directory")
 	case len(name) > 1024 || strings.Count(name, "/") > 32:
 		return errors.New("name is too long or too deep")
+	}
+	if err := u.names.Entry(h, name); err != nil {
+		return err
 	}
 	if name == "." {
 		if h.Typeflag != tar.TypeDir {

@@ -169,6 +169,79 @@ func TestArchivesThatAreRefused(t *testing.T) {
 	}
 }
 
+// sparseOf makes a sparse file of an archive's only entry: in the format of GNU, or of PAX.
+func sparseOf(t testing.TB, pax bool) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	gz := gzip.NewWriter(&b)
+	header := func(name string, kind byte, size int, magic string) {
+		block := make([]byte, 512)
+		copy(block, name)
+		copy(block[100:], "0000644\x000000000\x000000000\x00")
+		copy(block[124:], fmt.Sprintf("%011o\x0000000000000\x00", size))
+		block[156] = kind
+		copy(block[257:], magic)
+		if kind == tar.TypeGNUSparse { // one byte at the end of 1 MiB
+			copy(block[386:], fmt.Sprintf("%011o\x00%011o\x00", 1<<20-1, 1))
+			copy(block[483:], fmt.Sprintf("%011o\x00", 1<<20))
+		}
+		copy(block[148:156], "        ")
+		sum := 0
+		for _, c := range block {
+			sum += int(c)
+		}
+		copy(block[148:], fmt.Sprintf("%06o\x00 ", sum))
+		gz.Write(block)
+	}
+	pad := func(s string) { gz.Write([]byte(s + strings.Repeat("\x00", 512-len(s)))) }
+	if pax {
+		records := ""
+		for _, r := range []string{"GNU.sparse.major=1\n", "GNU.sparse.minor=0\n", "GNU.sparse.name=huge\n", "GNU.sparse.realsize=1048576\n"} {
+			records += fmt.Sprintf("%d %s", len(r)+3, r)
+		}
+		header("PaxHeaders/huge", tar.TypeXHeader, len(records), "ustar\x0000")
+		pad(records)
+		header("huge", tar.TypeReg, 513, "ustar\x0000")
+		pad("1\n1048575\n1\n")
+	} else {
+		header("huge", tar.TypeGNUSparse, 1, "ustar  \x00")
+	}
+	pad("x")
+	gz.Write(make([]byte, 1024))
+	gz.Close()
+	return b.Bytes()
+}
+
+// Archives that two programs read in two ways are refused.
+func TestAmbiguousArchivesAreRefused(t *testing.T) {
+	one, two := archive(t, file("a", []byte("one"))), archive(t, file("b", []byte("two")))
+	for name, tt := range map[string]struct {
+		b    []byte
+		want string
+	}{
+		"a sparse file of GNU":           {sparseOf(t, false), "is a sparse file"},
+		"a sparse file of PAX":           {sparseOf(t, true), "is a sparse file"},
+		"names that differ in case":      {archive(t, file("bin/Bridge", nil), file("bin/bridge", nil)), "in case only"},
+		"folders that differ in case":    {archive(t, dir("bin"), dir("BIN")), "in case only"},
+		"a link that differs in case":    {archive(t, file("bridge", nil), symlink("Bridge", "x")), "in case only"},
+		"two archives one after another": {append(bytes.Clone(one), two...), "data after its end"},
+		"data after the archive":         {append(bytes.Clone(one), strings.Repeat("more", 10)...), "gzip"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, err := unpack(t, tt.b, limits{entries: 50, extracted: 4 << 20})
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+			if got := hidden(t, filepath.Join(root, "in", "target"), "own"); got != nil {
+				t.Errorf("left behind: %v", got)
+			}
+		})
+	}
+	if _, err := unpack(t, one, limits{entries: 50, extracted: 4 << 20}); err != nil {
+		t.Errorf("one archive: %v", err)
+	}
+}
+
 func TestBombsAreRefused(t *testing.T) {
 	// What the tar reader skips by itself: a long run of extended headers that
 	// never lead to an entry.

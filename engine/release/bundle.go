@@ -223,6 +223,9 @@ func (b *Bundle) read(f *os.File) error {
 	if _, err := t.Next(); !errors.Is(err, io.EOF) {
 		return errors.New("unexpected data after its last file")
 	}
+	if n, err := f.Read(make([]byte, 1)); n > 0 || !errors.Is(err, io.EOF) {
+		return errors.New("unexpected data after its end")
+	}
 	return nil
 }
 
@@ -234,6 +237,8 @@ func nextFile(t *tar.Reader, name string, limit int64) (*tar.Header, error) {
 		return nil, fmt.Errorf("it ends before %s", name)
 	case err != nil:
 		return nil, fmt.Errorf("at %s it is damaged", name)
+	case h.Format&tar.FormatUSTAR == 0 || len(h.PAXRecords) > 0:
+		return nil, fmt.Errorf("%s is in another format of tar", name)
 	case h.Name != name || h.Typeflag != tar.TypeReg:
 		return nil, fmt.Errorf("it holds %s instead of %s", shorten(h.Name), name)
 	case h.Size > limit:

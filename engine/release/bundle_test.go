@@ -1,6 +1,7 @@
 package release
 
 import (
+	"archive/tar"
 	"bytes"
 	"errors"
 	"os"
@@ -74,6 +75,33 @@ func TestDamagedBundlesAreRefused(t *testing.T) {
 	}
 	if _, err := opened(t, append(bytes.Clone(whole[:last+512-last%512]), whole...)); !errors.Is(err, ErrBundle) || !strings.Contains(err.Error(), "unexpected data after its last file") {
 		t.Errorf("with something behind it: %v", err)
+	}
+	for name, changed := range map[string][]byte{
+		"another archive after its end": append(bytes.Clone(whole), whole...),
+		"a byte after its end":          append(bytes.Clone(whole), 0),
+	} {
+		if _, err := opened(t, changed); !errors.Is(err, ErrBundle) || !strings.Contains(err.Error(), "unexpected data after its end") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, h := range map[string]*tar.Header{
+		"extended headers":      {Name: bundleManifest, Typeflag: tar.TypeReg, Format: tar.FormatPAX, PAXRecords: map[string]string{"comment": "x"}},
+		"another format of tar": {Name: bundleManifest, Typeflag: tar.TypeReg, Format: tar.FormatGNU},
+		"a link":                {Name: bundleManifest, Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd", Format: tar.FormatUSTAR},
+		"a device":              {Name: bundleManifest, Typeflag: tar.TypeChar, Format: tar.FormatUSTAR},
+		"other case":            {Name: "Bundle.json", Typeflag: tar.TypeReg, Format: tar.FormatUSTAR},
+	} {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := opened(t, b.Bytes()); !errors.Is(err, ErrBundle) || !strings.Contains(err.Error(), "another format of tar") && !strings.Contains(err.Error(), "instead of bundle.json") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 	if _, err := opened(t, nil); !errors.Is(err, ErrBundle) || !strings.Contains(err.Error(), "it ends before bundle.json") {
 		t.Errorf("an empty file: %v", err)
