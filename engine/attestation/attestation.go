@@ -56,7 +56,7 @@ const Enrolled = evidence.Enrolled
 // format of its own. See Vendor.
 const VendorTPM2 = evidence.VendorTPM2
 
-// EmulatedVendorTPM2 is VendorTPM2 of a vendor that a sandbox emulates.
+// EmulatedVendorTPM2 is VendorTPM2 of an emulation of the vendor.
 const EmulatedVendorTPM2 = evidence.EmulatedVendorTPM2
 
 // States of Secure Boot in a Statement.
