@@ -49,6 +49,7 @@ import (
 	"constellation/engine/cloud/gcp"
 	gcpinfra "constellation/engine/cloud/gcp/infra"
 	"constellation/engine/cloud/sandboxapi/sandboxexec"
+	"constellation/engine/conformance"
 	"constellation/engine/enrol"
 	"constellation/engine/infra"
 	"constellation/engine/kube"
@@ -77,6 +78,7 @@ func main() {
 		ServeMCP:    serveMCP,
 		FindSandbox: sandboxexec.Find,
 		RunSandbox:  sandboxexec.Run,
+		Conform:     conformance.Run,
 	}.Main())
 }
 

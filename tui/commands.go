@@ -91,7 +91,7 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 		c.GroupID = "cluster"
 		root.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{configCommand(s), releaseCommand(s), sandboxStub(), mcpCommand(s), selfCommand(s), versionCommand(s)} {
+	for _, c := range []*cobra.Command{configCommand(s), releaseCommand(s), sandboxStub(), conformanceCommand(s), mcpCommand(s), selfCommand(s), versionCommand(s)} {
 		c.GroupID = "around"
 		root.AddCommand(c)
 	}

@@ -49,7 +49,7 @@ func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)
 
 // longVerbs are the verbs that change something step by step. A signal stops them at a
 // point where they can be resumed; see also Resumable. All other verbs are read-only or short.
-var longVerbs = []string{"init", "upgrade prepare", "backup create", "backup restore", "upgrade apply", "upgrade execute", "machine revoke", "machine add", "machine remove", "infra create", "infra terminate"}
+var longVerbs = []string{"init", "upgrade prepare", "backup create", "backup restore", "upgrade apply", "upgrade execute", "machine revoke", "machine add", "machine remove", "infra create", "infra terminate", "conformance"}
 
 func newSession(a App) *session {
 	s := &session{App: a, level: &slog.LevelVar{}}

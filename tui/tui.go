@@ -42,6 +42,7 @@ import (
 	"constellation/engine/adopt"
 	"constellation/engine/check"
 	"constellation/engine/cluster"
+	"constellation/engine/conformance"
 	"constellation/engine/enrol"
 	"constellation/engine/findings"
 	"constellation/engine/infra"
@@ -170,6 +171,8 @@ type App struct {
 	// args are those of this program. It returns the exit code, or an error if the other program
 	// did not start.
 	RunSandbox func(args []string) (int, error)
+	// Conform runs the conformance suite of a cloud, with verbs of this program.
+	Conform func(ctx context.Context, tool string, s conformance.Spec) (*conformance.Report, error)
 	// Verbs returns the verbs of a program that has other verbs than this package defines.
 	Verbs func(*Invocation) []*cobra.Command
 
