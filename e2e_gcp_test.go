@@ -64,6 +64,19 @@ func (c *cloud) wantConsole(prefix string, texts ...string) {
 	}
 }
 
+// generation verifies the cluster, and returns by which generation its one control plane is certified.
+func (c *cloud) generation() uint32 {
+	c.t.Helper()
+	var v engine.Verification
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "verify", "-o", "json").want(plan.ExitDone).stdout), &v); err != nil {
+		c.t.Fatal(err)
+	}
+	if len(v.Machines) != 1 || v.Machines[0].Certifier == nil || v.Machines[0].WithoutAPI {
+		c.t.Fatalf("verified %+v", v.Machines)
+	}
+	return v.Machines[0].Certifier.Generation
+}
+
 // TestGoogleCloudOfSimulatedMachines makes a cluster in an emulated Google Cloud, and replaces all of its machines. The
 // console, the operator and the machines use it as they would use Google's.
 func TestGoogleCloudOfSimulatedMachines(t *testing.T) {
@@ -108,7 +121,19 @@ func TestGoogleCloudOfSimulatedMachines(t *testing.T) {
 	_, after := c.emulated()
 	c.wantVersions(newImage, current, 1, 1)
 	c.wantConsole("control-pla", `"msg":"certifier keys sealed"`, `"msg":"certifier started","generation":1`)
-	c.run(time.Minute, "verify").want(plan.ExitDone)
+	if g := c.generation(); g != 1 {
+		t.Errorf("the certificate of the new control plane is of generation %d", g)
+	}
+	c.run(3*time.Minute, "certifier", "rotate", "--reason", "a drill", "--non-interactive", "--yes").want(plan.ExitDone)
+	if g := c.generation(); g != 2 {
+		t.Errorf("after a rotation, it is of generation %d", g)
+	}
+	c.wantConsole("control-pla", `"msg":"certifier keys rotated","caller_pid"`)
+	if record := c.kubectl("-n", "kube-system", "get", "configmap", "join-config", "-o", "yaml"); !strings.Contains(record, "generation 2 by ") || !strings.Contains(record, ": a drill") {
+		t.Errorf("the rotation is not recorded:\n%s", record)
+	}
+	c.kubectl("-n", "kube-system", "patch", "configmap", "join-config", "--type=merge", "-p", `{"data":{"certifierRotation":"{}"}}`)
+	c.run(time.Minute, "certifier", "rotate", "--non-interactive", "--yes").want(plan.ExitBlocked)
 	c.run(2*time.Minute, "upgrade", "apply", "--non-interactive", "--yes", "--to", "v1.1.0", "--kubernetes", current).want(plan.ExitNothing)
 	c.wantNoProblems()
 	t.Logf("2 machines were replaced in %v with %.1f calls for each", took.Round(time.Second), float64(after-before)/2)

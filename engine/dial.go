@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -174,16 +175,17 @@ func trustRoots(c *workspace.Config, s *workspace.State) string {
 // node. Its register 15 is zero, or holds the ID of this very cluster. Its error is
 // an *Error about the trust roots.
 func initValidator(c *workspace.Config, s *workspace.State) (attestation.Validator, error) {
-	judge, _, err := judgeOf(c, s)
+	judge, _, err := judgeOf(c, s, nil)
 	if err != nil {
 		return nil, err
 	}
 	return eitherValidator{judge(attestation.PCR15Zero()), judge(attestation.PCR15ClusterID(s.ClusterValues.ClusterID))}, nil
 }
 
-// judgeOf returns what judges control planes of the infrastructure whose register 15 has a value, and their provider. Its
+// judgeOf returns what judges control planes of the infrastructure whose register 15 has a value, and their provider. Certificates
+// of certifiers take the place of the cloud's API; nil: the API is asked. Its
 // error is an *Error about the configuration.
-func judgeOf(c *workspace.Config, s *workspace.State) (func(pcr15 attestation.PCR15) attestation.Validator, providers.Provider, error) {
+func judgeOf(c *workspace.Config, s *workspace.State, certifiers *x509.CertPool) (func(pcr15 attestation.PCR15) attestation.Validator, providers.Provider, error) {
 	roots, err := attestation.ParseRoots([]byte(trustRoots(c, s)))
 	if err != nil {
 		return nil, providers.Provider{}, &plan.Error{Op: "read attestation.tpm2.trustRoots", Err: err, Remedy: "correct the field in " + workspace.ConfigFile, Exit: plan.ExitUsage}
@@ -194,7 +196,7 @@ func judgeOf(c *workspace.Config, s *workspace.State) (func(pcr15 attestation.PC
 	}
 	from = from.At(s.Infrastructure.Section)
 	return func(pcr15 attestation.PCR15) attestation.Validator {
-		return from.Attestation.Validator(roots, c.Attestation.TPM2.Measurements, attestation.Options{PCR15: pcr15, UID: s.Infrastructure.UID, Role: cloud.ControlPlane})
+		return from.Attestation.Validator(roots, c.Attestation.TPM2.Measurements, attestation.Options{PCR15: pcr15, UID: s.Infrastructure.UID, Role: cloud.ControlPlane, Certifiers: certifiers})
 	}, from, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,8 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
+	"constellation/engine/attestation/certifier"
+	"constellation/engine/attestation/certifier/signer"
 	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp"
@@ -24,6 +27,7 @@ import (
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
 	"constellation/engine/cluster"
+	"constellation/engine/plan"
 	"constellation/engine/workspace"
 )
 
@@ -150,14 +154,172 @@ func TestInitJudgesMachinesAtGoogle(t *testing.T) {
 		want string
 	}{"a control plane of the cluster": {m: resumed, want: Verified}, "an unused machine": {m: first, want: Refused}, "a machine of another cluster": {m: other, want: Refused}} {
 		services := fakeServices{map[string]attestation.Issuer{"pod": tt.m.Issuer()}, atls.PurposeJoin, nil, v}
-		got := verifyOne(t.Context(), services, cluster.JoinService{Node: tt.m.Certified.Name, Pod: "pod"}, v, providers.AdviceFor(gcp.Name, nil))
+		got := verifyOne(t.Context(), services, cluster.JoinService{Node: tt.m.Certified.Name, Pod: "pod"}, verifiers{api: v, advice: providers.AdviceFor(gcp.Name, nil)})
 		if got.Result != tt.want || tt.want == Verified && got.SecureBoot != attestation.SecureBootOn {
 			t.Errorf("%s: %+v, want %s", name, got, tt.want)
 		}
 	}
+	verifyByCertifier(t, p, c, s, resumed, v)
 	e, again := dialError("192.0.2.1:9000", providers.AdviceFor(gcp.Name, nil), fmt.Errorf("read machine x: %w", cloud.ErrUnavailable))
 	if !again || !strings.Contains(e.Error(), "read the first machine from project") {
 		t.Errorf("an API that does not answer: again %t, %v", again, e)
+	}
+}
+
+// certifiedBy returns the issuer of a control plane whose certifier has keys of a generation.
+func certifiedBy(t *testing.T, m *lab.VM, judge attestation.Validator, clusterID []byte, owner *signer.Owner, generation uint32) attestation.Issuer {
+	t.Helper()
+	dir, nonce := t.TempDir(), []byte("nonce")
+	issuer := m.Issuer().(*attestation.VendorIssuer)
+	der, err := func() ([]byte, error) {
+		k, err := owner.Keys(generation)
+		if err != nil {
+			return nil, err
+		}
+		b, err := k.Encode()
+		if err == nil {
+			err = signer.Store(t.Context(), dir, m.TPM, clusterID, b)
+		}
+		if err != nil {
+			return nil, err
+		}
+		server, err := signer.Open(t.Context(), signer.Config{Dir: dir, TPM: m.TPM, ClusterID: clusterID})
+		if err != nil {
+			return nil, err
+		}
+		client := certifier.Client{Socket: filepath.Join(dir, "s")}
+		l, err := signer.Listen(t.Context(), client.Socket)
+		if err != nil {
+			return nil, err
+		}
+		go func() { _ = server.Serve(t.Context(), l) }()
+		doc, err := issuer.Issue(t.Context(), nonce)
+		if err != nil {
+			return nil, err
+		}
+		st, err := judge.Validate(t.Context(), doc, nonce)
+		if err != nil {
+			return nil, err
+		}
+		request, err := issuer.RequestCertificate(t.Context())
+		if err != nil {
+			return nil, err
+		}
+		begun, err := client.Begin(t.Context(), request)
+		if err != nil {
+			return nil, err
+		}
+		answer, err := issuer.AnswerChallenge(t.Context(), begun.Challenge)
+		if err != nil {
+			return nil, err
+		}
+		return begun.Finish(t.Context(), answer, st)
+	}()
+	if err == nil {
+		err = issuer.UseCertificate(der)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return issuer
+}
+
+// verifyByCertifier verifies a control plane with a certificate of the first generation, while the API answers and while it does not.
+func verifyByCertifier(t *testing.T, p *lab.Project, c *workspace.Config, s *workspace.State, m *lab.VM, api attestation.Validator) {
+	t.Helper()
+	owner := func(b byte) *signer.Owner {
+		o, err := signer.NewOwner(bytes.Repeat([]byte{b}, signer.SecretSize))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	issuer := certifiedBy(t, m, api, s.ClusterValues.ClusterID, owner(1), 1)
+	services := fakeServices{map[string]attestation.Issuer{"pod": issuer}, atls.PurposeJoin, nil, api}
+	for _, tt := range []struct {
+		name       string
+		by         *certifierOf
+		generation uint32 // that is shown; 0: none
+		without    string // result without the API
+	}{
+		{name: "the present keys", by: &certifierOf{owner(1), 1}, generation: 1, without: Verified},
+		{name: "the former keys", by: &certifierOf{owner(1), 2}, generation: 1, without: NotVerified},
+		{name: "keys before the former ones", by: &certifierOf{owner(1), 3}, without: NotVerified},
+		{name: "keys of another owner", by: &certifierOf{owner(2), 1}, without: NotVerified},
+		{name: "no master secret", without: NotVerified},
+	} {
+		judges := verifiers{api: api, by: tt.by, advice: providers.AdviceFor(gcp.Name, nil)}
+		var err error
+		if judges.certifier, err = judgeWith(c, s, tt.by); err != nil {
+			t.Fatal(err)
+		}
+		one := cluster.JoinService{Node: m.Certified.Name, Pod: "pod"}
+		got := verifyOne(t.Context(), services, one, judges)
+		if got.Result != Verified || got.WithoutAPI || (got.Certifier != nil) != (tt.generation > 0) || got.Certifier != nil && got.Certifier.Generation != tt.generation {
+			t.Errorf("%s: %+v", tt.name, got)
+		}
+		p.Revoke("compute.instances.get")
+		got = verifyOne(t.Context(), services, one, judges)
+		p.Grant("compute.instances.get")
+		if got.Result != tt.without || got.WithoutAPI != (tt.without == Verified) {
+			t.Errorf("%s, without the API: %+v", tt.name, got)
+		}
+	}
+}
+
+// TestRotationsThatAreRefused has what stands against a rotation.
+func TestRotationsThatAreRefused(t *testing.T) {
+	owner, err := signer.NewOwner(bytes.Repeat([]byte{1}, signer.SecretSize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := signer.NewOwner(bytes.Repeat([]byte{2}, signer.SecretSize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &certifierOf{owner, 1}
+	for name, tt := range map[string]struct {
+		by   *signer.Owner
+		want uint32 // 0: refused
+	}{"of this owner": {owner, 2}, "of another owner": {other, 0}} {
+		b, err := tt.by.Rotation(1, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if g, _, err := c.published(string(b)); g != tt.want || (err == nil) != (tt.want > 0) {
+			t.Errorf("%s: generation %d, %v", name, g, err)
+		}
+	}
+	if g, _, err := c.published(""); g != 0 || err != nil {
+		t.Errorf("none: generation %d, %v", g, err)
+	}
+	by := func(g uint32) *CertifiedBy { return &CertifiedBy{Generation: g} }
+	v := &Verification{Machines: []VerifiedMachine{
+		{Node: "cp-0", Result: Verified, Certifier: by(2)}, {Node: "cp-1", Result: Verified, Certifier: by(1)}, {Node: "cp-2", Result: Verified}, {Node: "cp-3", Result: NotVerified, Certifier: by(2)},
+	}}
+	behind := notAt(v, 2)
+	if got := strings.Join(behind, " "); got != "cp-1 cp-2 cp-3" {
+		t.Errorf("behind are %s", got)
+	}
+	for _, tt := range []struct {
+		name    string
+		to      uint32
+		behind  []string
+		revoke  bool
+		revokes bool   // so does the published one
+		want    string // ID of the finding; empty: none
+	}{
+		{name: "a new one", to: 3},
+		{name: "a control plane lacks the present keys", to: 3, behind: behind, want: "certifier-behind"},
+		{name: "one that is under way", to: 2, behind: behind},
+		{name: "a revocation while one is under way", to: 2, behind: behind, revoke: true, want: "certifier-rotation-under-way"},
+		{name: "a revocation that is under way", to: 2, behind: behind, revoke: true, revokes: true},
+	} {
+		x, p := &rotating{request: RotateRequest{Revoke: tt.revoke}, to: tt.to}, &plan.Plan{}
+		x.judge(p, tt.behind, 2, tt.revokes)
+		if tt.want == "" && len(p.Findings) > 0 || tt.want != "" && (len(p.Blocked()) != 1 || p.Blocked()[0].ID != tt.want || p.Blocked()[0].Remedy == "") {
+			t.Errorf("%s: %+v", tt.name, p.Findings)
+		}
 	}
 }
 

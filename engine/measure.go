@@ -79,7 +79,7 @@ func (e *Engine) Measure(ctx context.Context, write bool) (MeasuredMachine, erro
 
 // firstStatement returns what evidence of an unused control plane states.
 func firstStatement(ctx context.Context, c *workspace.Config, s *workspace.State) (st attestation.Statement, err error) {
-	judge, _, err := judgeOf(c, s)
+	judge, _, err := judgeOf(c, s, nil)
 	if err != nil {
 		return st, err
 	}

@@ -65,6 +65,10 @@ type VerifiedMachine struct {
 	Attested bool `json:"attested"`
 	// SecureBoot is on or off; empty if the evidence does not prove it.
 	SecureBoot string `json:"secureBoot,omitempty"`
+	// Certifier is the certificate of the machine by the certifier of the cluster; nil: it shows none that is known.
+	Certifier *CertifiedBy `json:"certifier,omitempty"`
+	// WithoutAPI says that this certificate took the place of the cloud's API, which did not answer.
+	WithoutAPI bool `json:"withoutAPI,omitempty"`
 	// Registers are the SHA-256 registers in hex, by index.
 	Registers map[uint32]string `json:"registers,omitempty"`
 	// Warnings name registers that differ from a measurement that only warns.
@@ -95,6 +99,13 @@ func (e *Engine) Verify(ctx context.Context) (Verification, error) {
 	if err != nil {
 		return Verification{}, err
 	}
+	judges := verifiers{api: v, advice: c.Advice()}
+	if judges.by, err = e.certifierOf(s); err == nil {
+		judges.certifier, err = judgeWith(c, s, judges.by)
+	}
+	if err != nil {
+		return Verification{}, err
+	}
 	out := Verification{
 		Schema: plan.Schema, Cluster: c.Name, Time: e.now().UTC(), Variant: string(from.Attestation.Variant), Simulated: s.Simulated(), NotAttested: s.NotAttested(),
 		Measured: !from.Attestation.Unmeasured,
@@ -120,7 +131,7 @@ func (e *Engine) Verify(ctx context.Context) (Verification, error) {
 			all.Go(func() {
 				slots <- struct{}{}
 				defer func() { <-slots }()
-				out.Machines[n] = verifyOne(ctx, services, one, v, c.Advice())
+				out.Machines[n] = verifyOne(ctx, services, one, judges)
 			})
 		}
 		all.Wait()
@@ -135,7 +146,7 @@ func (e *Engine) Verify(ctx context.Context) (Verification, error) {
 
 // memberValidator returns what judges control planes of the cluster, and the provider of its machines.
 func memberValidator(c *workspace.Config, s *workspace.State) (providers.Provider, attestation.Validator, error) {
-	judge, from, err := judgeOf(c, s)
+	judge, from, err := judgeOf(c, s, nil)
 	if err != nil {
 		return from, nil, err
 	}
@@ -145,28 +156,52 @@ func memberValidator(c *workspace.Config, s *workspace.State) (providers.Provide
 	return from, judge(attestation.PCR15ClusterID(s.ClusterValues.ClusterID)), nil
 }
 
-// verifyOne judges one control plane.
-func verifyOne(ctx context.Context, k Verifier, s cluster.JoinService, v attestation.Validator, a providers.Advice) VerifiedMachine {
+// verifiers judge control planes.
+type verifiers struct {
+	api attestation.Validator
+	// certifier is for clouds whose API does not answer. Nil: the cluster has no certifier.
+	certifier attestation.Validator
+	by        *certifierOf
+	advice    providers.Advice
+}
+
+// verifyOne judges one control plane. The API of the cloud comes first.
+func verifyOne(ctx context.Context, k Verifier, s cluster.JoinService, v verifiers) VerifiedMachine {
+	out, err := verifyBy(ctx, k, s, v.api, v)
+	if v.certifier == nil || !errors.Is(err, cloud.ErrDenied) && !errors.Is(err, cloud.ErrUnavailable) && !errors.Is(err, cloud.ErrThrottled) {
+		return out
+	}
+	if second, err := verifyBy(ctx, k, s, v.certifier, v); err == nil && second.Result == Verified {
+		second.WithoutAPI = true
+		return second
+	}
+	return out
+}
+
+// verifyBy judges one control plane with one validator.
+func verifyBy(ctx context.Context, k Verifier, s cluster.JoinService, judge attestation.Validator, v verifiers) (VerifiedMachine, error) {
 	ctx, cancel := context.WithTimeout(ctx, verifyLimit)
 	defer cancel()
 	out := VerifiedMachine{Node: s.Node, Result: NotVerified}
 	if s.Problem != "" {
 		out.Reason, out.Remedy = s.Problem, "`kubectl -n constellation-system get pods -o wide` shows the pods of the join service"
-		return out
+		return out, nil
 	}
 	conn, err := k.DialJoinService(ctx, s)
 	if err == nil {
 		var st attestation.Statement
-		if st, err = atls.Inspect(ctx, atls.PurposeJoin, v, conn); err == nil && st.Identity.Name != s.Node {
+		if st, err = atls.Inspect(ctx, atls.PurposeJoin, judge, conn); err == nil && st.Identity.Name != s.Node {
 			err = fmt.Errorf("%w: it is of %s, which answered in the place of %s", attestation.ErrIdentity, st.Identity.Name, s.Node)
 		}
 		if err == nil {
-			return verified(out, st)
+			out = verified(out, st)
+			out.Certifier = v.by.certified(st.OfCertifier)
+			return out, nil
 		}
 	}
 	out.Reason = err.Error()
-	out.Result, out.Remedy = whyNotVerified(err, a)
-	return out
+	out.Result, out.Remedy = whyNotVerified(err, v.advice)
+	return out, err
 }
 
 // verified fills in what a statement says.

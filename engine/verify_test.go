@@ -113,7 +113,7 @@ func TestVerifyJudgesEvidence(t *testing.T) {
 			if tt.service.Node == "" {
 				tt.service = cluster.JoinService{Node: "cp-0", Pod: "pod", Port: 9090}
 			}
-			got := verifyOne(t.Context(), fakeServices{map[string]attestation.Issuer{"pod": tt.issuer}, tt.purpose, tt.err, v}, tt.service, v, c.Advice())
+			got := verifyOne(t.Context(), fakeServices{map[string]attestation.Issuer{"pod": tt.issuer}, tt.purpose, tt.err, v}, tt.service, verifiers{api: v, advice: c.Advice()})
 			if got.Result != tt.result || !strings.Contains(got.Reason, tt.reason) || (got.Remedy == "") != (tt.result == Verified) {
 				t.Errorf("got %+v, want %s with %q", got, tt.result, tt.reason)
 			}
@@ -158,7 +158,7 @@ func TestVerifyOfEnrolledMachines(t *testing.T) {
 	}
 	one := func() VerifiedMachine {
 		services := fakeServices{map[string]attestation.Issuer{"pod": issuer}, atls.PurposeJoin, nil, v}
-		return verifyOne(t.Context(), services, cluster.JoinService{Node: "cp-0", Pod: "pod"}, v, c.Advice())
+		return verifyOne(t.Context(), services, cluster.JoinService{Node: "cp-0", Pod: "pod"}, verifiers{api: v, advice: c.Advice()})
 	}
 	if got := one(); got.Result != Refused {
 		t.Errorf("before it is a member: %+v", got)

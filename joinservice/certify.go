@@ -69,6 +69,14 @@ func (c *certification) roots() *x509.CertPool {
 	return nil
 }
 
+// generation returns that of the certifier's keys; 0 if it is not known yet.
+func (c *certification) generation() uint32 {
+	if a := c.authorities.Load(); a != nil {
+		return a.generation
+	}
+	return 0
+}
+
 // signal returns a channel with changes of roots; nil without a certifier.
 func (c *certification) signal() <-chan struct{} {
 	if c == nil {
@@ -119,6 +127,7 @@ func (s *Server) runCertification(ctx context.Context, ready <-chan struct{}) {
 	case <-ready:
 	}
 	var renew time.Time
+	var by uint32               // the generation of the keys that certified this machine
 	told := map[string]string{} // the errors that were logged, by message
 	for tick := time.NewTimer(0); ; {
 		select {
@@ -135,9 +144,10 @@ func (s *Server) runCertification(ctx context.Context, ready <-chan struct{}) {
 			}
 		}
 		err := s.certification.poll(ctx)
-		if err == nil && time.Now().After(renew) {
+		now := s.certification.generation()
+		if err == nil && (time.Now().After(renew) || by != now) {
 			if err = s.certifySelf(ctx); err == nil {
-				renew = time.Now().Add(ownRenewal)
+				renew, by = time.Now().Add(ownRenewal), now
 				s.log.Info("certificate of this machine renewed", "next", renew)
 			}
 		}

@@ -347,9 +347,12 @@ func TestCertifierAtGoogle(t *testing.T) {
 		}
 		c.rotation = string(rotation)
 		c.rawJoinConfig(vendorDemand(t), nil)
-		loaded := strings.Count(c.r.log.String(), "join-config loaded")
+		loaded, renewed := strings.Count(c.r.log.String(), "join-config loaded"), strings.Count(c.r.log.String(), "certificate of this machine renewed")
 		eventually(t, "the rotation is used", func() (string, bool) {
 			return c.r.log.String(), strings.Contains(c.r.log.String(), "rotation passed to the certifier") && strings.Count(c.r.log.String(), "join-config loaded") > loaded
+		})
+		eventually(t, "this machine gets a certificate by the next keys", func() (string, bool) {
+			return c.r.log.String(), strings.Count(c.r.log.String(), "certificate of this machine renewed") > renewed
 		})
 		if _, g, err := (certifier.Client{Socket: c.certifier}).Authorities(t.Context()); err != nil || g != 2 {
 			t.Errorf("generation %d, %v", g, err)

@@ -86,6 +86,8 @@ type Engine interface {
 	// take it out again. Both change nothing.
 	PlanOperator(context.Context) (*plan.Plan, error)
 	PlanRemoveOperator(context.Context) (*plan.Plan, error)
+	// PlanRotate returns the plan to rotate the keys of the certifier. It changes nothing.
+	PlanRotate(context.Context, engine.RotateRequest) (*plan.Plan, error)
 	// PlanRevoke returns the plan to revoke a machine and to delete it. It changes nothing.
 	PlanRevoke(context.Context, engine.RevokeRequest) (*plan.Plan, error)
 	// Infrastructure reports what the cluster needs of its cloud, and what exists. It changes nothing.

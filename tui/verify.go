@@ -3,6 +3,7 @@ package tui
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -122,6 +123,12 @@ func evidenceText(v *engine.Verification, m engine.VerifiedMachine) string {
 	}
 	if m.SecureBoot != "" {
 		text += ", Secure Boot " + m.SecureBoot
+	}
+	if m.Certifier != nil {
+		text += fmt.Sprintf(", certified by generation %d", m.Certifier.Generation)
+	}
+	if m.WithoutAPI {
+		text += " in the place of the cloud's API"
 	}
 	return text
 }

@@ -14,6 +14,10 @@ func TestVerifyPrints(t *testing.T) {
 	good := engine.VerifiedMachine{Node: "control-plane-0", Result: engine.Verified, Attested: true, IP: "10.42.0.2", ProviderID: "sandbox://demo/control-plane-0", Registers: map[uint32]string{4: "aa"}}
 	file, secure := good, good
 	file.Attested, secure.SecureBoot = false, "on"
+	certified := good
+	certified.Certifier = &engine.CertifiedBy{Generation: 2}
+	alone := certified
+	alone.WithoutAPI = true
 	warned := good
 	warned.Warnings = []string{"PCR 9 differs"}
 	refused := engine.VerifiedMachine{Node: "control-plane-1", Result: engine.Refused, Reason: "PCR 4 is aa, expected bb", Remedy: "replace the machine"}
@@ -32,6 +36,8 @@ func TestVerifyPrints(t *testing.T) {
 		},
 		{name: "a key in a file", v: engine.Verification{Cluster: "demo", Variant: "enrolled", NotAttested: true, Verified: true, Machines: []engine.VerifiedMachine{file}}, out: []string{"not attested", "no hardware vouches for it"}, not: []string{"measurements"}},
 		{name: "Secure Boot", v: engine.Verification{Variant: "vendor-tpm2", Measured: true, Machines: []engine.VerifiedMachine{secure}}, out: []string{"configuration, Secure Boot on"}},
+		{name: "a certifier", v: engine.Verification{Measured: true, Machines: []engine.VerifiedMachine{certified}}, out: []string{"configuration, certified by generation 2"}, not: []string{"API"}},
+		{name: "a certifier without the API", v: engine.Verification{Machines: []engine.VerifiedMachine{alone}}, out: []string{"certified by generation 2 in the place of the cloud's API"}},
 		{name: "a warning", v: engine.Verification{Verified: true, Machines: []engine.VerifiedMachine{warned}}, out: []string{"control-plane-0: PCR 9 differs"}},
 		{
 			name: "refused", v: engine.Verification{Cluster: "demo", Machines: []engine.VerifiedMachine{good, refused, missing}}, code: plan.ExitBlocked,

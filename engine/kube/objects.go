@@ -39,6 +39,13 @@ const (
 	keyAttestation = "attestationConfig"
 	keyClusterID   = "clusterID"
 	keyTrustRoots  = "trustRoots"
+	keyRotation    = "certifierRotation" // joinservice reads it
+)
+
+// rotationManager is the field manager of keyRotation, annotationRotation the record of the newest rotation.
+const (
+	rotationManager    = "constellation-certifier"
+	annotationRotation = "constellation.edgeless.systems/certifier-rotation"
 )
 
 // annotationWeakened records when and how attestation requirements were weakened.
@@ -199,6 +206,49 @@ func (c *Client) PublishJoinConfig(ctx context.Context, j cluster.JoinConfig) er
 	if apierrors.IsConflict(err) {
 		return fmt.Errorf("apply ConfigMap %s: %w", joinConfigName, cluster.ErrConflict)
 	}
+	if err != nil {
+		return fmt.Errorf("apply ConfigMap %s: %w", joinConfigName, err)
+	}
+	return nil
+}
+
+// CertifierRotation implements [engine.Rotator].
+func (c *Client) CertifierRotation(ctx context.Context) (string, error) {
+	var out string
+	err := retry(ctx, func(ctx context.Context) error {
+		m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, joinConfigName, metav1.GetOptions{})
+		if err == nil {
+			out = m.Data[keyRotation]
+		}
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("read ConfigMap %s: %w", joinConfigName, err)
+	}
+	return out, nil
+}
+
+// PublishCertifierRotation implements [engine.Rotator]. It has a field manager of its own, so that PublishJoinConfig keeps the keys.
+func (c *Client) PublishCertifierRotation(ctx context.Context, old, rotation, record string) error {
+	err := retry(ctx, func(ctx context.Context) error {
+		have, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, joinConfigName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if have.Data[keyRotation] == rotation {
+			return nil // an answer was lost
+		}
+		if have.Data[keyRotation] != old {
+			return cluster.ErrConflict
+		}
+		m := applycorev1.ConfigMap(joinConfigName, systemNamespace).WithResourceVersion(have.ResourceVersion).
+			WithAnnotations(map[string]string{annotationRotation: record}).WithData(map[string]string{keyRotation: rotation})
+		_, err = c.core.CoreV1().ConfigMaps(systemNamespace).Apply(ctx, m, metav1.ApplyOptions{FieldManager: rotationManager, Force: true})
+		if apierrors.IsConflict(err) {
+			err = cluster.ErrConflict
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("apply ConfigMap %s: %w", joinConfigName, err)
 	}

@@ -78,6 +78,7 @@ const (
 	VerbExecute Verb = "upgrade execute"
 	VerbWatch   Verb = "watch"
 	VerbRevoke  Verb = "machine revoke"
+	VerbRotate  Verb = "certifier rotate"
 	VerbAdopt   Verb = "adopt"
 
 	VerbInfraCreate    Verb = "infra create"

@@ -58,6 +58,8 @@ type Engine struct {
 	// Verification and VerifiedErr are what Verify returns.
 	Verification engine.Verification
 	VerifiedErr  error
+	// RotatedAs is the request of PlanRotate.
+	RotatedAs engine.RotateRequest
 	// RevokedAs is the request of PlanRevoke.
 	RevokedAs engine.RevokeRequest
 	// Infra and Roles are results of Infrastructure and InfraRoles.
@@ -255,6 +257,12 @@ func (f *Engine) Verify(context.Context) (engine.Verification, error) {
 
 func (f *Engine) PlanRevoke(_ context.Context, r engine.RevokeRequest) (*plan.Plan, error) {
 	f.RevokedAs = r
+	return f.Plan, f.PlanErr
+}
+
+// PlanRotate returns Plan.
+func (f *Engine) PlanRotate(_ context.Context, r engine.RotateRequest) (*plan.Plan, error) {
+	f.RotatedAs = r
 	return f.Plan, f.PlanErr
 }
 

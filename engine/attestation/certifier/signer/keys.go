@@ -126,6 +126,18 @@ func (o *Owner) Rotation(from uint32, revoke bool) ([]byte, error) {
 	return json.Marshal(r)
 }
 
+// Rotated returns the generation that a rotation of this owner leads to, and whether it revokes former certificates.
+func (o *Owner) Rotated(b []byte) (generation uint32, revokes bool, err error) {
+	var r rotation
+	if err := protocol.Strict(b, &r); err != nil || r.Version != version {
+		return 0, false, errors.New("read rotation: it is malformed, or of another release")
+	}
+	if !ecdsa.VerifyASN1(&o.key.PublicKey, r.hash(), r.Signature) {
+		return 0, false, errors.New("read rotation: another owner signed it")
+	}
+	return r.Generation, r.Revoke, nil
+}
+
 const rotationPurpose = "constellation: rotation of a certifier, version 1"
 
 // rotation is what Owner.Rotation returns, as JSON. The owner signs it. The former keys decrypt it.

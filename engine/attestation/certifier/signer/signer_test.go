@@ -785,6 +785,14 @@ func TestRotation(t *testing.T) {
 	if bytes.Contains(rotation, s.keys(2)) {
 		t.Error("the rotation has the keys in clear")
 	}
+	if g, revokes, err := s.owner.Rotated(rotation); err != nil || g != 2 || revokes {
+		t.Errorf("the owner reads generation %d, %v", g, err)
+	}
+	for name, b := range map[string][]byte{"of another owner": forged, "malformed": []byte("{}")} {
+		if g, _, err := s.owner.Rotated(b); err == nil || g != 0 {
+			t.Errorf("a rotation %s: generation %d, %v", name, g, err)
+		}
+	}
 	var relabelled envelope
 	if err := json.Unmarshal(third, &relabelled); err != nil {
 		t.Fatal(err)
@@ -804,6 +812,9 @@ func TestRotation(t *testing.T) {
 	revoking, err := s.owner.Rotation(3, true)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if g, revokes, err := s.owner.Rotated(revoking); err != nil || g != 4 || !revokes {
+		t.Errorf("the owner reads generation %d, %t, %v", g, revokes, err)
 	}
 	if g, err := second.Rotate(t.Context(), revoking); err != nil || g != 4 {
 		t.Errorf("a rotation after a theft: generation %d, %v", g, err)

@@ -148,6 +148,9 @@ type Statement struct {
 	PCRs map[uint32][]byte `json:"pcrs"`
 	// Warnings name registers that differ from a measurement which only warns.
 	Warnings []string `json:"warnings,omitempty"`
+	// OfCertifier is the certificate in DER that a certifier made for the key, if the evidence has one. It is of that key. Its
+	// issuer was judged only if Certified is set.
+	OfCertifier []byte `json:"ofCertifier,omitempty"`
 	// SecureBoot is SecureBootOn or SecureBootOff. Only evidence of variant VendorTPM2 has it.
 	SecureBoot string `json:"secureBoot,omitempty"`
 	// Certified is whether a certificate of the cluster's certifier states Identity, in the place of the vendor's API.

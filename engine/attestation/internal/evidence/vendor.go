@@ -210,6 +210,7 @@ func (v *VendorValidator) Validate(ctx context.Context, doc, userData []byte) (S
 	if st.Identity, st.Certified, err = v.identify(ctx, d, cert, machine); err != nil {
 		return Statement{}, err
 	}
+	st.OfCertifier = d.certificate
 	if err := st.Identity.check(); err != nil {
 		return Statement{}, fmt.Errorf("%w: the cloud's description of %q: %w", ErrIdentity, st.Identity.Name, err)
 	}
