@@ -17,6 +17,7 @@ import (
 
 	"constellation/engine/cloud/notice"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/nodelock"
 )
 
 // graceOf is how many seconds the pods of a machine get to end, by the reason for which it stops. A preempted machine has 30 s
@@ -114,14 +115,14 @@ func (r *disruptions) cordon(ctx context.Context, n *corev1.Node) error {
 	return nil
 }
 
-// release uncordons a node that this controller cordoned. The cordon of a rollout that began meanwhile stays.
+// release uncordons a node that this controller cordoned. The cordon of a rollout or a Plan that began meanwhile stays.
 func (r *disruptions) release(ctx context.Context, n *corev1.Node) error {
 	if n.Annotations[v1alpha1.AnnotationDisrupted] == "" {
 		return nil
 	}
 	next := n.DeepCopy()
 	delete(next.Annotations, v1alpha1.AnnotationDisrupted)
-	if _, rollout := n.Annotations[v1alpha1.AnnotationCordoned]; !rollout && n.Annotations[v1alpha1.AnnotationHeir] == "" {
+	if _, rollout := n.Annotations[v1alpha1.AnnotationCordoned]; !rollout && n.Annotations[v1alpha1.AnnotationHeir] == "" && n.Annotations[nodelock.AnnotationCordonedForPlan] == "" {
 		next.Spec.Unschedulable = false
 	}
 	if err := r.client.Patch(ctx, next, client.MergeFromWithOptions(n, client.MergeFromWithOptimisticLock{})); err != nil {
