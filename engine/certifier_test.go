@@ -60,7 +60,8 @@ func TestInitGivesKeysOfTheCertifier(t *testing.T) {
 			key := func(b []byte) (out struct {
 				Generation uint32
 				Key        []byte
-			}) {
+			},
+			) {
 				if err := json.Unmarshal(b, &out); err != nil {
 					t.Fatal(err)
 				}

@@ -49,6 +49,18 @@ func (e *Engine) config() (*workspace.Config, error) {
 	return unfilled, nil
 }
 
+// load reads configuration and state. If machines are still to be made, they are what lacks, and not the values of their
+// registers.
+func (e *Engine) load() (*workspace.Config, *workspace.State, error) {
+	c, s, err := e.ws.Load()
+	if err != nil && !errors.Is(err, workspace.ErrAdopted) && !e.ws.Has(workspace.StateFile) {
+		if _, unfilled := e.config(); unfilled == nil {
+			_, err = e.ws.State()
+		}
+	}
+	return c, s, err
+}
+
 // readFiles reads configuration, state and runs, and derives the stage of the workspace.
 func (e *Engine) readFiles(h *Home) {
 	c, err := e.config()

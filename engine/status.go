@@ -128,14 +128,11 @@ const lookLimit = 8 * time.Second
 // Status describes the present state of the cluster. If the API server does not answer, the
 // description has the cloud's data. The error is about the workspace.
 func (e *Engine) Status(ctx context.Context) (Status, error) {
-	c, s, err := e.ws.Load()
+	c, s, err := e.load()
 	if errors.Is(err, workspace.ErrAdopted) {
 		return e.statusAdopted(ctx, c)
 	}
 	if err != nil {
-		if _, unfilled := e.config(); unfilled == nil && !e.ws.Has(workspace.StateFile) {
-			_, err = e.ws.State() // what lacks are machines, not the values of their registers
-		}
 		return Status{}, err
 	}
 	st := Status{
