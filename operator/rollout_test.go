@@ -25,7 +25,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/engine/cloud"
@@ -33,7 +32,6 @@ import (
 	"constellation/operator/api/upgradev1"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/decision"
-	"constellation/operator/plans"
 	"constellation/operator/readiness"
 	"constellation/operator/replica"
 )
@@ -928,28 +926,7 @@ func TestRolloutWithFaults(t *testing.T) {
 // replacements hold the lock, and the next Plan waits.
 func takeTurns(t *testing.T, r *rolling) {
 	const ns = "turns"
-	r.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), upgradev1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
-	admin, err := client.New(r.cp.Config(), client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	settings := plans.DefaultSettings()
-	settings.Privileged = false // this API server does not admit privileged pods
-	go func() {
-		ended <- plans.Run(ctx, plans.Config{Cluster: r.cp.Config(), Name: "plans", Namespace: ns, Settings: settings})
-	}()
-	defer func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
+	admin := r.carryOutPlans(ns)
 	// Here no label gives the name of a node to its pods.
 	named := func() {
 		t.Helper()

@@ -52,6 +52,34 @@ func TestNotesOfPlansExpire(t *testing.T) {
 	check("a node that is lent for more than an hour", "", false)
 }
 
+// carryOutPlans runs the controller of Plans in a namespace of its own until the test ends, and returns a client that knows Plans.
+func (r *rolling) carryOutPlans(ns string) client.Client {
+	r.t.Helper()
+	r.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), upgradev1.AddToScheme(scheme)); err != nil {
+		r.t.Fatal(err)
+	}
+	admin, err := client.New(r.cp.Config(), client.Options{Scheme: scheme})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	settings := plans.DefaultSettings()
+	settings.Privileged = false // this API server does not admit privileged pods
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- plans.Run(ctx, plans.Config{Cluster: r.cp.Config(), Name: "plans", Namespace: ns, Settings: settings})
+	}()
+	r.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			r.t.Error(err)
+		}
+	})
+	return admin
+}
+
 // sharesDrains: a Plan waits for the node lock, which an upgrade in place holds. Its Job runs on each worker after the
 // agent and before the node is uncordoned, so pods are moved once. On the last worker it fails, and the node stays
 // cordoned. The operator is killed before and after each effect.
@@ -64,28 +92,7 @@ func givesWay(t *testing.T, r *rolling) { sharing(t, r, "gives-way", true) }
 func sharing(t *testing.T, r *rolling, ns string, planFirst bool) {
 	const name = "os"
 	plan := ns + "/" + name
-	r.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), upgradev1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
-	admin, err := client.New(r.cp.Config(), client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	settings := plans.DefaultSettings()
-	settings.Privileged = false // this API server does not admit privileged pods
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- plans.Run(ctx, plans.Config{Cluster: r.cp.Config(), Name: name, Namespace: ns, Settings: settings})
-	}()
-	defer func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
+	admin := r.carryOutPlans(ns)
 	// An earlier holder would keep the lock for a minute.
 	if err := client.IgnoreNotFound(admin.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: nodelock.Namespace, Name: nodelock.Name}})); err != nil {
 		t.Fatal(err)

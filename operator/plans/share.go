@@ -24,7 +24,7 @@ func (r *roller) share() {
 		free := int(min(r.plan.Spec.Concurrency, int64(r.total))) - len(r.keep)
 		for _, u := range r.inPlace {
 			problem, _ := r.refuses(u)
-			if n, ok := r.known[u.name]; free <= 0 || problem != "" || u.waits != "" && u.waits != us || ok && n.State == upgradev1.NodeFailed && r.current(n) {
+			if free <= 0 || problem != "" || u.waits != "" && u.waits != us || r.failedNow(u) {
 				continue
 			}
 			free--
