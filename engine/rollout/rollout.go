@@ -118,7 +118,10 @@ func (o *nodeView) entry(n *cluster.Node) *Entry {
 	if a := o.Agent; n.InPlace && a.Node == n.Name && a.Active() && !o.Target.Has(n) {
 		e.State, e.Text, e.stays = plan.NodeUpgrading, runWords(a.Phase, a.Line), true
 	}
-	if p, is := o.plans[n.Name]; is && !moves && !replaced && (e.State == plan.NodeReady || e.State == plan.NodeOutdated || e.State == plan.NodeNotReady) {
+	// After its own upgrade, the operator lends a drained node to a Plan.
+	free := !moves && (e.State == plan.NodeReady || e.State == plan.NodeOutdated || e.State == plan.NodeNotReady)
+	lent := moves && m.Upgrades && m.Phase == "done"
+	if p, is := o.plans[n.Name]; is && !replaced && (free || lent) {
 		e.State, e.Text, e.stays = p.state, p.words(), true
 	}
 	return e

@@ -196,3 +196,22 @@ func (l *looked) Nodes(context.Context) ([]*cluster.Node, error) { return l.node
 func (l *looked) Expected(context.Context) ([]cluster.ExpectedNode, error) { return nil, nil }
 
 func (l *looked) Plans(context.Context) ([]cluster.NodePlan, error) { return nil, nil }
+
+// TestNodeThatIsLentToAPlan: after its own upgrade, the state of a drained node is that of the Plan's Job.
+func TestNodeThatIsLentToAPlan(t *testing.T) {
+	for _, tt := range []struct{ name, phase, want string }{
+		{name: "the agent upgrades the node", phase: "apply", want: "apply"},
+		{name: "the agent has finished", phase: "done", want: "plan os: container upgrade runs"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			o := &nodeView{
+				byNode: map[string]cluster.Move{"w": {Node: "w", Upgrades: true, Phase: tt.phase}},
+				plans:  map[string]planOf{"w": {plan: "system-upgrade/os", state: plan.NodeUpgrading, text: "container upgrade runs"}},
+			}
+			e := o.entry(&cluster.Node{Name: "w", State: plan.NodeReady, Cordoned: true, InPlace: true})
+			if e.State != plan.NodeUpgrading || e.Text != tt.want {
+				t.Errorf("%s %q, want %q", e.State, e.Text, tt.want)
+			}
+		})
+	}
+}

@@ -294,7 +294,9 @@ func (r *roller) roll() {
 	if why == nil {
 		r.take()
 	}
-	r.share()
+	if r.share() {
+		why.message = "sharing the drains of " + r.lock + ", which holds the node lock"
+	}
 	left := r.total - r.done - r.marked - len(r.keep)
 	r.own.Waiting = since(r.own.Waiting, why, left > 0, r.now)
 	slices.SortFunc(r.keep, func(a, b upgraded) int { return strings.Compare(a.name, b.name) })

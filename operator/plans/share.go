@@ -11,8 +11,8 @@ import (
 //
 // The operator holds the node lock meanwhile, and the Plan waits for it. It notes on each such Node that it waits. When
 // the operator's upgrade of that Node is complete, the operator lends the Node to the Plan and keeps it cordoned until
-// the note is gone.
-func (r *roller) share() {
+// the note is gone. share reports whether the Plan waits for such a Node, or upgrades one, without the lock.
+func (r *roller) share() bool {
 	us := r.plan.Namespace + "/" + r.plan.Name
 	needs := map[string]bool{}
 	for _, u := range r.keep {
@@ -49,6 +49,7 @@ func (r *roller) share() {
 			r.d.at(renewal)
 		}
 	}
+	return r.shares && len(needs) > 0
 }
 
 // note notes on a Node that the Plan waits for it, or renews that.

@@ -53,7 +53,11 @@ const (
 func TestPlanUpgradesNodeThatTheOperatorHasDrained(t *testing.T) {
 	begin := func(t *testing.T, change ...func(*upgradev1.Plan)) *desk {
 		d := sharing(t, change...)
-		if out := d.step(); len(out.creates) > 0 || d.waits("n0") != sharingPlan || d.waits("n1") != "" || !out.lock {
+		out := d.step()
+		if w := out.status.Constellation.Waiting; w == nil || w.Message != "sharing the drains of node replacements, which holds the node lock" {
+			t.Errorf("waiting %+v", w)
+		}
+		if len(out.creates) > 0 || d.waits("n0") != sharingPlan || d.waits("n1") != "" || !out.lock {
 			t.Fatalf("%v started; n0 and n1 are noted for %q and %q; lock %t", creates(out), d.waits("n0"), d.waits("n1"), out.lock)
 		}
 		d.lend("n0", sharingPlan)
