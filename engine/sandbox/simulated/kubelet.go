@@ -81,6 +81,14 @@ type kubelet struct {
 	ips      map[types.UID]netip.Addr
 	dead     map[types.UID]bool // pods that were deleted and may still be in the store
 	tokens   map[types.UID]time.Time
+
+	manifests map[string]manifest // by name of the file; only staticPods uses it
+}
+
+// manifest is what a file with a static pod says.
+type manifest struct {
+	hash string // of the file
+	pod  *corev1.Pod
 }
 
 // runKubelet runs the stand-in until ctx ends. Static pods run without a cluster.
@@ -88,6 +96,7 @@ func (c *computer) runKubelet(ctx context.Context) {
 	k := &kubelet{
 		c: c, log: c.log.With("program", StandIn), changed: make(chan struct{}, 1),
 		stopping: map[types.UID]bool{}, ips: map[types.UID]netip.Addr{}, dead: map[types.UID]bool{}, tokens: map[types.UID]time.Time{},
+		manifests: map[string]manifest{},
 	}
 	out, err := exec.CommandContext(ctx, c.root("usr/local/bin/kubelet"), "--version").Output()
 	if err != nil {
@@ -401,19 +410,22 @@ func (k *kubelet) staticPods(ctx context.Context) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // just moved away
 		}
-		var pod corev1.Pod
-		if err == nil {
-			err = yaml.UnmarshalStrict(b, &pod)
+		d := sha256.Sum256(append(b, k.minor()...)) // a kubelet of another minor treats it as another pod, like real ones
+		hash := hex.EncodeToString(d[:16])
+		m := k.manifests[e.Name()]
+		if err == nil && m.hash != hash {
+			m = manifest{hash: hash, pod: new(corev1.Pod)}
+			err = yaml.UnmarshalStrict(b, m.pod)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("read static pod %s: %w", e.Name(), err))
 			continue
 		}
+		k.manifests[e.Name()] = m
+		pod := m.pod
 		if pod.Namespace == "" {
 			pod.Namespace = metav1.NamespaceDefault
 		}
-		d := sha256.Sum256(append(b, k.minor()...)) // a kubelet of another minor treats it as another pod, like real ones
-		hash := hex.EncodeToString(d[:16])
 		key := "static/" + pod.Name
 		wanted[key] = true
 		if w := k.c.pods.get(key); w != nil && w.hash == hash {
@@ -422,7 +434,7 @@ func (k *kubelet) staticPods(ctx context.Context) error {
 			k.c.pods.stop(key)
 		}
 		k.log.Info("static pod started", "pod", pod.Name, "image", pod.Spec.Containers[0].Image)
-		k.c.pods.start(key, hash, &pod, "", nil, k.c.staticCommand(&pod))
+		k.c.pods.start(key, hash, pod, "", nil, k.c.staticCommand(pod))
 		// kubeadm waits for this file.
 		if err := replaceFile(k.c.root("run", "static-"+pod.Name), []byte(hash+time.Now().String()), 0o600); err != nil {
 			errs = append(errs, err)

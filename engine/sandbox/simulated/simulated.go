@@ -693,11 +693,12 @@ func servicePath(dir, name, version string) string {
 }
 
 func copyFile(from, to string) error {
-	b, err := os.ReadFile(from)
+	in, err := os.Open(from)
 	if err != nil {
 		return err
 	}
-	return replaceFile(to, b, 0o755)
+	defer in.Close()
+	return replaceFileFrom(to, in, 0o755)
 }
 
 // Measure returns the measurements of a machine of an image: that it is simulated, and its

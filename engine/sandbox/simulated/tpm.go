@@ -1,6 +1,7 @@
 package simulated
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/hmac"
@@ -686,11 +687,16 @@ func addSized(b *cryptobyte.Builder, v []byte) {
 
 // replaceFile replaces a file atomically.
 func replaceFile(path string, data []byte, mode fs.FileMode) error {
+	return replaceFileFrom(path, bytes.NewReader(data), mode)
+}
+
+// replaceFileFrom writes a file with what from has. The kernel copies it without this process if from is a file.
+func replaceFileFrom(path string, from io.Reader, mode fs.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
+	_, err = io.Copy(f, from)
 	if err = errors.Join(err, f.Chmod(mode), f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}
