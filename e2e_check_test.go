@@ -138,7 +138,7 @@ func (c *cloud) eventually(limit time.Duration, what string, wanted func(out str
 		select {
 		case <-ctx.Done():
 			c.t.Fatalf("timeout after %v waiting until %s: kubectl %s: %v\n%s", limit, what, strings.Join(args, " "), err, tail(string(out)))
-		case <-time.After(500 * time.Millisecond):
+		case <-time.After(time.Second):
 		}
 	}
 }

@@ -43,7 +43,7 @@ spec:
 	}
 	await := func(limit time.Duration, what string, holds func() bool) {
 		t.Helper()
-		for deadline := time.Now().Add(limit); !holds(); time.Sleep(200 * time.Millisecond) {
+		for deadline := time.Now().Add(limit); !holds(); time.Sleep(time.Second) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%s: not so after %v", what, limit)
 			}

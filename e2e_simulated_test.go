@@ -211,7 +211,7 @@ func (c *cloud) wantVersions(image, kubernetes string, controlPlanes, workers in
 // Kubernetes, sorted.
 func (c *cloud) wantMachines(want ...string) {
 	c.t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) { // status is a process
 		st := c.status()
 		var got []string
 		for _, n := range st.Nodes {
