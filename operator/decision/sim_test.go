@@ -882,7 +882,7 @@ func TestSimulate(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	first, n := max(1, *simSeed), *simSeeds
 	if n == 0 {
-		n = 2000
+		n = 300 // `make soak` has 100,000
 		if testing.Short() {
 			n = 100
 		}
