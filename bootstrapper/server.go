@@ -36,6 +36,8 @@ const (
 	clusterIDSize = 32
 	// maxSANs bounds the names in the API server's certificate.
 	maxSANs = 64
+	// maxItems bounds the items of hardening that a request switches off; there are about a dozen.
+	maxItems = 64
 	// probeTimeout bounds the probe for an existing cluster.
 	probeTimeout = 3 * time.Second
 	// maxSecret bounds an init secret in bytes; ours has 32.
@@ -398,6 +400,7 @@ type demand struct {
 	sans        []string
 	serviceCIDR netip.Prefix
 	podCIDR     netip.Prefix
+	off         []string // items of hardening
 }
 
 // versions describes what kubeadm installs.
@@ -478,6 +481,9 @@ func parseRequest(r *initproto.InitRequest) (demand, error) {
 	}
 	if d.podCIDR, err = netip.ParsePrefix(r.GetPodCidr()); err != nil {
 		return bad("pod_cidr", "%.40q is not a range", r.GetPodCidr())
+	}
+	if d.off = r.GetHardeningOff(); len(d.off) > maxItems {
+		return bad("hardening_off", "%d names, at most %d are allowed", len(d.off), maxItems)
 	}
 	if d.podCIDR.Overlaps(d.serviceCIDR) {
 		return bad("pod_cidr", "%s overlaps the services' %s", d.podCIDR, d.serviceCIDR)

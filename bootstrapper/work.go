@@ -139,7 +139,7 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 	node := kubeadm.Node{Name: self.Name, ProviderID: self.ProviderID, IP: self.IP, CloudProvider: cmp.Or(self.CloudProvider, w.b.m.KubeletCloudProvider)}
 	cluster := kubeadm.Cluster{
 		Name: d.name, Version: d.version, EtcdTag: d.etcdTag, Endpoint: net.JoinHostPort(lb, strconv.Itoa(w.b.m.APIServerPort)),
-		PodCIDR: d.podCIDR, DividePods: w.b.m.DividePods, ServiceCIDR: d.serviceCIDR, CertSANs: d.sans,
+		PodCIDR: d.podCIDR, DividePods: w.b.m.DividePods, ServiceCIDR: d.serviceCIDR, CertSANs: d.sans, Off: d.off,
 	}
 	if d.registry.Address != "" {
 		cluster.ImageRepository = d.registry.Repository()

@@ -29,7 +29,7 @@ var imports = []struct {
 	{"registry", []string{"component/componentproto"}},
 	{"infra", []string{"cloud", "cloud/section", "plan", "version", "words"}},
 	{"mirror", []string{"chart", "registry", "release", "internal/ocipack"}},
-	{"workspace", []string{"assets", "attestation", "attestation/authority", "cloud", "cloud/machines", "cloud/providers", "cloud/section", "plan", "registry", "release", "version", "words"}},
+	{"workspace", []string{"assets", "attestation", "attestation/authority", "cloud", "cloud/machines", "cloud/providers", "cloud/section", "kubeadm", "plan", "registry", "release", "version", "words"}},
 	{"conformance", []string{"plan"}},
 	{"rollout", []string{"cloud/providers", "cluster", "plan", "version", "words"}},
 	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/machines", "cloud/providers", "cluster", "compat", "component", "distribution", "lifecycle", "plan", "registry", "release", "rollout", "version", "words", "workspace"}},

@@ -876,6 +876,7 @@ func (i *initRun) request() *initproto.InitRequest {
 		EtcdImageTag:        i.etcdTag,
 		Registry:            registry.ToProto(i.login),
 		CertifierKeys:       i.certifierKeys,
+		HardeningOff:        i.config.HardeningOff(),
 	}
 }
 

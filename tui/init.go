@@ -22,6 +22,8 @@ func initCommand(s *session) *cobra.Command {
 evidence of the first machine, runs kubeadm init on it, installs the services, and waits
 until the other machines have joined and are Ready.
 
+A new cluster is hardened. Section hardening of the configuration switches items off.
+
 On a terminal the console shows the preflight checks and the plan, and asks before it
 creates anything. With --non-interactive it needs --yes and prints one line per change,
 or with -o json one event per line.

@@ -49,6 +49,8 @@ type InitRequest struct {
 	// Secret keys of the certifier, for a cloud that has one; see package certifier. The machine seals them to its TPM, and stores
 	// them in no other form.
 	CertifierKeys []byte `protobuf:"bytes,12,opt,name=certifier_keys,json=certifierKeys,proto3" json:"certifier_keys,omitempty"`
+	// Names of items of hardening that are switched off; see package kubeadm. Machines ignore those that they do not know.
+	HardeningOff  []string `protobuf:"bytes,13,rep,name=hardening_off,json=hardeningOff,proto3" json:"hardening_off,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -163,6 +165,13 @@ func (x *InitRequest) GetRegistry() *componentproto.Registry {
 func (x *InitRequest) GetCertifierKeys() []byte {
 	if x != nil {
 		return x.CertifierKeys
+	}
+	return nil
+}
+
+func (x *InitRequest) GetHardeningOff() []string {
+	if x != nil {
+		return x.HardeningOff
 	}
 	return nil
 }
@@ -655,7 +664,7 @@ var File_bootstrapper_initproto_init_proto protoreflect.FileDescriptor
 
 const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"\n" +
-	"!bootstrapper/initproto/init.proto\x12\ainit.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfb\x03\n" +
+	"!bootstrapper/initproto/init.proto\x12\ainit.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa0\x04\n" +
 	"\vInitRequest\x12\x1f\n" +
 	"\vinit_secret\x18\x01 \x01(\fR\n" +
 	"initSecret\x12!\n" +
@@ -673,7 +682,8 @@ const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"\x0eetcd_image_tag\x18\n" +
 	" \x01(\tR\fetcdImageTag\x122\n" +
 	"\bregistry\x18\v \x01(\v2\x16.component.v1.RegistryR\bregistry\x12%\n" +
-	"\x0ecertifier_keys\x18\f \x01(\fR\rcertifierKeys\"\x87\x02\n" +
+	"\x0ecertifier_keys\x18\f \x01(\fR\rcertifierKeys\x12#\n" +
+	"\rhardening_off\x18\r \x03(\tR\fhardeningOff\"\x87\x02\n" +
 	"\fInitResponse\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12/\n" +

@@ -48,6 +48,9 @@ type Cluster struct {
 	// CertSANs are names and addresses under which clients reach API servers,
 	// beside the endpoint and those that kubeadm adds itself.
 	CertSANs []string
+	// Off has names of [Items] that are switched off. Unknown names have no effect: a console may know
+	// items that this program never switches on.
+	Off []string
 }
 
 // Join is how a node becomes part of a cluster.
@@ -116,6 +119,11 @@ type (
 		// ServerTLSBootstrap about the one that it serves with.
 		RotateCertificates bool `yaml:"rotateCertificates"`
 		ServerTLSBootstrap bool `yaml:"serverTLSBootstrap"`
+		// Zero values are the defaults of kubelets.
+		SeccompDefault  bool     `yaml:"seccompDefault,omitempty"`
+		PodPidsLimit    int      `yaml:"podPidsLimit,omitempty"`
+		TLSMinVersion   string   `yaml:"tlsMinVersion,omitempty"`
+		TLSCipherSuites []string `yaml:"tlsCipherSuites,omitempty"`
 	}
 	// KubeProxyConfiguration is what all kube-proxies of the cluster share.
 	KubeProxyConfiguration struct {
@@ -168,7 +176,8 @@ type (
 	}
 	// LocalEtcd is about the member on each control plane.
 	LocalEtcd struct {
-		ImageTag string `yaml:"imageTag"`
+		ImageTag  string `yaml:"imageTag,omitempty"`
+		ExtraArgs []Arg  `yaml:"extraArgs,omitempty"`
 	}
 	// ControlPlane is about one program of the control plane.
 	ControlPlane struct {
@@ -219,10 +228,12 @@ func NewInit(c Cluster, n Node) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
+	h := hardening{c.Off}
 	var etcd *Etcd
-	if c.EtcdTag != "" {
-		etcd = &Etcd{LocalEtcd{c.EtcdTag}}
+	if args := h.etcd(); c.EtcdTag != "" || args != nil {
+		etcd = &Etcd{LocalEtcd{c.EtcdTag, args}}
 	}
+	api, mounts := h.apiServer()
 	sans := []string{"127.0.0.1", "localhost"}
 	for _, s := range c.CertSANs {
 		if !slices.Contains(sans, s) {
@@ -251,37 +262,23 @@ func NewInit(c Cluster, n Node) (Config, error) {
 			Networking:           Networking{c.PodCIDR.String(), c.ServiceCIDR.String(), "cluster.local"},
 			Etcd:                 etcd,
 			APIServer: ControlPlane{
-				ExtraArgs: []Arg{
-					{"audit-log-maxage", "30"},
-					{"audit-log-maxbackup", "10"},
-					{"audit-log-maxsize", "100"},
-					{"audit-log-path", auditLogDir + "/audit.log"},
-					{"audit-policy-file", hardeningDir + "/audit.yaml"},
-					{"authentication-config", hardeningDir + "/authentication.yaml"},
-					// Kubelets serve with certificates of the cluster's own authority.
-					{"kubelet-certificate-authority", PKIDir + "/ca.crt"},
-					{"profiling", "false"},
-				},
-				ExtraVolumes: []HostMount{
-					{"constellation", hardeningDir, hardeningDir, true, "Directory"},
-					{"audit-log", auditLogDir, auditLogDir, false, "DirectoryOrCreate"},
-				},
-				CertSANs: sans,
+				// Kubelets serve with certificates of the cluster's own authority.
+				ExtraArgs:    sortedArgs(append(api, Arg{"kubelet-certificate-authority", PKIDir + "/ca.crt"})...),
+				ExtraVolumes: mounts,
+				CertSANs:     sans,
 			},
-			ControllerManager: ControlPlane{ExtraArgs: []Arg{
+			ControllerManager: ControlPlane{ExtraArgs: sortedArgs(append(h.controllerManager(),
 				// Where the cloud routes a range to each machine, ranges that Kubernetes would
 				// hand out in the order of arrival would name other machines. Without a cloud,
 				// network plugins use them.
-				{"allocate-node-cidrs", strconv.FormatBool(c.DividePods)},
+				Arg{"allocate-node-cidrs", strconv.FormatBool(c.DividePods)},
 				// What kubelets are given as clients and servers. They renew it when 70 to 90 %
 				// of its life is over; a machine that is off for longer cannot come back.
-				{"cluster-signing-duration", SigningDuration},
-				{"profiling", "false"},
-				{"terminated-pod-gc-threshold", "1000"},
-			}},
-			Scheduler: ControlPlane{ExtraArgs: []Arg{{"profiling", "false"}}},
+				Arg{"cluster-signing-duration", SigningDuration},
+			)...)},
+			Scheduler: ControlPlane{ExtraArgs: sortedArgs(h.flags()...)},
 		},
-		Kubelet: newKubelet(c.Version),
+		Kubelet: newKubelet(c.Version, h),
 		Proxy: &KubeProxyConfiguration{
 			TypeMeta: TypeMeta{"kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration"},
 			Mode:     "nftables",
@@ -319,7 +316,7 @@ func NewJoin(j Join, n Node) (Config, error) {
 	return Config{Join: c}, nil
 }
 
-func newKubelet(v version.Version) *KubeletConfiguration {
+func newKubelet(v version.Version, h hardening) *KubeletConfiguration {
 	k := &KubeletConfiguration{
 		TypeMeta:     TypeMeta{"kubelet.config.k8s.io/v1beta1", "KubeletConfiguration"},
 		CgroupDriver: "systemd",
@@ -334,6 +331,7 @@ func newKubelet(v version.Version) *KubeletConfiguration {
 	if v.Major() > 1 || v.Minor() >= 35 {
 		k.FailCgroupV1 = new(bool)
 	}
+	h.kubelet(k)
 	return k
 }
 

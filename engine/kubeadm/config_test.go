@@ -76,6 +76,7 @@ func configs(t *testing.T) map[string]Config {
 		t.Fatal(err)
 	}
 	m["init-v1.36.4-etcd"] = c
+	m["init-v1.36.4-plain"] = without(t, "v1.36.4", ItemNames()...)
 	return m
 }
 

@@ -34,8 +34,8 @@ const (
 	KubeletKeyFile  = "/var/lib/kubelet/pki/kubelet-server.key"
 	// criSocket is containerd's.
 	criSocket = "unix:///run/containerd/containerd.sock"
-	// hardeningDir holds the files of ControlPlaneFiles; API servers mount it.
-	hardeningDir = "/etc/kubernetes/constellation"
+	// HardeningDir holds the files of ControlPlaneFiles; API servers mount it.
+	HardeningDir = "/etc/kubernetes/constellation"
 	auditLogDir  = "/var/log/kubernetes/audit"
 )
 
@@ -60,12 +60,14 @@ func newToken() (string, error) {
 
 // ControlPlaneFiles returns the files that must exist on a control plane before
 // kubeadm init or join runs there, by absolute path: what API servers write to
-// their audit log, and what they answer to callers without credentials. They hold
-// no secret. "kubeadm reset" leaves them alone.
+// their audit log, what they answer to callers without credentials, and the settings of
+// admission plugins. They hold no secret. "kubeadm reset" leaves them alone.
 func ControlPlaneFiles() map[string][]byte {
 	return map[string][]byte{
-		hardeningDir + "/audit.yaml":          []byte(auditPolicy),
-		hardeningDir + "/authentication.yaml": []byte(authentication),
+		HardeningDir + "/audit.yaml":          []byte(auditPolicy),
+		HardeningDir + "/authentication.yaml": []byte(authentication),
+		AdmissionFile:                         []byte(admission()),
+		eventsFile:                            []byte(eventLimits),
 	}
 }
 

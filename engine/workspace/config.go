@@ -26,6 +26,7 @@ import (
 	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
+	"constellation/engine/kubeadm"
 	"constellation/engine/plan"
 	"constellation/engine/registry"
 	"constellation/engine/release"
@@ -64,6 +65,8 @@ type Config struct {
 	Registry *RegistryConfig `json:"registry,omitempty"`
 	// Plans says whether the cluster carries out Plans of upgrade.cattle.io/v1; nil is yes.
 	Plans *bool `json:"plans,omitempty"`
+	// Hardening switches items of [kubeadm.Items] of a new cluster off. Those that it lacks are on.
+	Hardening map[string]bool `json:"hardening,omitempty"`
 
 	lines  map[string]int   // field to line, for findings that are made later
 	advice providers.Advice // while the file is read
@@ -261,6 +264,7 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		"charts":              note(c.readCharts(r)),
 		"plans":               note(c.readPlans(r)),
 		"registry":            note(c.readRegistry(r)),
+		"hardening":           note(c.readHardening(r)),
 	}, required...)
 	if _, has := c.lines["provider"]; whole && !has {
 		r.bad(nil, "provider", "is missing", "write it with "+words.Or(providers.Names())+": below it")
@@ -284,7 +288,7 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 
 // checkInventory checks the machines of an adopted cluster.
 func (c *Config) checkInventory(r *reader, doc *yaml.Node) {
-	for _, name := range []string{"microserviceVersion", "attestation", "serviceCIDR", "podCIDR", "keepWorkers", "charts", "plans"} {
+	for _, name := range []string{"microserviceVersion", "attestation", "serviceCIDR", "podCIDR", "keepWorkers", "charts", "plans", "hardening"} {
 		if n := valueOf(doc, name); n != nil {
 			r.bad(n, name, "does not apply to an adopted cluster", "remove it")
 		}
@@ -362,6 +366,31 @@ func (c *Config) readPlans(r *reader) field {
 		r.boolean(&yes)(n, path)
 		c.Plans = &yes
 	}
+}
+
+func (c *Config) readHardening(r *reader) field {
+	return func(n *yaml.Node, path string) {
+		items, fields := map[string]bool{}, map[string]field{}
+		for _, name := range kubeadm.ItemNames() {
+			fields[name] = func(n *yaml.Node, path string) {
+				on := true
+				r.boolean(&on)(n, path)
+				items[name] = on
+			}
+		}
+		r.mapping(n, path, fields)
+		c.Hardening = items
+	}
+}
+
+// HardeningOff returns the items that are switched off, in the order of their names.
+func (c *Config) HardeningOff() (off []string) {
+	for _, name := range slices.Sorted(maps.Keys(c.Hardening)) {
+		if !c.Hardening[name] {
+			off = append(off, name)
+		}
+	}
+	return off
 }
 
 func (c *Config) readProvider(r *reader) field {
