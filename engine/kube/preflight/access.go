@@ -29,6 +29,10 @@ var accessChecks = []checkItem{
 		id: "pod-security", title: "the services' namespace admits their pods", area: "access", ref: psaGuide,
 		needs: []source{sourceNamespaces}, run: podSecurity,
 	},
+	{
+		id: "pod-security-default", title: "the level of Pod Security that new clusters enforce refuses no pod", area: "access", ref: psaGuide,
+		needs: []source{sourceConfigs, sourceNamespaces, sourcePods}, run: podLevelRefuses,
+	},
 }
 
 // needed are the permissions that applying an upgrade requires.
