@@ -43,10 +43,10 @@ func (s slowSky) Instance(ctx context.Context, id string) (cloud.Instance, error
 	return s.sky.Instance(ctx, id)
 }
 
-// TestFloodOfRequestsDelaysNoOtherUser: a captured machine makes 2,000 requests of each kind while the
+// TestFloodOfRequestsDelaysNoOtherUser: a captured machine makes 500 requests of each kind while the
 // operator runs. It approves the requests of a machine that joins and of an honest node within 2 s.
 func TestFloodOfRequestsDelaysNoOtherUser(t *testing.T) {
-	const flood, limit, issued = 2000, 2 * time.Second, 10 * time.Second
+	const flood, limit, issued = 500, 2 * time.Second, 10 * time.Second
 	c := newClusterWith(t, controlplane.Options{Controllers: true})
 	for _, b := range []*rbacv1.ClusterRoleBinding{
 		{

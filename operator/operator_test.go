@@ -315,7 +315,7 @@ func (c *cluster) eventually(what string, holds func() (string, bool)) {
 		if time.Now().After(deadline) {
 			c.t.Fatalf("%s: not so after %v; it is: %s", what, limit, is)
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond)
 	}
 }
 

@@ -695,7 +695,7 @@ func (c *cluster) newRollout(t *testing.T, controlPlanes, workers, surge int) *r
 // deployments replaces the Deployment controller for the autoscaler: it reports the observed
 // generation and replicas. It runs no pods.
 func (r *rolling) deployments(ctx context.Context) {
-	for ; ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
+	for ; ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
 		var d appsv1.Deployment
 		if r.admin.Get(ctx, client.ObjectKey{Namespace: "kube-system", Name: newStrategy().Spec.DeploymentName}, &d) != nil || d.Spec.Replicas == nil {
 			continue
@@ -806,7 +806,13 @@ func (r *rolling) life(ctx context.Context) {
 // within waits longer than eventually does.
 func (r *rolling) within(limit time.Duration, what string, holds func() (string, bool)) {
 	r.t.Helper()
-	for deadline := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
+	r.await(50*time.Millisecond, limit, what, holds)
+}
+
+// await looks at the given interval.
+func (r *rolling) await(interval, limit time.Duration, what string, holds func() (string, bool)) {
+	r.t.Helper()
+	for deadline := time.Now().Add(limit); ; time.Sleep(interval) {
 		is, ok := holds()
 		if ok {
 			return
@@ -817,10 +823,10 @@ func (r *rolling) within(limit time.Duration, what string, holds func() (string,
 	}
 }
 
-// finished waits until every node is at the target and no orphans are left.
+// finished waits until every node is at the target and no orphans are left. It looks less often: a look is four requests.
 func (r *rolling) finished(image string) {
 	r.t.Helper()
-	r.within(3*time.Minute, "every node is at the target and no orphan is left", func() (string, bool) {
+	r.await(200*time.Millisecond, 3*time.Minute, "every node is at the target and no orphan is left", func() (string, bool) {
 		var (
 			nodes   corev1.NodeList
 			pending v1alpha1.PendingNodeList

@@ -507,7 +507,7 @@ func (s *site) eventually(what string, holds func() (string, bool)) {
 		if time.Now().After(deadline) {
 			s.Fatalf("%s: not so after 20 s; it is: %s", what, is)
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond)
 	}
 }
 
