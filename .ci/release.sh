@@ -5,6 +5,7 @@
 #   BUILDER  URI of the builder, SOURCE of the repository, URL where the files will be downloaded from
 #   TARGET   one target such as linux_amd64 instead of all
 #   SKIP     further parts for goreleaser's --skip
+#   ONLY     programs: no archives, packages, charts and images
 # The version is that of the tag of HEAD if this is RELEASE, else a snapshot.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,6 +34,10 @@ skip=publish,announce,validate
 [ -n "$KEY" ] || skip=$skip,sign
 [ -z "${SKIP:-}" ] || skip=$skip,$SKIP
 [ "$(git tag --points-at HEAD --list "$RELEASE")" = "$RELEASE" ] && git diff --quiet HEAD || args+=(--snapshot)
+if [ "${ONLY:-}" = programs ]; then
+  args[0]=build
+  exec bin/tools/goreleaser "${args[@]}" --skip validate
+fi
 bin/tools/goreleaser "${args[@]}" --skip "$skip"
 
 # Container images, as OCI layouts, if a target is for Linux.

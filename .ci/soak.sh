@@ -52,6 +52,7 @@ step "model check" make explore
 step "tests, the opt-in ones too" optin
 step "enrolled machines of Debian 13" trixie
 step "packages" packages
+step "release, built twice" .ci/reproducible.sh
 step "drills" bin/constellation -C bin/drills sandbox drill --machines=hollow --results bin/drills.jsonl --until "${DRILLS:-20}"
 step "drills of simulated machines" bin/constellation -C bin/drills sandbox drill --machines=simulated --results bin/drills.jsonl --until "${SIMULATED:-3}"
 step "drills in place" bin/constellation -C bin/drills sandbox drill --machines=simulated --in-place --results bin/drills.jsonl --until "${IN_PLACE:-5}"
