@@ -100,6 +100,9 @@ func TestBackupsDoNotLeakSecrets(t *testing.T) {
 	must(err)
 	ws := t.TempDir()
 	must(os.WriteFile(filepath.Join(ws, workspace.KubeconfigFile), kubeconfig, 0o600))
+	w, err := workspace.OpenWorkspace(ws)
+	must(err)
+	must(w.WriteMasterSecret(workspace.NewMasterSecret())) // it authenticates the backups
 	planted := &canaries{values: map[string]string{}}
 
 	secret := func(name string, kind corev1.SecretType, data map[string]string, notes map[string]string) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs what takes hours: fuzzing, many seeds, opt-in tests on real machines, drills. Not part of CI.
 #   FUZZTIME  time for each fuzz target (default 2m)
-#   MUTATIONS  mutations of each part of recorded evidence, and of feeds and bundles (default 100000)
+#   MUTATIONS  mutations of each part of recorded evidence, and of feeds, bundles and backups (default 100000)
 #   SEEDS     seeds of the simulator (default 100000)
 #   DRILLS    drills of hollow machines (default 20)
 #   SIMULATED  drills of simulated machines (default 3)
@@ -44,9 +44,14 @@ feeds() { # 100,000 mutations each of a feed, a bundle and a statement
   CONSTELLATION_FEED_MUTATIONS="${MUTATIONS:-100000}" go test -count=1 -v ./engine/release -run '^TestMutated' -timeout 2h
 }
 
+backups() { # 100,000 mutations of each kind of backup
+  CONSTELLATION_BACKUP_MUTATIONS="${MUTATIONS:-100000}" go test -count=1 -v ./engine/backup -run '^TestMutated' -timeout 2h
+}
+
 step "fuzzing" fuzz
 step "mutated evidence" evidence
 step "mutated feeds" feeds
+step "mutated backups" backups
 step "simulator" make sim SEEDS="${SEEDS:-100000}"
 step "model check" make explore
 step "tests, the opt-in ones too" optin

@@ -501,7 +501,7 @@ func (a *applyRun) backedUp(ctx context.Context) bool {
 		if r.Verb != a.plan.Verb || r.To != a.plan.To || r.Exit == plan.ExitDone || a.e.now().Sub(r.Started) > reusable {
 			continue
 		}
-		if a.e.verify(ctx, a.e.ws.Path(plan.RunsDir), r.ID, nil) == nil {
+		if _, err := a.e.verify(ctx, a.e.ws.Path(plan.RunsDir), r.ID, nil); err == nil {
 			return true
 		}
 	}
@@ -518,7 +518,7 @@ func (a *applyRun) backUp(ctx context.Context, r *plan.Reporter) error {
 		return &plan.Error{Op: "back up the cluster", Err: err, Remedy: "restore " + workspace.KubeconfigFile + " from a backup"}
 	}
 	b := &backupRun{
-		e: a.e, dir: a.e.ws.Path(plan.RunsDir), id: a.plan.ID, name: a.plan.Cluster,
+		e: a.e, own: true, dir: a.e.ws.Path(plan.RunsDir), id: a.plan.ID, name: a.plan.Cluster,
 		clusterID: hex.EncodeToString(a.state.ClusterValues.ClusterID), cluster: cluster,
 	}
 	defer b.abort()

@@ -215,7 +215,7 @@ func TestApplyUpgradesACluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b, err := backup.Open(w.Path(plan.RunsDir), p.ID); err != nil {
+	if b, err := backup.Open(w.Path(plan.RunsDir), p.ID, backup.Keys{}); err != nil {
 		t.Error(err)
 	} else if err := b.Verify(t.Context(), nil); err != nil {
 		t.Error(err)

@@ -14,7 +14,7 @@ import (
 // lastBackup looks in the directories of the workspace's runs; nil if there is none.
 // Those of another cluster, which had this workspace before, do not count.
 func (e *Engine) lastBackup(s *workspace.State) (*plan.LastBackup, error) {
-	all, err := backup.List(e.ws.Path(plan.RunsDir))
+	all, err := backup.List(e.ws.Path(plan.RunsDir), e.backupKeys())
 	if err != nil {
 		return nil, err
 	}

@@ -107,6 +107,7 @@ type backupRun struct {
 	dir     string
 	id      string
 	name    string // of the cluster
+	own     bool   // it is the workspace's cluster
 	// clusterID is what the workspace's state says; empty if it says nothing.
 	clusterID string
 	cluster   BackupCluster
@@ -149,7 +150,7 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 	if r.Cluster != nil {
 		b.name = r.Cluster.Context
 	}
-	if own {
+	if b.own = own; own {
 		if c, err := e.ws.Config(); err == nil {
 			b.name = c.Name
 		}
@@ -336,6 +337,7 @@ func (b *backupRun) resources(ctx context.Context, r *plan.Reporter) (err error)
 	if b.w, err = backup.Create(b.dir, b.id); err != nil {
 		return b.fail(err)
 	}
+	b.authenticate(r)
 	m := newMeter(b.e.now)
 	err = b.cluster.Dump(ctx, b.w, DumpOptions{Secrets: b.request.Secrets}, func(p BackupProgress) {
 		if ev, ok := m.event(p, false); ok {
@@ -354,6 +356,31 @@ func (b *backupRun) resources(ctx context.Context, r *plan.Reporter) (err error)
 	return nil
 }
 
+// authenticate has the backup authenticated, if the workspace has the cluster's master secret. A file that cannot be
+// read must not keep anybody from making a backup.
+func (b *backupRun) authenticate(r *plan.Reporter) {
+	if !b.own {
+		return
+	}
+	switch m, err := b.e.ws.MasterSecret(); {
+	case errors.Is(err, fs.ErrNotExist):
+		r.Log("backup", "", "info", "the backup is not authenticated: the workspace has no "+workspace.MasterSecretFile)
+	case err != nil:
+		r.Log("backup", "", "warn", "the backup is not authenticated: "+err.Error())
+	default:
+		b.w.Authenticate(m.BackupSecret())
+	}
+}
+
+// backupKeys are the keys that the workspace has for reading backups. Without a readable master secret no backup
+// is authenticated.
+func (e *Engine) backupKeys() (k backup.Keys) {
+	if m, err := e.ws.MasterSecret(); err == nil {
+		k.Secret = m.BackupSecret()
+	}
+	return k
+}
+
 func (b *backupRun) finish(ctx context.Context, r *plan.Reporter) error {
 	m, err := b.w.Commit(backup.Manifest{Secrets: b.request.Secrets, Cluster: backup.Cluster{Name: b.name, ID: b.clusterID}})
 	if err != nil {
@@ -361,7 +388,7 @@ func (b *backupRun) finish(ctx context.Context, r *plan.Reporter) error {
 	}
 	b.done, b.w = m, nil
 	said := b.e.now()
-	err = b.e.verify(ctx, b.dir, b.id, func(done, total int64) {
+	_, err = b.e.verify(ctx, b.dir, b.id, func(done, total int64) {
 		if now := b.e.now(); now.Sub(said) >= progressEvery {
 			said = now
 			r.Progress(done, total, "bytes verified")
@@ -446,9 +473,9 @@ func (e *Engine) ListBackups(ctx context.Context, dir string, verify bool, progr
 	}
 	var out []BackupEntry
 	if verify {
-		out, err = backup.ListVerified(ctx, path, progress)
+		out, err = backup.ListVerified(ctx, path, e.backupKeys(), progress)
 	} else {
-		out, err = backup.List(path)
+		out, err = backup.List(path, e.backupKeys())
 	}
 	if err != nil {
 		return nil, backupError("list backups in "+path, err)
@@ -463,14 +490,14 @@ func (e *Engine) OpenBackup(dir, id string) (*backup.Backup, error) {
 	if err != nil {
 		return nil, err
 	}
-	return openBackup(path, id)
+	return e.openBackup(path, id)
 }
 
-func openBackup(dir, id string) (*backup.Backup, error) {
+func (e *Engine) openBackup(dir, id string) (*backup.Backup, error) {
 	if !backup.ValidID(id) {
 		return nil, &plan.Error{Op: "open backup " + id, Err: errors.New("invalid ID of a backup"), Exit: plan.ExitUsage, Remedy: "`constellation backup list` lists the existing backups"}
 	}
-	b, err := backup.Open(dir, id)
+	b, err := backup.Open(dir, id, e.backupKeys())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, &plan.Error{Op: "open backup " + id, Err: fmt.Errorf("there is none in %s", dir), Exit: plan.ExitUsage, Remedy: "`constellation backup list` lists the existing backups; --dir selects another directory"}
 	}
@@ -509,26 +536,44 @@ func (e *Engine) ShowBackup(dir, id string) (m BackupManifest, path string, err 
 	return b.Manifest(), b.Path(), nil
 }
 
+// What the tag of a backup proves.
+const (
+	BackupAuthenticated   = backup.Authenticated   // made with the master secret of the workspace
+	BackupForeign         = backup.Foreign         // made with another one
+	BackupUnauthenticated = backup.Unauthenticated // it has no tag
+)
+
+// BackupVerification is what the verification of a backup found beside its completeness.
+type BackupVerification struct {
+	// Authentication is one of the constants above; empty if the backup is damaged.
+	Authentication string
+}
+
 // VerifyBackup reads all of a backup and returns nil if it is whole. The error says
 // everything that is wrong; a *backup.NotWhole is inside it. progress may be nil.
-func (e *Engine) VerifyBackup(ctx context.Context, dir, id string, progress func(done, total int64)) error {
+func (e *Engine) VerifyBackup(ctx context.Context, dir, id string, progress func(done, total int64)) (BackupVerification, error) {
 	path, err := e.BackupDir(dir)
 	if err != nil {
-		return err
+		return BackupVerification{}, err
 	}
 	return e.verify(ctx, path, id, progress)
 }
 
-func (e *Engine) verify(ctx context.Context, dir, id string, progress func(done, total int64)) error {
-	b, err := openBackup(dir, id)
+func (e *Engine) verify(ctx context.Context, dir, id string, progress func(done, total int64)) (v BackupVerification, err error) {
+	b, err := e.openBackup(dir, id)
 	if err != nil {
-		return err
+		return v, err
 	}
 	defer b.Close()
-	if err := b.Verify(ctx, progress); err != nil {
-		return backupError("verify backup "+id, err)
+	err = b.Verify(ctx, progress)
+	var broken *backup.NotWhole
+	if err == nil || errors.As(err, &broken) && len(broken.Damage) == 0 {
+		v.Authentication = b.Authentication()
 	}
-	return nil
+	if err != nil {
+		return v, backupError("verify backup "+id, err)
+	}
+	return v, nil
 }
 
 // BackupProblems returns what is wrong with a backup, as sentences, if err says that it is
@@ -561,7 +606,7 @@ func (e *Engine) PruneBackups(_ context.Context, dir string, keep int) (removed 
 		return nil, err
 	}
 	defer unlock()
-	removed, err = backup.Prune(path, keep)
+	removed, err = backup.Prune(path, keep, e.backupKeys())
 	if err != nil {
 		return removed, backupError("prune backups in "+path, err)
 	}

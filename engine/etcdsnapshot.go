@@ -150,7 +150,7 @@ func (b *backupRun) otherEtcd(s backup.Snapshot) string {
 	if s.ClusterID == "" || b.clusterID == "" {
 		return ""
 	}
-	all, err := backup.List(b.dir)
+	all, err := backup.List(b.dir, b.e.backupKeys())
 	if err != nil {
 		return "" // completing the backup reports the problem of the directory
 	}
@@ -158,7 +158,7 @@ func (b *backupRun) otherEtcd(s backup.Snapshot) string {
 		if !e.Etcd || e.Cluster.ID != b.clusterID {
 			continue
 		}
-		old, err := backup.Open(b.dir, e.ID)
+		old, err := backup.Open(b.dir, e.ID, b.e.backupKeys())
 		if err != nil {
 			continue
 		}

@@ -101,8 +101,8 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 			if m.Cluster.ID != clusterID || (m.Etcd != nil) != tt.has || tt.has && (m.Etcd.Revision != 7 || m.Etcd.Member != "control-plane-0") {
 				t.Errorf("the manifest says %+v, etcd %+v", m.Cluster, m.Etcd)
 			}
-			if whole := e.VerifyBackup(t.Context(), "", p.ID, nil) == nil; whole != (tt.exit == plan.ExitDone) {
-				t.Errorf("whole: %t", whole)
+			if _, err := e.VerifyBackup(t.Context(), "", p.ID, nil); (err == nil) != (tt.exit == plan.ExitDone) {
+				t.Errorf("verify: %v", err)
 			}
 		})
 	}

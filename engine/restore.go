@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,6 +43,9 @@ type RestoreOptions struct {
 	DryRun bool
 	// Look sends no writes at all: reports say what would be tried.
 	Look bool
+	// Unproven means that nothing proves who made the backup. Objects that the cluster itself
+	// depends on are then restored only if Only names them.
+	Unproven bool
 }
 
 // What became of an object, or would.
@@ -66,6 +70,10 @@ type RestoreReport struct {
 	Text string
 	// Remedy is what can be done about it; often empty.
 	Remedy string
+	// Only selects an object that a rule left out; empty if no selector lifts the rule.
+	Only string
+	// Code is whether the object was left out because it runs code.
+	Code bool
 }
 
 // ObjectName names an object of a cluster.
@@ -183,7 +191,18 @@ type RestoreRequest struct {
 	// Only are selectors, see [ParseSelector]; empty means everything.
 	Only              []string
 	Overwrite, DryRun bool
+	// Acknowledge are the IDs of findings that the user accepts.
+	Acknowledge []string
 }
+
+// IDs of the findings of `backup restore` that must be acknowledged.
+const (
+	FindingForeignBackup  = "backup-foreign"
+	FindingUnprovenBackup = "backup-unauthenticated"
+)
+
+// RestoreAcks are the IDs that `backup restore --ack` accepts.
+var RestoreAcks = []string{FindingForeignBackup, FindingUnprovenBackup}
 
 // flags are the arguments that make the same request, with a leading space each.
 func (r RestoreRequest) flags() string {
@@ -199,6 +218,9 @@ func (r RestoreRequest) flags() string {
 	}
 	if r.DryRun {
 		s += " --dry-run"
+	}
+	for _, id := range r.Acknowledge {
+		s += " --ack " + check.ShellQuote(id)
 	}
 	return s
 }
@@ -224,6 +246,11 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(pl
 			return nil, &plan.Error{Op: "read --only", Err: err, Exit: plan.ExitUsage, Remedy: "`constellation backup show " + check.ShellQuote(r.ID) + "` names the types of the backup"}
 		}
 		x.only = append(x.only, s)
+	}
+	for _, id := range r.Acknowledge {
+		if !slices.Contains(RestoreAcks, id) {
+			return nil, &plan.Error{Op: "read --ack", Err: fmt.Errorf("%q is no finding of a restore", id), Exit: plan.ExitUsage, Remedy: "the findings are " + strings.Join(RestoreAcks, ", ")}
+		}
 	}
 	kubeconfig, err := e.ws.Kubeconfig()
 	if errors.Is(err, workspace.ErrAbsent) {
@@ -344,11 +371,15 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(pl
 	would := tally{}
 	var seen int64
 	var failed []RestoreReport
-	err = x.cluster.Restore(ctx, x.b, RestoreOptions{Only: x.only, Overwrite: r.Overwrite, Look: true}, func(o RestoreReport) {
+	var without leftOut
+	look := x.options()
+	look.DryRun, look.Look = false, true
+	err = x.cluster.Restore(ctx, x.b, look, func(o RestoreReport) {
 		if o.State == RestoreWaits {
 			return
 		}
 		would[o.State]++
+		without.add(o)
 		if o.State == RestoreFailed && len(failed) < maxFailures {
 			failed = append(failed, o)
 		}
@@ -365,7 +396,7 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(pl
 		return nil, x.clusterFailed("compare backup "+r.ID+" with the cluster", err)
 	}
 	now := e.now()
-	p := &plan.Plan{ID: newRunID(plan.VerbRestore, now), Verb: plan.VerbRestore, Cluster: x.name, Simulated: x.e.simulated(), NotAttested: x.e.notAttested(), Created: now.UTC()}
+	p := &plan.Plan{ID: newRunID(plan.VerbRestore, now), Verb: plan.VerbRestore, Cluster: x.name, Acknowledged: r.Acknowledge, Simulated: x.e.simulated(), NotAttested: x.e.notAttested(), Created: now.UTC()}
 	p.OnClose = x.b.Close
 	p.End.Command = e.command(string(plan.VerbRestore)) + r.flags()
 	p.End.Next = []string{e.command("backup diff") + RestoreRequest{ID: r.ID, Dir: r.Dir, Only: r.Only}.flags()}
@@ -376,6 +407,7 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(pl
 	find := func(id string, s plan.Severity, title, detail, remedy string) {
 		p.Findings = append(p.Findings, plan.Finding{ID: id, Severity: s, Source: "backup", Title: title, Detail: detail, Remedy: remedy})
 	}
+	x.authentication(p)
 	if here != m.Cluster.UID {
 		find("other-cluster", plan.Warn, "the backup is of another cluster", "objects of that cluster's own operation are left out: its ConfigMaps, Helm's records and Constellation's kinds, unless --only names them",
 			"continue if this cluster replaces that one")
@@ -389,11 +421,87 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(pl
 	if r.Overwrite && would[RestoreOverwritten] > 0 {
 		find("overwrite", plan.Warn, fmt.Sprintf("%d objects that differ are overwritten with their state in the backup", would[RestoreOverwritten]), "changes since the backup are lost", p.End.Next[0]+" names them and the fields")
 	}
+	if len(without.code) > 0 {
+		p.End.Next = append(p.End.Next, x.command(without.code))
+		find("runs-code", plan.Warn, without.title(), "the user who creates such an object runs programs in the cluster, so a restore creates it only if --only names it", "after you have read these objects in the backup: "+x.command(without.code))
+	}
 	p.Steps = []plan.Step{x.step(p, would)}
 	if would[RestoreFailed] > 0 { // of each the run says why
 		p.Steps[0].Finished = false
 	}
 	return p, nil
+}
+
+// options are those of the request.
+func (x *restoring) options() RestoreOptions {
+	return RestoreOptions{Only: x.only, Overwrite: x.r.Overwrite, DryRun: x.r.DryRun, Unproven: x.b.Authentication() != backup.Authenticated}
+}
+
+// command restores what the selectors name, with the other arguments of the request.
+func (x *restoring) command(only []string) string {
+	r := x.r
+	r.Only = only
+	return x.e.command(string(plan.VerbRestore)) + r.flags()
+}
+
+// authentication adds the finding of a backup of which nothing proves who made it. A dry run has no effect that
+// must be acknowledged.
+func (x *restoring) authentication(p *plan.Plan) {
+	f := plan.Finding{Severity: plan.Warn, Source: "backup", Named: !x.r.DryRun, Reference: "docs/backup.md#authentication",
+		Remedy: "restore it only if you know who made it and who could write it since"}
+	const risk = "An attacker who made or changed it decides what this restore writes, with your rights. Objects that the cluster itself depends on are left out, unless --only names them."
+	switch x.b.Authentication() {
+	case backup.Authenticated:
+		return
+	case backup.Foreign:
+		f.ID, f.Title = FindingForeignBackup, "the backup was authenticated with another master secret than that of this workspace"
+		f.Detail = "The workspace cannot verify its tag. " + risk
+		if !x.e.ws.Has(workspace.MasterSecretFile) {
+			f.Title = "the backup was authenticated with a master secret, and this workspace has none"
+			f.Remedy = "copy the " + workspace.MasterSecretFile + " of its cluster into the workspace; otherwise " + f.Remedy
+		}
+	default:
+		f.ID, f.Title = FindingUnprovenBackup, "the backup is not authenticated: nothing proves who made it, and that nobody changed it"
+		f.Detail = "It was made without a master secret, or by an older program. " + risk
+	}
+	p.Findings = append(p.Findings, f)
+}
+
+// leftOut counts by type what a restore left out because it runs code, and has a selector for each type.
+type leftOut struct {
+	code  []string
+	types []string
+	count map[string]int64
+}
+
+func (l *leftOut) add(o RestoreReport) {
+	if o.State != RestoreLeftOut || !o.Code {
+		return
+	}
+	t := Selector{Group: o.Object.Group, Resource: o.Object.Resource}
+	if l.count == nil {
+		l.count = map[string]int64{}
+	}
+	name := t.String()
+	if l.count[name]++; l.count[name] == 1 {
+		l.types = append(l.types, name)
+	}
+	only := t
+	if s, err := ParseSelector(o.Only); err == nil && !s.OfType(t.Group, t.Resource) {
+		only = s // a definition is selected with its objects
+	}
+	if !slices.Contains(l.code, only.String()) {
+		l.code = append(l.code, only.String())
+	}
+}
+
+// title ends with "2 upgrade.cattle.io/plans, 1 core/pods".
+func (l *leftOut) title() string {
+	var parts []string
+	for _, t := range l.types {
+		parts = append(parts, fmt.Sprintf("%d %s", l.count[t], t))
+	}
+	return "left out, because objects of these kinds can run code: " + strings.Join(parts, ", ")
 }
 
 // maxFailures bounds the failed objects that are reported one by one.
@@ -420,13 +528,16 @@ func (x *restoring) step(p *plan.Plan, would tally) plan.Step {
 		}
 		var first RestoreReport
 		last := x.e.now()
-		err := x.cluster.Restore(ctx, x.b, RestoreOptions{Only: x.only, Overwrite: x.r.Overwrite, DryRun: x.r.DryRun}, func(o RestoreReport) {
+		err := x.cluster.Restore(ctx, x.b, x.options(), func(o RestoreReport) {
 			if o.State == RestoreWaits {
 				r.Wait(o.Object.String(), "", o.Text)
 				return
 			}
 			r.Wait("", "", "")
 			got[o.State]++
+			if o.Only != "" {
+				o.Remedy = x.command([]string{o.Only})
+			}
 			seen++
 			level := "info"
 			switch {

@@ -124,6 +124,8 @@ type backupLine struct {
 	// Why is the reason if Whole is false.
 	Why  string `json:"why,omitempty"`
 	Etcd bool   `json:"etcd"`
+	// Authentication is "authenticated", "foreign" or "unauthenticated"; absent if unknown.
+	Authentication string `json:"authentication,omitempty"`
 }
 
 func backupList(s *session) *cobra.Command {
@@ -137,7 +139,8 @@ func backupList(s *session) *cobra.Command {
 		Short: "List backups, newest first",
 		Long: `List the backups of this workspace, newest first, and whether each is complete. The command
 reads every file and verifies its digest. With --quick it compares only names and sizes,
-which does not detect changed contents.`,
+which does not detect changed contents. Column TAG shows whether the master secret of this
+workspace authenticates the backup (ours), another one (foreign), or nothing (none).`,
 		Example: `  constellation backup list
   constellation backup list --dir /mnt/safe
   constellation backup list -o json | jq -r '[.backups[] | select(.whole)][0].id'`,
@@ -161,7 +164,7 @@ which does not detect changed contents.`,
 					Backups []backupLine `json:"backups"`
 				}{plan.Schema, []backupLine{}}
 				for _, b := range all {
-					v.Backups = append(v.Backups, backupLine{b.ID, b.Created, b.Objects, b.Bytes, b.Complete, b.Why, b.Etcd})
+					v.Backups = append(v.Backups, backupLine{b.ID, b.Created, b.Objects, b.Bytes, b.Complete, b.Why, b.Etcd, b.Authentication})
 				}
 				return document(s.out, v)
 			}
@@ -169,19 +172,20 @@ which does not detect changed contents.`,
 				fmt.Fprintf(s.out, "no backups\nnext  %s\n", s.command("backup create")+dirFlag(dir))
 				return nil
 			}
-			rows := [][]string{{"BACKUP", "CREATED", "OBJECTS", "SIZE", "ETCD", "COMPLETE"}}
+			rows := [][]string{{"BACKUP", "CREATED", "OBJECTS", "SIZE", "ETCD", "TAG", "COMPLETE"}}
 			for _, b := range all {
 				whole, etcd := "yes", "no"
 				if b.Etcd {
 					etcd = "yes"
 				}
+				tag := map[string]string{engine.BackupAuthenticated: "ours", engine.BackupForeign: "foreign"}[b.Authentication]
 				if quick && b.Complete {
 					whole = "sizes match"
 				}
 				if !b.Complete {
 					whole = "NO: " + b.Why
 				}
-				rows = append(rows, []string{b.ID, term.Ago(b.Created, s.Now()), fmt.Sprint(b.Objects), term.Bytes(b.Bytes), etcd, whole})
+				rows = append(rows, []string{b.ID, term.Ago(b.Created, s.Now()), fmt.Sprint(b.Objects), term.Bytes(b.Bytes), etcd, cmp.Or(tag, "none"), whole})
 			}
 			table(s.out, "", rows)
 			return nil
@@ -254,6 +258,10 @@ func writeBackup(out io.Writer, now time.Time, m *engine.BackupManifest, path st
 	if m.Secrets {
 		secrets = "all"
 	}
+	tag := "none: nothing proves who made it"
+	if m.AuthenticatedBy != "" {
+		tag = "of key " + term.Clean(m.AuthenticatedBy) + ": backup verify checks it"
+	}
 	etcd := "no snapshot"
 	if m.Etcd != nil {
 		etcd = term.Bytes(m.Etcd.Size)
@@ -269,6 +277,7 @@ func writeBackup(out io.Writer, now time.Time, m *engine.BackupManifest, path st
 		{"contents", contents},
 		{"secrets", secrets},
 		{"etcd", etcd},
+		{"tag", tag},
 		{"files", path},
 	}
 	table(out, "", rows)
@@ -308,6 +317,8 @@ type verification struct {
 	ID       string   `json:"id"`
 	Whole    bool     `json:"whole"`
 	Problems []string `json:"problems"`
+	// Authentication is "authenticated", "foreign" or "unauthenticated"; absent if the backup is damaged.
+	Authentication string `json:"authentication,omitempty"`
 }
 
 func backupVerify(s *session) *cobra.Command {
@@ -320,9 +331,14 @@ func backupVerify(s *session) *cobra.Command {
 		Short: "Verify that a backup is complete and unchanged",
 		Long: `Read all files of a backup and verify that it is complete: no file is missing or extra, all
 digests match, and nothing was missing when the backup was made. The exit code is 1 if the
-backup is incomplete or damaged.`,
+backup is incomplete or damaged.
+
+It also shows whether the backup is authenticated: by the master secret of this workspace,
+by another one, or not at all, as backups of older programs and of workspaces without a
+master secret are. A wrong tag counts as damage: somebody changed the backup.`,
 		Example: `  constellation backup verify backup-20261121070501-1a2b3c4d
-  constellation backup verify backup-20261121070501-1a2b3c4d -o json | jq -r '.problems[]'`,
+  constellation backup verify backup-20261121070501-1a2b3c4d -o json | jq -r '.problems[]'
+  constellation backup verify backup-20261121070501-1a2b3c4d -o json | jq -r .authentication`,
 		Args:              oneArg("the ID of a backup", "run `constellation backup list` to see all IDs"),
 		ValidArgsFunction: completeBackup(s),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -333,14 +349,14 @@ backup is incomplete or damaged.`,
 			ctx, stop := s.signals(cmd.Context())
 			defer stop()
 			live := newReading(s)
-			err = eng.VerifyBackup(ctx, dir, args[0], func(done, total int64) { live.of(args[0], done, total) })
+			v, err := eng.VerifyBackup(ctx, dir, args[0], func(done, total int64) { live.of(args[0], done, total) })
 			live.Clear()
 			problems := engine.BackupProblems(err)
 			if err != nil && len(problems) == 0 {
 				return err
 			}
 			if out == asJSON {
-				if derr := document(s.out, verification{plan.Schema, args[0], err == nil, append([]string{}, problems...)}); derr != nil {
+				if derr := document(s.out, verification{plan.Schema, args[0], err == nil, append([]string{}, problems...), v.Authentication}); derr != nil {
 					return derr
 				}
 				if err != nil {
@@ -350,6 +366,11 @@ backup is incomplete or damaged.`,
 			}
 			if err == nil {
 				fmt.Fprintf(s.out, "%s is complete\n", args[0])
+			}
+			if text := view.Authentication(v.Authentication); text != "" {
+				fmt.Fprintln(s.out, text)
+			}
+			if err == nil {
 				return nil
 			}
 			for _, p := range problems {

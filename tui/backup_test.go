@@ -17,9 +17,9 @@ import (
 // listedBackups are three backups, one of which is not whole.
 func listedBackups() []engine.BackupEntry {
 	return []engine.BackupEntry{
-		{ID: "backup-20261120050000-0a1b2c3d", Created: enginefake.Start.Add(-26 * time.Hour), Objects: 12345, Bytes: 18 << 20, Complete: true, Etcd: true},
+		{ID: "backup-20261120050000-0a1b2c3d", Created: enginefake.Start.Add(-26 * time.Hour), Objects: 12345, Bytes: 18 << 20, Complete: true, Etcd: true, Authentication: engine.BackupAuthenticated},
 		{ID: "backup-20261119050000-99aa00ff", Created: enginefake.Start.Add(-50 * time.Hour), Why: "manifest.json is not there: it was not made to the end"},
-		{ID: "upgrade-20261101120000-00ff00ff", Created: enginefake.Start.Add(-20 * 24 * time.Hour), Objects: 987, Bytes: 3 << 30, Complete: true},
+		{ID: "upgrade-20261101120000-00ff00ff", Created: enginefake.Start.Add(-20 * 24 * time.Hour), Objects: 987, Bytes: 3 << 30, Complete: true, Authentication: engine.BackupForeign},
 	}
 }
 
@@ -60,7 +60,9 @@ func TestBackupOutput(t *testing.T) {
 		{name: "list", e: enginefake.Engine{Backups: listedBackups()}, args: "list"},
 		{name: "list-none", e: enginefake.Engine{}, args: "list"},
 		{name: "show", e: enginefake.Engine{Manifest: shownBackup()}, args: "show backup-20261120050000-0a1b2c3d"},
-		{name: "verify", e: enginefake.Engine{}, args: "verify backup-20261120050000-0a1b2c3d"},
+		{name: "verify", e: enginefake.Engine{BackupVerified: engine.BackupVerification{Authentication: engine.BackupAuthenticated}}, args: "verify backup-20261120050000-0a1b2c3d"},
+		{name: "verify-foreign", e: enginefake.Engine{BackupVerified: engine.BackupVerification{Authentication: engine.BackupForeign}}, args: "verify backup-20261120050000-0a1b2c3d"},
+		{name: "verify-old", e: enginefake.Engine{BackupVerified: engine.BackupVerification{Authentication: engine.BackupUnauthenticated}}, args: "verify backup-20261120050000-0a1b2c3d"},
 		{name: "verify-broken", e: enginefake.Engine{VerifyErr: broken}, args: "verify backup-20261120050000-0a1b2c3d", code: plan.ExitFailed},
 		{name: "prune", e: enginefake.Engine{Pruned: []string{"upgrade-20261101120000-00ff00ff"}}, args: "prune --keep 1"},
 		{name: "prune-none", e: enginefake.Engine{VerifyErr: &plan.Error{Err: errors.New("nothing to prune"), Exit: plan.ExitNothing}}, args: "prune --keep 1", code: plan.ExitNothing},

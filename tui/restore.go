@@ -38,14 +38,22 @@ records, and the kinds of update.edgeless.systems. Some objects are restored onl
 names them: records of operations in progress (pendingnodes, joiningnodes), Helm records
 older than the cluster's, and bootstrap tokens.
 
+Objects that can run code are restored only if --only names them, too: Plans, definitions
+with a conversion webhook and their objects, and built-in kinds other than ConfigMaps and
+Secrets, such as Jobs, webhook configurations and bindings of ServiceAccounts, which no
+backup of this program contains. The plan lists them with the command that restores them.
+
 A restore can be interrupted at any time; run it again to resume. A damaged backup is
-rejected.
+rejected, and so is one with a wrong authentication tag. A backup that the master secret of
+this workspace does not authenticate is restored only if you acknowledge that: with --ack
+backup-unauthenticated or --ack backup-foreign, or at the prompt.
 
 Exit code: 0 done; 1 if an object could not be restored; 3 if there is nothing to
 restore; 5 if it was not accepted.`,
 		Example: `  constellation backup restore backup-20261121070501-1a2b3c4d --dry-run
   constellation backup restore backup-20261121070501-1a2b3c4d
   constellation backup restore backup-20261121070501-1a2b3c4d --only example.com/widgets/shop --yes
+  constellation backup restore backup-20261121070501-1a2b3c4d --yes --ack backup-unauthenticated
   constellation backup restore backup-20261121070501-1a2b3c4d --only core/configmaps/kube-system/join-config --overwrite
   constellation backup restore backup-20261121070501-1a2b3c4d --yes -o json | jq 'select(.state == "failed")'`,
 		Args:              oneArg("the ID of a backup", "run `constellation backup list` to see all IDs"),
@@ -65,7 +73,9 @@ restore; 5 if it was not accepted.`,
 	restoreFlags(s, cmd, &r)
 	fl.BoolVar(&r.DryRun, "dry-run", false, "send every write as a dry run; change nothing")
 	fl.BoolVar(&r.Overwrite, "overwrite", false, "reset existing objects that differ from the backup")
-	fl.BoolVarP(&yes, "yes", "y", false, "accept the plan and its warnings")
+	fl.BoolVarP(&yes, "yes", "y", false, "accept the plan and its ordinary warnings")
+	fl.StringArrayVar(&r.Acknowledge, "ack", nil, "`ID` of a finding to acknowledge; may be repeated")
+	_ = cmd.RegisterFlagCompletionFunc("ack", fixed(engine.RestoreAcks...))
 	fl.BoolVar(&nonInteractive, "non-interactive", false, "never prompt")
 	fl.DurationVar(&timeout, "timeout", 0, "stop after this time, such as 10m; run again to resume (0: no limit)")
 	outputFlag(cmd, &out, "output format: text, or json for one event per line")
@@ -93,7 +103,7 @@ func runRestore(ctx context.Context, s *session, r engine.RestoreRequest, yes, n
 	}
 	defer pl.Close()
 	a := acceptance{
-		yes: yes || r.DryRun, asks: f == text && !nonInteractive && s.asks(), question: fixedQuestion("Restore this?"),
+		yes: yes || r.DryRun, acknowledged: r.Acknowledge, asks: f == text && !nonInteractive && s.asks(), question: fixedQuestion("Restore this?"),
 	}
 	out, err = a.accept(s, pl, out, f)
 	if err != nil {

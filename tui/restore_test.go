@@ -93,6 +93,11 @@ func TestRestoreRequiresConsent(t *testing.T) {
 			Steps:    []plan.Step{{ID: engine.StepRestore, Title: "Restore backup " + restoredID, Effect: "2 created", Finished: finished}},
 		}
 	}
+	foreign := func() *plan.Plan {
+		p := p(false)
+		p.Findings = append(p.Findings, plan.Finding{ID: engine.FindingForeignBackup, Severity: plan.Warn, Named: true, Title: "the backup was authenticated with another master secret"})
+		return p
+	}
 	for _, tt := range []struct {
 		name      string
 		e         enginefake.Engine
@@ -100,6 +105,7 @@ func TestRestoreRequiresConsent(t *testing.T) {
 		ran, code int
 		stdout    string
 	}{
+		{name: "a backup of another master secret", e: enginefake.Engine{Plan: foreign()}, args: []string{"--yes"}, code: plan.ExitUnacknowledged, stdout: "backup-foreign must be acknowledged by ID"},
 		{name: "no consent", e: enginefake.Engine{Plan: p(false)}, code: plan.ExitUnacknowledged, stdout: "would     Restore backup " + restoredID + ": 2 created"},
 		{name: "accepted", e: enginefake.Engine{Plan: p(false)}, args: []string{"--yes", "--overwrite"}, ran: 1, code: plan.ExitDone},
 		{name: "a dry run needs no consent", e: enginefake.Engine{Plan: p(false)}, args: []string{"--dry-run"}, ran: 1, code: plan.ExitDone},

@@ -20,7 +20,8 @@
 //
 // The manifest gets its name when all other files are on disk. It has size, SHA-256 and
 // number of objects of each file, and a SHA-256 of itself. [Backup.Verify] alone decides
-// whether a backup is whole.
+// whether a backup is whole. With a secret, the manifest ends with an HMAC-SHA256 of itself, so
+// that a backup that others changed or made is recognized.
 //
 // Directories are 0700, files 0600. A directory or file is refused if it is a symbolic
 // link, or owned or writable by other users. The package handles bytes and has no access
@@ -38,7 +39,7 @@ import (
 
 // Schema is the version of the format of a backup. Additions raise its minor; a reader
 // refuses another major.
-const Schema = "1.0"
+const Schema = "1.1"
 
 // File names in a backup's directory.
 const (
@@ -74,6 +75,9 @@ type Manifest struct {
 	Etcd  *Snapshot `json:"etcd,omitempty"`
 	// Notes are sentences for users: kinds that disappeared during the backup.
 	Notes []string `json:"notes,omitempty"`
+	// AuthenticatedBy is the ID of the key of the tag at the end of manifest.json; empty without
+	// a tag. The key is derived from a secret and Cluster.UID.
+	AuthenticatedBy string `json:"authenticated_by,omitempty"`
 }
 
 // Cluster is the origin of a backup.

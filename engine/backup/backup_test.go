@@ -63,7 +63,7 @@ func TestBackupRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := Open(dir, testID)
+	b, err := Open(dir, testID, Keys{})
 	if err != nil {
 		t.Fatal(err)
 	}

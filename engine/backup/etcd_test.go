@@ -53,7 +53,7 @@ func TestVerifyEtcdSnapshot(t *testing.T) {
 			if _, err := w.Commit(Manifest{}); err != nil {
 				t.Fatal(err)
 			}
-			b, err := Open(dir, id)
+			b, err := Open(dir, id, Keys{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -52,7 +52,7 @@ func makeBackup(dir string, before func(op, name string, n int) error) (err erro
 // test if something verifies without being whole.
 func verdict(t *testing.T, dir string) string {
 	t.Helper()
-	all, err := ListVerified(t.Context(), dir, nil)
+	all, err := ListVerified(t.Context(), dir, Keys{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func verdict(t *testing.T, dir string) string {
 	if !all[0].Complete {
 		return all[0].Why
 	}
-	b, err := Open(dir, testID)
+	b, err := Open(dir, testID, Keys{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +214,7 @@ func TestVerifyDetectsEveryFlippedBit(t *testing.T) {
 				return err
 			}
 			bits++
-			b, err := Open(dir, testID)
+			b, err := Open(dir, testID, Keys{})
 			if err == nil {
 				err = b.Verify(context.Background(), nil)
 				b.Close()
@@ -268,7 +268,7 @@ func TestVerifyDetectsMissingAndUnexpectedFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 			var all []string
-			b, err := Open(dir, testID)
+			b, err := Open(dir, testID, Keys{})
 			if err == nil {
 				err = b.Verify(t.Context(), nil)
 				b.Close()
@@ -315,7 +315,7 @@ func TestUnsafeDirectoriesAreRefused(t *testing.T) {
 			if _, err := Create(dir, testID); !errors.Is(err, ErrRefused) {
 				t.Errorf("create: %v", err)
 			}
-			if _, err := Open(dir, testID); !errors.Is(err, ErrRefused) {
+			if _, err := Open(dir, testID, Keys{}); !errors.Is(err, ErrRefused) {
 				t.Errorf("open: %v", err)
 			}
 		})
@@ -356,14 +356,14 @@ func TestPrune(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, first, "plan.json"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got, err := Prune(dir, 2)
+	got, err := Prune(dir, 2, Keys{})
 	if err != nil || !slices.Equal(got, []string{torn, first}) {
 		t.Errorf("%v, %v", got, err)
 	}
-	if got, err := Prune(dir, 0); err != nil || !slices.Equal(got, []string{second}) {
+	if got, err := Prune(dir, 0, Keys{}); err != nil || !slices.Equal(got, []string{second}) {
 		t.Errorf("keep none: %v, %v", got, err)
 	}
-	all, err := List(dir)
+	all, err := List(dir, Keys{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -27,6 +28,7 @@ var ownersMark = []byte(",\n\"owners\":{")
 // Backup is a backup that was opened. It is safe for concurrent use.
 type Backup struct {
 	id       string
+	keys     Keys
 	disk     *disk
 	manifest Manifest
 	owners   int64 // start of the owners in the manifest
@@ -35,7 +37,7 @@ type Backup struct {
 // Open opens the backup id in dir and reads its manifest only: see [Backup.Verify]. The error
 // is a [*NotWhole] if the manifest is missing or invalid. It wraps fs.ErrNotExist if there is
 // no such backup, and [ErrRefused] if a directory is not safe to use.
-func Open(dir, id string) (*Backup, error) {
+func Open(dir, id string, keys Keys) (*Backup, error) {
 	if !ValidID(id) {
 		return nil, fmt.Errorf("open backup %q: invalid ID", id)
 	}
@@ -53,7 +55,7 @@ func Open(dir, id string) (*Backup, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backup{id: id, disk: d}
+	b := &Backup{id: id, keys: keys, disk: d}
 	if err := b.read(); err != nil {
 		d.close()
 		return nil, err
@@ -133,6 +135,9 @@ func (b *Backup) check() error {
 	}
 	if m.ID != b.id {
 		return b.damaged("%s belongs to backup %q", ManifestFile, m.ID)
+	}
+	if m.AuthenticatedBy != "" && !keyIDRE.MatchString(m.AuthenticatedBy) {
+		return b.damaged("%s names an invalid key", ManifestFile)
 	}
 	var objects, size, ofTypes int64
 	files := map[string]*File{}
@@ -297,6 +302,9 @@ func (b *Backup) Verify(ctx context.Context, progress func(done, total int64)) e
 	return b.verify(ctx, true, progress)
 }
 
+// buffers are those of verifications: a list verifies many backups.
+var buffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
+
 // Look is Verify without reading the files' content: it does not detect changed bytes.
 func (b *Backup) Look(ctx context.Context) error { return b.verify(ctx, false, nil) }
 
@@ -331,7 +339,9 @@ func (b *Backup) verify(ctx context.Context, deep bool, progress func(done, tota
 	var wg sync.WaitGroup
 	for range 2 {
 		wg.Go(func() {
-			buf := make([]byte, 256<<10)
+			pooled := buffers.Get().(*[]byte) //nolint:errcheck // the pool has nothing else
+			defer buffers.Put(pooled)
+			buf := *pooled
 			for ctx.Err() == nil {
 				i := int(next.Add(1)) - 1
 				if i >= len(names) {
@@ -416,19 +426,36 @@ func (b *Backup) verifyManifest(ctx context.Context, buf []byte, read func(int),
 		return
 	}
 	defer f.Close()
-	h := sha256.New()
-	var tail []byte // the last bytes, which are not part of the digest
+	h, mac := sha256.New(), b.keys.mac(&b.manifest)
+	end := sumSize // the bytes that are part of neither digest nor tag
+	if b.manifest.AuthenticatedBy != "" {
+		end += tagSize
+	}
+	var tail []byte
 	err = each(ctx, f, buf, func(p []byte) {
 		read(len(p))
 		tail = append(tail, p...)
-		if n := len(tail) - sumSize; n > 0 {
+		if n := len(tail) - end; n > 0 {
 			h.Write(tail[:n])
+			if mac != nil {
+				mac.Write(tail[:n])
+			}
 			tail = append(tail[:0], tail[n:]...)
 		}
 	})
 	if err != nil {
 		wrong("read %s: %v", ManifestFile, err)
 		return
+	}
+	if len(tail) == end && end > sumSize {
+		h.Write(tail[:tagSize])
+		switch has := string(tail[:tagSize]); {
+		case !strings.HasPrefix(has, tagHead):
+			wrong("%s has no authentication tag, but names the key of one", ManifestFile)
+		case mac != nil && !hmac.Equal([]byte(has), []byte(tag(mac))):
+			wrong("%s was modified by somebody without the master secret: its authentication tag is wrong", ManifestFile)
+		}
+		tail = tail[tagSize:]
 	}
 	if string(tail) != sumHead+hex.EncodeToString(h.Sum(nil))+sumTail {
 		wrong("%s was modified: its SHA-256 differs", ManifestFile)

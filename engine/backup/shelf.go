@@ -26,18 +26,20 @@ type Entry struct {
 	Etcd bool
 	// Cluster is its origin; zero if unknown.
 	Cluster Cluster
+	// Authentication is that of the backup, see [Backup.Authentication]; empty if unknown.
+	Authentication string
 }
 
 // List returns the backups in dir, newest first; none if dir does not exist. Whole is judged
 // by names and sizes; only [ListVerified] detects changed bytes.
-func List(dir string) ([]Entry, error) {
-	return list(context.Background(), dir, func(ctx context.Context, b *Backup) error { return b.Look(ctx) })
+func List(dir string, keys Keys) ([]Entry, error) {
+	return list(context.Background(), dir, keys, func(ctx context.Context, b *Backup) error { return b.Look(ctx) })
 }
 
 // ListVerified is List with [Backup.Verify] of each. progress, which may be nil, receives the
 // backup being read and its progress.
-func ListVerified(ctx context.Context, dir string, progress func(id string, done, total int64)) ([]Entry, error) {
-	return list(ctx, dir, func(ctx context.Context, b *Backup) error {
+func ListVerified(ctx context.Context, dir string, keys Keys, progress func(id string, done, total int64)) ([]Entry, error) {
+	return list(ctx, dir, keys, func(ctx context.Context, b *Backup) error {
 		return b.Verify(ctx, func(done, total int64) {
 			if progress != nil {
 				progress(b.id, done, total)
@@ -46,7 +48,7 @@ func ListVerified(ctx context.Context, dir string, progress func(id string, done
 	})
 }
 
-func list(ctx context.Context, dir string, judge func(context.Context, *Backup) error) ([]Entry, error) {
+func list(ctx context.Context, dir string, keys Keys, judge func(context.Context, *Backup) error) ([]Entry, error) {
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -70,10 +72,11 @@ func list(ctx context.Context, dir string, judge func(context.Context, *Backup) 
 		}
 		e := Entry{ID: id}
 		e.Created, _ = time.Parse("20060102150405", id[len(id)-23:len(id)-9])
-		b, err := Open(dir, id)
+		b, err := Open(dir, id, keys)
 		if err == nil {
 			m := b.Manifest()
 			e.Created, e.Objects, e.Bytes, e.Etcd, e.Cluster = m.Created, m.Objects, m.Bytes, m.Etcd != nil, m.Cluster
+			e.Authentication = b.Authentication()
 			err = judge(ctx, b)
 			b.Close()
 		}
@@ -108,10 +111,12 @@ func why(err error) string {
 // only if a whole one is newer: otherwise it may be in progress. If the directory of a run has
 // other files, only the backup is removed. After an error, removed has the backups removed so
 // far.
-func Prune(dir string, keep int) (removed []string, err error) { return prune(dir, keep, nil) }
+func Prune(dir string, keep int, keys Keys) (removed []string, err error) {
+	return prune(dir, keep, keys, nil)
+}
 
-func prune(dir string, keep int, before func(op, name string, n int) error) (removed []string, err error) {
-	all, err := ListVerified(context.Background(), dir, nil)
+func prune(dir string, keep int, keys Keys, before func(op, name string, n int) error) (removed []string, err error) {
+	all, err := ListVerified(context.Background(), dir, keys, nil)
 	if err != nil {
 		return nil, err
 	}

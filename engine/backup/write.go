@@ -55,6 +55,7 @@ type Writer struct {
 	etcd   *Snapshot
 	from   Cluster
 	open   map[*stream]bool
+	secret []byte // see Authenticate
 	bytes  atomic.Int64
 	made   bool // this backup created the directory of the run
 	inside bool // this backup created its directory
@@ -141,6 +142,9 @@ func (w *Writer) From(c Cluster) {
 	defer w.mu.Unlock()
 	w.from = c
 }
+
+// Authenticate has Commit add a tag to the manifest, with a key derived from secret.
+func (w *Writer) Authenticate(secret []byte) { w.secret = secret }
 
 // Holes returns the gaps recorded so far.
 func (w *Writer) Holes() []Hole {
@@ -550,7 +554,12 @@ func (w *Writer) Commit(m Manifest) (Manifest, error) {
 			at += n + int64(len(ownersEnd))
 		}
 	}
-	if err := w.writeManifest(&out); err != nil {
+	var mac hash.Hash
+	if len(w.secret) > 0 {
+		_, out.AuthenticatedBy = tagKey(w.secret, out.Cluster.UID)
+		mac = Keys{Secret: w.secret}.mac(&out)
+	}
+	if err := w.writeManifest(&out, mac); err != nil {
 		return out, err
 	}
 	for _, d := range slices.Sorted(func(yield func(string) bool) {
@@ -607,7 +616,8 @@ const (
 	sumSize = len(sumHead) + 2*sha256.Size + len(sumTail)
 )
 
-func (w *Writer) writeManifest(m *Manifest) error {
+// writeManifest writes the manifest, with a tag if mac is not nil.
+func (w *Writer) writeManifest(m *Manifest, mac hash.Hash) error {
 	head, err := json.MarshalIndent(m, "", " ")
 	if err != nil {
 		return fmt.Errorf("write manifest.json: %w", err)
@@ -619,6 +629,9 @@ func (w *Writer) writeManifest(m *Manifest) error {
 	h := sha256.New()
 	buf := bufio.NewWriterSize(f, writeBuffer)
 	out := io.MultiWriter(h, buf)
+	if mac != nil {
+		out = io.MultiWriter(h, buf, mac)
+	}
 	err = func() error {
 		if _, err := fmt.Fprintf(out, "%s,\n\"owners\":{", bytes.TrimSuffix(head, []byte("\n}"))); err != nil {
 			return err
@@ -642,6 +655,11 @@ func (w *Writer) writeManifest(m *Manifest) error {
 				left -= n
 			}
 			if _, err := io.WriteString(out, ownersEnd); err != nil {
+				return err
+			}
+		}
+		if mac != nil {
+			if _, err := io.WriteString(io.MultiWriter(h, buf), tag(mac)); err != nil {
 				return err
 			}
 		}

@@ -152,7 +152,7 @@ func TestRestoreThroughConversionWebhook(t *testing.T) {
 	if _, err := w.Commit(backup.Manifest{}); err != nil {
 		t.Fatal(err)
 	}
-	torn, err := backup.Open(dir, testBackup)
+	torn, err := backup.Open(dir, testBackup, backup.Keys{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -303,7 +303,7 @@ func keptAllTheTime(t *testing.T, total, stay int, args ...string) {
 	if _, err := w.Commit(backup.Manifest{}); err != nil {
 		t.Fatal(err)
 	}
-	b, err := backup.Open(dir, dumpID)
+	b, err := backup.Open(dir, dumpID, backup.Keys{})
 	if err != nil {
 		t.Fatal(err)
 	}

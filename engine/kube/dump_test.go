@@ -166,7 +166,7 @@ func TestDumpOfARealCluster(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := backup.Open(dir, dumpID)
+		b, err := backup.Open(dir, dumpID, backup.Keys{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -380,7 +380,7 @@ func TestDumpRetriesAndReportsGaps(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			b, err := backup.Open(dir, dumpID)
+			b, err := backup.Open(dir, dumpID, backup.Keys{})
 			if err != nil {
 				t.Fatal(err)
 			}

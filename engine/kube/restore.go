@@ -58,7 +58,33 @@ const (
 	ruleRecord  = "the cluster has a newer record of this Helm release; name it with --only to restore it anyway"
 	ruleTicket  = "it is a bootstrap token; name it with --only to restore it anyway"
 	ruleToken   = "it is the token of a deleted ServiceAccount"
+	rulePlan    = "a Plan starts Jobs with all rights on nodes; name it with --only to restore it anyway"
+	ruleCode    = "a built-in kind can run programs or grant rights; name it with --only to restore it anyway"
+	ruleHook    = "the API server would send all its objects to the conversion webhook that it names; name it with --only to restore it anyway"
+	ruleHooked  = "its definition has a conversion webhook and was left out; name both with --only to restore them anyway"
+	ruleProof   = "nothing proves who made the backup, and the cluster itself depends on it; name it with --only to restore it anyway"
 )
+
+// builtInGroups are the API groups that API servers serve without a definition, beside the core group. No backup of ours
+// has objects of them: an attacker may have added some.
+var builtInGroups = map[string]bool{
+	"admissionregistration.k8s.io": true, "apiregistration.k8s.io": true, "apps": true, "authentication.k8s.io": true, "authorization.k8s.io": true,
+	"autoscaling": true, "batch": true, "certificates.k8s.io": true, "coordination.k8s.io": true, "discovery.k8s.io": true, "events.k8s.io": true,
+	"extensions": true, "flowcontrol.apiserver.k8s.io": true, "internal.apiserver.k8s.io": true, "networking.k8s.io": true, "node.k8s.io": true,
+	"policy": true, "rbac.authorization.k8s.io": true, "resource.k8s.io": true, "scheduling.k8s.io": true, "storage.k8s.io": true,
+	"storagemigration.k8s.io": true,
+}
+
+// codeRule returns why objects of a type are restored only by name; empty if they are restored.
+func codeRule(t backup.Type) string {
+	switch {
+	case t.Group == "upgrade.cattle.io" && t.Resource == "plans":
+		return rulePlan
+	case t.Group == "" && t.Resource != "configmaps" && t.Resource != "secrets" || builtInGroups[t.Group]:
+		return ruleCode
+	}
+	return ""
+}
 
 // restore is one call of Restore.
 type restore struct {
@@ -90,6 +116,7 @@ type owner struct {
 	uid    string
 	would  bool   // it would be created: it has no UID yet
 	failed string // its name, if it could not be restored
+	left   bool   // a rule left it out
 }
 
 // kind is the definition of a type in the cluster.
@@ -98,6 +125,7 @@ type kind struct {
 	fresh  bool   // this restore created it
 	would  bool   // a dry run would create it
 	absent bool   // it does not exist
+	left   bool   // ruleHook left it out
 	err    string // why its objects cannot be restored
 }
 
@@ -607,7 +635,7 @@ func (r *restore) awaitKinds(ctx context.Context) error {
 	var wait []schema.GroupResource
 	fresh := false
 	for gr, k := range r.kinds {
-		if k.err == "" && !k.would {
+		if k.err == "" && !k.would && !k.left {
 			wait = append(wait, gr)
 			fresh = fresh || k.fresh
 		}
@@ -741,7 +769,7 @@ func (r *restore) restoreType(ctx context.Context, w *writers, t backup.Type, le
 	}
 	k := r.kindOf(ctx, &t)
 	live := func(func(*object, error) bool) {} // empty
-	if k == nil || k.err == "" && !k.fresh && !k.would {
+	if k == nil || k.err == "" && !k.fresh && !k.would && !k.left {
 		live = r.w.live(ctx, t, pathOf(t, within(t)), selection(t))
 	}
 	for p, err := range pairs(saved(r.b, t), live) {
@@ -757,6 +785,14 @@ func (r *restore) restoreType(ctx context.Context, w *writers, t backup.Type, le
 			return err
 		}
 		if p.saved == nil || !mine(p.saved) {
+			continue
+		}
+		if k != nil && k.left {
+			r.leave(p.saved.uid)
+			r.report(engine.RestoreReport{
+				Object: nameOf(t, p.saved), State: engine.RestoreLeftOut, Text: ruleHooked, Code: true,
+				Only: engine.Selector{Group: t.Group, Resource: t.Resource}.String(),
+			})
 			continue
 		}
 		if k != nil && k.err != "" {
@@ -800,7 +836,7 @@ func within(t backup.Type) string {
 // kindOf returns the definition of t, and sets in t the version in which its objects are
 // written. Built-in types have no definition.
 func (r *restore) kindOf(ctx context.Context, t *backup.Type) *kind {
-	if t.Group == "" {
+	if t.Group == "" || builtInGroups[t.Group] {
 		return nil
 	}
 	gr := schema.GroupResource{Group: t.Group, Resource: t.Resource}
@@ -815,7 +851,7 @@ func (r *restore) kindOf(ctx context.Context, t *backup.Type) *kind {
 			k.err = "it has no CustomResourceDefinition: " + brief(err)
 		}
 	}
-	if k.err != "" || k.would {
+	if k.err != "" || k.would || k.left {
 		return k
 	}
 	var stored apiextensionsv1.CustomResourceDefinitionVersion
@@ -849,6 +885,12 @@ func (r *restore) one(ctx context.Context, j task) (engine.RestoreReport, error)
 	}
 	if why != "" {
 		x.State, x.Text = engine.RestoreLeftOut, why
+		if why != ruleToken {
+			x.Only = x.Object.String()
+		}
+		if x.Code = why == rulePlan || why == ruleCode; x.Code {
+			r.leave(j.saved.uid)
+		}
 		return x, nil
 	}
 	refs, note, err := r.owners(ctx, j)
@@ -910,6 +952,15 @@ func (r *restore) made(old, uid string) {
 	}
 }
 
+// leave records that an owner was left out.
+func (r *restore) leave(old string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.uids[old]; ok {
+		r.uids[old] = owner{left: true}
+	}
+}
+
 // rule returns why an object is not restored; empty if it is.
 func (r *restore) rule(ctx context.Context, j task) (string, error) {
 	o := nameOf(j.t, j.saved)
@@ -922,8 +973,12 @@ func (r *restore) rule(ctx context.Context, j task) (string, error) {
 	switch {
 	case o.Group == v1alpha1.GroupVersion.Group && (o.Resource == "pendingnodes" || o.Resource == "joiningnodes"):
 		return ruleIntents, nil
+	case codeRule(j.t) != "" && j.live == nil:
+		return codeRule(j.t), nil
 	case r.foreign && careful(j.t):
 		return ruleOther, nil
+	case r.o.Unproven && careful(j.t) && j.live == nil:
+		return ruleProof, nil
 	case isRecords(j.t) && j.live == nil:
 		release, revision := recordOf(j.saved)
 		if newest := r.records[release]; newest > revision {
@@ -986,6 +1041,10 @@ func (r *restore) owners(ctx context.Context, j task) (refs json.RawMessage, not
 			if known.uid, err = r.find(ctx, o, j.saved.namespace); err != nil {
 				return nil, "", err
 			}
+		}
+		if known.uid == "" && known.left {
+			note = join(note, fmt.Sprintf("without its owner %s %s, which was left out", o.Kind, o.Name))
+			continue
 		}
 		if known.uid == "" {
 			note = join(note, fmt.Sprintf("without its owner %s %s, which was deleted", o.Kind, o.Name))
@@ -1177,8 +1236,8 @@ func (r *restore) existing(ctx context.Context, j task, refs json.RawMessage) (e
 		if !r.o.Overwrite {
 			return x, nil
 		}
-		if careful(j.t) && !r.named(x.Object) {
-			x.Text += "; " + ruleCareful
+		if why := r.carefulRule(j); why != "" {
+			x.Text += "; " + why
 			return x, nil
 		}
 		x.State = engine.RestoreOverwritten
@@ -1194,6 +1253,57 @@ func (r *restore) existing(ctx context.Context, j task, refs json.RawMessage) (e
 		}
 		return x, err
 	}
+}
+
+// carefulRule returns why an existing object is not overwritten; empty if it is.
+func (r *restore) carefulRule(j task) string {
+	switch {
+	case r.named(nameOf(j.t, j.saved)):
+		return ""
+	case careful(j.t):
+		return ruleCareful
+	case codeRule(j.t) != "":
+		return codeRule(j.t)
+	case isKinds(j.t) && r.hooked(j.saved) && !slices.Equal(conversion(j.saved), conversion(j.live)):
+		return ruleHook
+	}
+	return ""
+}
+
+// hooked reports whether a definition has a conversion webhook that no selector names.
+func (r *restore) hooked(o *object) bool {
+	resource, group, _ := strings.Cut(o.name, ".")
+	return slices.Contains(conversion(o), string(apiextensionsv1.WebhookConverter)) &&
+		!slices.ContainsFunc(r.o.Only, func(s engine.Selector) bool { return s.OfType(group, resource) })
+}
+
+// conversion is the strategy of a definition's conversion and where its webhook is.
+func conversion(o *object) []string {
+	var spec struct {
+		Conversion *struct {
+			Strategy string `json:"strategy"`
+			Webhook  *struct {
+				ClientConfig json.RawMessage `json:"clientConfig"`
+			} `json:"webhook"`
+		} `json:"conversion"`
+	}
+	if json.Unmarshal(o.fields["spec"], &spec) != nil || spec.Conversion == nil {
+		return nil
+	}
+	list := []string{spec.Conversion.Strategy}
+	if w := spec.Conversion.Webhook; w != nil {
+		var config apiextensionsv1.WebhookClientConfig
+		if json.Unmarshal(w.ClientConfig, &config) != nil {
+			return list
+		}
+		if config.URL != nil {
+			list = append(list, *config.URL)
+		}
+		if s := config.Service; s != nil {
+			list = append(list, s.Namespace, s.Name)
+		}
+	}
+	return list
 }
 
 // String is "spec.a, spec.b and 3 more".
@@ -1378,6 +1488,12 @@ func (r *restore) oneKind(ctx context.Context, j task) (engine.RestoreReport, er
 			return broken(err)
 		}
 		j.live = nil
+	}
+	if j.live == nil && !r.named(x.Object) && r.hooked(j.saved) {
+		k.left = true
+		x.State, x.Text, x.Code = engine.RestoreLeftOut, ruleHook, true
+		x.Only = engine.Selector{Group: group, Resource: resource}.String()
+		return x, nil
 	}
 	if j.live == nil {
 		if r.o.Look {

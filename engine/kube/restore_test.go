@@ -279,7 +279,7 @@ func (h hand) backUp(secrets bool) *backup.Backup {
 	if _, err := w.Commit(backup.Manifest{Secrets: secrets}); err != nil {
 		h.t.Fatal(err)
 	}
-	b, err := backup.Open(dir, testBackup)
+	b, err := backup.Open(dir, testBackup, backup.Keys{})
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -535,7 +535,7 @@ func restoreUntilKilled(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := backup.Open(dir, testBackup)
+	b, err := backup.Open(dir, testBackup, backup.Keys{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1161,6 +1161,9 @@ func TestRestoreForUsers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := ws.WriteMasterSecret(workspace.NewMasterSecret()); err != nil {
+		t.Fatal(err)
+	}
 	e := engine.New(ws, engine.Deps{Backups: func(_ context.Context, kubeconfig []byte) (engine.BackupCluster, error) {
 		return Connect(kubeconfig, nil)
 	}})
@@ -1246,6 +1249,64 @@ func TestRestoreForUsers(t *testing.T) {
 	if err := os.WriteFile(file, good, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	// Nothing vouches for a backup of another master secret, or of a workspace without one.
+	for _, state := range []struct {
+		name, finding, authentication string
+		change                        func() error
+	}{
+		{name: "another master secret", finding: engine.FindingForeignBackup, authentication: engine.BackupForeign, change: func() error {
+			if err := os.Remove(filepath.Join(dir, workspace.MasterSecretFile)); err != nil {
+				return err
+			}
+			return ws.WriteMasterSecret(workspace.NewMasterSecret())
+		}},
+		{name: "no master secret", finding: engine.FindingForeignBackup, authentication: engine.BackupForeign, change: func() error { return os.Remove(filepath.Join(dir, workspace.MasterSecretFile)) }},
+		{name: "a backup without a tag", finding: engine.FindingUnprovenBackup, authentication: engine.BackupUnauthenticated, change: func() error {
+			p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Etcd: engine.EtcdSkip})
+			if err != nil {
+				return err
+			}
+			request.ID = p.ID
+			return run(p)
+		}},
+	} {
+		if err := state.change(); err != nil {
+			t.Fatal(err)
+		}
+		if v, err := e.VerifyBackup(t.Context(), "", request.ID, nil); err != nil || v.Authentication != state.authentication {
+			t.Errorf("%s: verify: %+v, %v", state.name, v, err)
+		}
+		h.do(http.MethodDelete, widgets.path("default")+"/w-06", "")
+		if err := restore(request); plan.ExitCode(err) != plan.ExitUnacknowledged {
+			t.Errorf("%s: restored without an acknowledgement: %v", state.name, err)
+		}
+		accepted := request
+		accepted.Acknowledge = []string{engine.FindingForeignBackup}
+		if state.finding == engine.FindingForeignBackup {
+			accepted.Acknowledge = []string{engine.FindingUnprovenBackup}
+		}
+		if err := restore(accepted); plan.ExitCode(err) != plan.ExitUnacknowledged {
+			t.Errorf("%s: restored with the wrong acknowledgement: %v", state.name, err)
+		}
+		accepted.Acknowledge = []string{state.finding}
+		if err := restore(accepted); err != nil {
+			t.Errorf("%s: %v", state.name, err)
+		}
+		if _, ok := h.all(widgets.path(""))["default/w-06"]; !ok {
+			t.Errorf("%s: w-06 did not come back", state.name)
+		}
+		dry := request
+		dry.DryRun = true
+		h.do(http.MethodDelete, widgets.path("default")+"/w-06", "")
+		if err := restore(dry); err != nil {
+			t.Errorf("%s: a dry run has no effect to acknowledge: %v", state.name, err)
+		}
+		h.put(widgets, "default", "w-06", "", `{"a":1}`, `{"b":2}`)
+	}
+	if err := restore(engine.RestoreRequest{ID: request.ID, Acknowledge: []string{"all"}}); plan.ExitCode(err) != plan.ExitUsage {
+		t.Errorf("an unknown finding: %v", err)
+	}
+	request.Acknowledge = []string{engine.FindingUnprovenBackup}
 	// A failed object fails the run, but the rest is restored.
 	h.do(http.MethodDelete, widgets.path("default")+"/w-08", "")
 	h.put(widgets, "default", "w-08", `"finalizers":["example.com/hold"]`, "{}", "")

@@ -108,7 +108,7 @@ func open(dir string) (*backup.Backup, error) {
 			Remedy: "list backups with `constellation backup list`",
 		}
 	}
-	b, err := backup.Open(filepath.Dir(dir), filepath.Base(dir))
+	b, err := backup.Open(filepath.Dir(dir), filepath.Base(dir), backup.Keys{})
 	if err != nil {
 		return nil, fmt.Errorf("open backup: %w", err)
 	}

@@ -69,6 +69,10 @@ func (m MasterSecret) ClusterID(measurementSalt []byte) []byte {
 // the user's computer, too: machines get keys of one generation.
 func (m MasterSecret) CertifierSecret() []byte { return derive(m.Key, m.Salt, "certifierSecret") }
 
+// BackupSecret is what the keys that authenticate backups are derived from; see package backup. It is as secret as m, and stays on the
+// user's computer.
+func (m MasterSecret) BackupSecret() []byte { return derive(m.Key, m.Salt, "backupSecret") }
+
 // String hides the secret from careless printing.
 func (m MasterSecret) String() string { return "(hidden)" }
 

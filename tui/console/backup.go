@@ -43,7 +43,7 @@ type backupScreen struct {
 	// verifying is the ID of the backup being verified; verified are the results by ID.
 	verifying   string
 	done, total int64
-	verified    map[string]error
+	verified    map[string]verifiedBackup
 }
 
 func (scr *backupScreen) title() string  { return "backup" }
@@ -72,10 +72,16 @@ type (
 		done, total int64
 	}
 	verifyEnded struct {
-		id  string
-		err error
+		id string
+		verifiedBackup
 	}
 )
+
+// verifiedBackup is the result of a verification.
+type verifiedBackup struct {
+	found engine.BackupVerification
+	err   error
+}
 
 // busyReason disables a key while a task runs.
 func (scr *backupScreen) busyReason() string {
@@ -124,7 +130,7 @@ func (scr *backupScreen) restoreOff() string {
 		return "there is no backup yet"
 	case !b.Complete:
 		return "this backup is incomplete: " + cmp.Or(term.Clean(b.Why), "something is missing")
-	case scr.verified[b.ID] != nil:
+	case scr.verified[b.ID].err != nil:
 		return "this backup failed its verification"
 	}
 	return ""
@@ -183,11 +189,11 @@ func (scr *backupScreen) take(msg tea.Msg) (tea.Cmd, bool) {
 		}
 	case verifyEnded:
 		if b.verified == nil {
-			b.verified = map[string]error{}
+			b.verified = map[string]verifiedBackup{}
 		}
 		b.verifying = ""
 		if !errors.Is(msg.err, context.Canceled) { // a cancelled verification has no result
-			b.verified[msg.id] = msg.err
+			b.verified[msg.id] = msg.verifiedBackup
 		}
 		return scr.read(), true
 	default:
@@ -269,13 +275,13 @@ func (scr *backupScreen) verify() tea.Cmd {
 	scr.verifying, scr.done, scr.total, scr.ended = id, 0, 0, false
 	var last time.Time
 	return scr.c.task.launch("verifying a backup", nil, func(ctx context.Context, _ func(plan.Event)) tea.Msg {
-		err := scr.c.deps.Engine.VerifyBackup(ctx, "", id, func(done, total int64) {
+		found, err := scr.c.deps.Engine.VerifyBackup(ctx, "", id, func(done, total int64) {
 			if now := time.Now(); now.Sub(last) >= spinGap {
 				last = now
 				send(verifyAdvanced{id, done, total})
 			}
 		})
-		return verifyEnded{id, err}
+		return verifyEnded{id, verifiedBackup{found, err}}
 	})
 }
 
@@ -373,12 +379,14 @@ func (scr *backupScreen) backupRows(w, h int) []string {
 		if !e.Complete {
 			sign, st, text = scr.c.th.Fail, term.Bad, term.Clean(e.Why)
 		}
-		switch err, ok := b.verified[e.ID]; {
-		case ok && err == nil:
-			text = "verified"
+		switch v, ok := b.verified[e.ID]; {
+		case ok && v.err == nil && v.found.Authentication == engine.BackupAuthenticated:
+			text = "verified, authenticated"
+		case ok && v.err == nil:
+			sign, st, text = scr.c.th.Warn, term.Caution, "verified; "+view.Authentication(v.found.Authentication)
 		case ok:
-			sign, st, text = scr.c.th.Fail, term.Bad, term.Clean(err.Error())
-			if p := engine.BackupProblems(err); len(p) > 0 {
+			sign, st, text = scr.c.th.Fail, term.Bad, term.Clean(v.err.Error())
+			if p := engine.BackupProblems(v.err); len(p) > 0 {
 				text = term.Clean(p[0])
 			}
 		}

@@ -47,7 +47,7 @@ type Engine interface {
 	// workspace's. With verify it reads all files and verifies their digests.
 	ListBackups(ctx context.Context, dir string, verify bool, progress func(id string, done, total int64)) ([]engine.BackupEntry, error)
 	// VerifyBackup reads all files of a backup and returns nil if it is complete.
-	VerifyBackup(ctx context.Context, dir, id string, progress func(done, total int64)) error
+	VerifyBackup(ctx context.Context, dir, id string, progress func(done, total int64)) (engine.BackupVerification, error)
 	// LocalData returns the data on the disks of nodes, which no backup contains.
 	LocalData(context.Context) (cluster.LocalData, error)
 }

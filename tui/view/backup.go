@@ -22,6 +22,19 @@ type Backups struct {
 	LocalErr error              // why local is unknown
 }
 
+// Authentication is a sentence about the tag of a backup, without its subject.
+func Authentication(state string) string {
+	switch state {
+	case engine.BackupAuthenticated:
+		return "authenticated by the master secret of this workspace"
+	case engine.BackupForeign:
+		return "authenticated with another master secret than that of this workspace"
+	case engine.BackupUnauthenticated:
+		return "not authenticated"
+	}
+	return ""
+}
+
 // newestComplete is the newest complete backup; nil if there is none.
 func (b *Backups) newestComplete() *engine.BackupEntry {
 	for i := range b.Entries {

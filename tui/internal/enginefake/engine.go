@@ -72,10 +72,12 @@ type Engine struct {
 	Backups     []engine.BackupEntry
 	BackupsErr  error
 	VerifyErr   error
-	Local       cluster.LocalData
-	LocalErr    error
-	Manifest    engine.BackupManifest
-	Pruned      []string
+	// BackupVerified is the result of VerifyBackup.
+	BackupVerified engine.BackupVerification
+	Local          cluster.LocalData
+	LocalErr       error
+	Manifest       engine.BackupManifest
+	Pruned         []string
 	// CheckPause, if not zero, is the number of events after which Check with a preflight
 	// blocks until its context ends.
 	CheckPause int
@@ -180,9 +182,9 @@ func (f *Engine) ListBackups(context.Context, string, bool, func(string, int64, 
 	return f.Backups, f.BackupsErr
 }
 
-func (f *Engine) VerifyBackup(_ context.Context, _, _ string, progress func(done, total int64)) error {
+func (f *Engine) VerifyBackup(_ context.Context, _, _ string, progress func(done, total int64)) (engine.BackupVerification, error) {
 	progress(1<<20, 2<<20)
-	return f.VerifyErr
+	return f.BackupVerified, f.VerifyErr
 }
 
 func (f *Engine) LocalData(context.Context) (cluster.LocalData, error) {
