@@ -45,17 +45,23 @@ func Subjects(c Cluster) []Subject {
 		"tell joining machines what to install":        "the operator publishes that, and machines run nothing that is not signed",
 		"make a PendingNode":                           "the operator's own intents",
 		"port-forward to a pod of ours":                "the way to relays, which ask for a token of their own",
+		"take the operator's leader Lease":             "the Lease of its leader",
+		"take the lock of upgrades of nodes":           "the operator and Plans share it",
 		"delete the Node of a control plane":           "Nodes of machines that are gone are deleted; whose machine that is, the operator asks the cloud",
 	}
 	plans := map[string]string{
-		"start a privileged Job in system-upgrade": "Jobs of Plans are privileged: this account is root on nodes, and its pod runs on control planes only",
-		"read Secrets in system-upgrade":           "Plans name Secrets of this namespace",
-		"keep the operator waiting for a Plan":     "a Plan notes which nodes it waits for; the operator waits for an hour at most",
+		"start a privileged Job in system-upgrade":  "Jobs of Plans are privileged: this account is root on nodes, and its pod runs on control planes only",
+		"read Secrets in system-upgrade":            "Plans name Secrets of this namespace",
+		"take the Lease of the controller of Plans": "the Lease of its leader",
+		"take the lock of upgrades of nodes":        "Plans and the operator share it",
+		"keep the operator waiting for a Plan":      "a Plan notes which nodes it waits for; the operator waits for an hour at most",
 	}
 	out := []Subject{
 		account(System, "constellation-operator", bound, operator),
 		account(System, "constellation-operator", nil, map[string]string{"port-forward to a pod of ours": operator["port-forward to a pod of ours"]}),
-		account(System, "joinservice", bound, map[string]string{"make a JoiningNode": "the note of a machine that was given a ticket"}),
+		account(System, "joinservice", bound, map[string]string{
+			"make a JoiningNode": "the note of a machine that was given a ticket", "take the turn of control planes that join": "it keeps the order of joins",
+		}),
 		account(System, "joinservice", nil, nil),
 		account(System, "constellation-relay", bound, nil),
 		account(System, "etcd-snapshot", nil, map[string]string{
@@ -201,6 +207,8 @@ func attemptsOn(c Cluster) []attempt {
 		rbac = "/apis/rbac.authorization.k8s.io/v1"
 		ours = "/apis/update.edgeless.systems/v1alpha1"
 		adm  = "/apis/admissionregistration.k8s.io/v1"
+
+		coord = "/apis/coordination.k8s.io/v1"
 	)
 	ns := func(api, n, resource string) string { return api + "/namespaces/" + n + "/" + resource }
 	spec := func(account string) object {
@@ -222,6 +230,9 @@ func attemptsOn(c Cluster) []attempt {
 	}
 	token := func(audience string) object {
 		return object{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": object{"audiences": []string{audience}, "expirationSeconds": 600}}
+	}
+	lease := func(name string) object {
+		return object{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": object{"name": name}, "spec": object{"holderIdentity": "escalation"}}
 	}
 	const api = "https://kubernetes.default.svc.cluster.local"
 	node := func(name string, labels, annotations object, providerID string) object {
@@ -314,6 +325,12 @@ func attemptsOn(c Cluster) []attempt {
 		{name: "change what Jobs of Plans run by deleting a collection", method: del, path: ns(core, Upgrade, "configmaps"), query: "fieldSelector=metadata.name%3Dconstellation-plans", connect: true},
 		{name: "change the configuration of kubelets", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/kubelet-config", body: object{"data": object{"kubelet": "staticPodURL: http://198.51.100.1"}}},
 		{name: "change the list of revoked nodes", method: post, path: ns(core, System, "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "constellation-revoked-nodes"}}},
+		// Leases, which decide who acts.
+		{name: "take the operator's leader Lease", method: post, path: ns(coord, System, "leases"), body: lease("constellation-operator")},
+		{name: "take the turn of control planes that join", method: post, path: ns(coord, System, "leases"), body: lease("control-plane-join")},
+		{name: "take the Lease of the controller of Plans", method: post, path: ns(coord, Upgrade, "leases"), body: lease("system-upgrade-controller")},
+		{name: "take the lock of upgrades of nodes", method: post, path: ns(coord, "kube-system", "leases"), body: lease("constellation-node-upgrades")},
+		{name: "take the Lease of another program", method: post, path: ns(coord, "kube-system", "leases"), body: lease("escalation-suite")},
 		{name: "change the list of machines", method: post, path: ns(core, System, "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "constellation-machines"}}},
 	}
 	return all

@@ -55,6 +55,9 @@ func TestWithoutPoliciesManySucceed(t *testing.T) {
 		{Subject: "admin in system-upgrade", Attempt: "change what Jobs of Plans run"},
 		{Subject: "edit in constellation-system", Attempt: "make a release of Helm that an administrator reverts to"},
 		{Subject: "ServiceAccount constellation-system/constellation-operator without a pod", Attempt: "make a PendingNode"},
+		{Subject: "edit in constellation-system", Attempt: "take the operator's leader Lease"},
+		{Subject: "ServiceAccount constellation-system/joinservice", Attempt: "take the operator's leader Lease"},
+		{Subject: "ServiceAccount constellation-system/constellation-operator", Attempt: "take the Lease of another program"},
 	} {
 		if !slices.ContainsFunc(found, func(f escalation.Finding) bool { return f.Subject == want.Subject && f.Attempt == want.Attempt }) {
 			t.Errorf("%s: %s: it did not succeed without policies, so it shows nothing", want.Subject, want.Attempt)
