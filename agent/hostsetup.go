@@ -53,6 +53,17 @@ StateDirectory=constellation
 StateDirectoryMode=0700
 TimeoutStopSec=10s
 KillMode=process
+# What it starts, such as kubeadm and apt, works on the mounts of the host, so it gets none of its own.
+NoNewPrivileges=yes
+CapabilityBoundingSet=~CAP_AUDIT_CONTROL CAP_AUDIT_READ CAP_BLOCK_SUSPEND CAP_BPF CAP_CHECKPOINT_RESTORE CAP_LEASE CAP_MAC_ADMIN CAP_MAC_OVERRIDE CAP_PERFMON CAP_SYSLOG CAP_SYS_MODULE CAP_SYS_PACCT CAP_SYS_RAWIO CAP_SYS_TIME CAP_SYS_TTY_CONFIG CAP_WAKE_ALARM CAP_SYS_BOOT
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+RestrictNamespaces=yes
+RestrictRealtime=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service @mount
+SystemCallErrorNumber=EPERM
+LimitCORE=0
 
 [Install]
 WantedBy=multi-user.target
