@@ -27,6 +27,7 @@ import (
 func TestRevokeOnSimulatedMachines(t *testing.T) {
 	t.Parallel()
 	c, _ := newCluster(t, simulatedMachines, 1, 2)
+	c.failsAsListed()
 	stolen := c.stolenCredentials("worker-1")
 	c.apply("e2e", `apiVersion: apps/v1
 kind: Deployment

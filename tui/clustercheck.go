@@ -23,6 +23,9 @@ type clusterCheckOptions struct {
 	offline           findings.OfflineRequest
 	kubernetes        string
 	dryRun, printRBAC bool
+	// security compares the cluster with the guides; explain is the ID of one of their checks.
+	security bool
+	explain  string
 }
 
 func checkCommand(s *session) *cobra.Command {
@@ -47,6 +50,12 @@ Check changes nothing and sends read requests alone. Evictions are computed. Wit
 kubelets are queried. Reads that the user may not make are listed with the missing RBAC
 rules; --print-rbac prints the least ClusterRole for a complete check.
 
+With --security, check compares the cluster with the CIS Kubernetes Benchmark and the NSA/CISA
+hardening guide instead. It reads kubelets through the API server, and sends two requests
+without credentials. Settings that the API does not show are listed as not visible, never as
+passed. --explain prints one check whole. Failed checks are findings: level 1 blocks, the rest
+warns.
+
 Findings have stable IDs. --baseline, --ignore and --ignore-file exclude findings from
 --fail-on; they are still printed. A rule needs a reason and an end.
 
@@ -58,11 +67,17 @@ or kubeconfig. With --fail-on: 4 if a finding counts that is at least that sever
   constellation check -o markdown > ticket.md
   constellation check --print-rbac | kubectl apply -f -
   constellation check --manifests deploy --kubernetes v1.37 --fail-on blocking -o sarif
+  constellation check --security
+  constellation check --security --fail-on blocking -o json | jq '.results[] | {id, status}'
+  constellation check --explain cis-1.2.27
   constellation check --from-backup backup-20261121070501-1a2b3c4d
   constellation check --baseline old.json --fail-on warning
   constellation check --ignore 'single-replica/deployment/shop/web,until=2027-03-31,reason=a cache'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.security || o.explain != "" {
+				return runSecurity(cmd.Context(), s, o)
+			}
 			if o.offline.Manifests == "" && o.offline.Backup == "" {
 				return runCheck(cmd.Context(), s, o)
 			}
@@ -79,16 +94,28 @@ or kubeconfig. With --fail-on: 4 if a finding counts that is at least that sever
 	fl.StringVar(&o.kubernetes, "kubernetes", "", "target `version` or minor, such as v1.37 (default: the next minor)")
 	fl.BoolVar(&o.dryRun, "dry-run-requests", false, "also send dry-run evictions and query kubelets; others can notice it")
 	fl.BoolVar(&o.printRBAC, "print-rbac", false, "print the least ClusterRole for a complete check and exit")
+	fl.BoolVar(&o.security, "security", false, "compare the cluster with the CIS benchmark and the NSA/CISA guide")
+	fl.StringVar(&o.explain, "explain", "", "print one check of --security whole, by its `ID`, such as cis-1.2.27")
 	fl.StringVar(&o.offline.Manifests, "manifests", "", "check the manifests in this `folder`")
 	fl.StringVar(&o.offline.Backup, "from-backup", "", "check the backup in this `folder`")
 	o.flags(cmd)
 	for _, source := range []string{"manifests", "from-backup"} {
 		_ = cmd.MarkFlagDirname(source)
-		for _, live := range []string{"kubeconfig", "context", "cluster", "user", "as", "dry-run-requests", "print-rbac"} {
+		for _, live := range []string{"kubeconfig", "context", "cluster", "user", "as", "dry-run-requests", "print-rbac", "security", "explain"} {
 			cmd.MarkFlagsMutuallyExclusive(source, live)
 		}
 	}
 	cmd.MarkFlagsMutuallyExclusive("manifests", "from-backup")
+	for _, upgrade := range []string{"kubernetes", "dry-run-requests"} {
+		cmd.MarkFlagsMutuallyExclusive("security", upgrade)
+		cmd.MarkFlagsMutuallyExclusive("explain", upgrade)
+	}
+	_ = cmd.RegisterFlagCompletionFunc("explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		if s.Clusters == nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return view.SecurityIDs(s.Clusters.SecurityChecks()), cobra.ShellCompDirectiveNoFileComp
+	})
 	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(slices.Concat(s.Minors, s.Kubernetes)...))
 	return cmd
 }

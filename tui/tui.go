@@ -122,6 +122,11 @@ type Clusters interface {
 	Kubeconfig(cluster.Access) ([]byte, error)
 	// CheckRole returns the manifest of the least ClusterRole for a check.
 	CheckRole(dryRun bool) string
+	// Security compares a cluster with the guides. only is the ID of one check; empty: all.
+	Security(ctx context.Context, s cluster.Selected, timeout time.Duration, only string, emit func(plan.Event)) (check.Security, error)
+	// SecurityChecks are the checks of the guides, SecurityRole the manifest of the least ClusterRole for them.
+	SecurityChecks() []check.SecurityCheck
+	SecurityRole() string
 }
 
 // Enrol is what this package needs to enrol machines. Packages enrol and machinecheck have the functions.

@@ -153,6 +153,9 @@ func ClusterRole(name string, rights []Right) string {
 		if slices.Contains(resources, "secrets") {
 			b.WriteString("# secrets are Helm's releases; without this resource, charts are not checked\n")
 		}
+		if slices.Contains(resources, "nodes/proxy") {
+			b.WriteString("# nodes/proxy can also run commands in pods; without this resource, kubelets are not read\n")
+		}
 		if len(urls) > 0 {
 			fmt.Fprintf(&b, "- nonResourceURLs: [%s]\n", quoted(urls))
 		} else {

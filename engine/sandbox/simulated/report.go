@@ -16,12 +16,39 @@ const configFile = "var/lib/kubelet/config.yaml"
 
 // configz reports the kubelet's configuration, as a kubelet does.
 func (k *kubelet) configz(w http.ResponseWriter, _ *http.Request) {
-	var config map[string]any
+	config := map[string]any{}
 	b, err := os.ReadFile(k.c.root(configFile))
 	if err == nil {
 		err = yaml.Unmarshal(b, &config)
 	}
+	fillIn(config, filledIn())
 	k.answer(w, map[string]any{"kubeletconfig": config}, err)
+}
+
+// filledIn are fields that kubeadm and kubelets fill in if the file does not have them.
+func filledIn() map[string]any {
+	return map[string]any{
+		"authentication": map[string]any{
+			"anonymous": map[string]any{"enabled": false}, "webhook": map[string]any{"enabled": true}, "x509": map[string]any{"clientCAFile": "/etc/kubernetes/pki/ca.crt"},
+		},
+		"authorization": map[string]any{"mode": "Webhook"}, "streamingConnectionIdleTimeout": "4h0m0s", "makeIPTablesUtilChains": true, "eventRecordQPS": 50,
+		"podPidsLimit": -1, "seccompDefault": false,
+	}
+}
+
+// fillIn sets fields of a configuration that are absent. A duration of zero counts as absent, as for a
+// kubelet.
+func fillIn(config, defaults map[string]any) {
+	for name, v := range defaults {
+		below, ok := v.(map[string]any)
+		have, is := config[name].(map[string]any)
+		switch {
+		case ok && is:
+			fillIn(have, below)
+		case config[name] == nil || config[name] == "" || config[name] == "0s":
+			config[name] = v
+		}
+	}
 }
 
 // flagz reports the flags that kubeadm wrote. A kubelet also reports all other flags, with their

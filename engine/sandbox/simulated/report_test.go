@@ -31,3 +31,15 @@ func TestCallersOfKubelets(t *testing.T) {
 		}
 	}
 }
+
+func TestConfigurationIsFilledIn(t *testing.T) {
+	config := map[string]any{
+		"authentication": map[string]any{"anonymous": map[string]any{"enabled": true}}, "streamingConnectionIdleTimeout": "0s", "podPidsLimit": 100,
+	}
+	fillIn(config, filledIn())
+	authentication, _ := config["authentication"].(map[string]any)
+	anonymous, _ := authentication["anonymous"].(map[string]any)
+	if anonymous["enabled"] != true || authentication["x509"] == nil || config["streamingConnectionIdleTimeout"] != "4h0m0s" || config["podPidsLimit"] != 100 || config["seccompDefault"] != false {
+		t.Errorf("filled in: %v", config)
+	}
+}
