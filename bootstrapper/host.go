@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"math/big"
 	"net"
@@ -110,7 +111,28 @@ func (h host) init(ctx context.Context, c kubeadm.Cluster, n kubeadm.Node, lines
 	if err := h.signServing(n, time.Now()); err != nil {
 		return err
 	}
-	return h.kubeadm.Init(ctx, config, lines)
+	if err := h.kubeadm.Init(ctx, config, lines); err != nil {
+		return err
+	}
+	h.hideKubelet(lines)
+	return nil
+}
+
+// hideKubelet makes the kubelet's configuration readable for root alone. kubeadm writes it for everybody, and an
+// upgrade keeps the mode of a file. A node works without that.
+func (h host) hideKubelet(lines func(kubeadm.Line)) {
+	root, err := os.OpenRoot(h.root)
+	if err == nil {
+		for _, name := range []string{"var/lib/kubelet/config.yaml", "var/lib/kubelet/kubeadm-flags.env"} {
+			if e := root.Chmod(name, 0o600); e != nil && !errors.Is(e, fs.ErrNotExist) {
+				err = e
+			}
+		}
+		err = errors.Join(err, root.Close())
+	}
+	if err != nil {
+		lines(kubeadm.Line{Level: slog.LevelWarn, Text: "restrict the kubelet's configuration: " + err.Error()})
+	}
 }
 
 // untouched reports whether nothing of a cluster is on this machine: no kubelet configuration,

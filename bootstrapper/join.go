@@ -530,7 +530,11 @@ func (c *JoinClient) joinOnce(ctx context.Context, self cloud.Instance, t *ticke
 	if err != nil {
 		return stepJoin, err
 	}
-	return stepJoin, c.Kubeadm.Join(ctx, t.config.WithPatches(patches), lines)
+	if err := c.Kubeadm.Join(ctx, t.config.WithPatches(patches), lines); err != nil {
+		return stepJoin, err
+	}
+	host{root: c.Root}.hideKubelet(lines)
+	return stepJoin, nil
 }
 
 // identity returns the key of the kubelet's serving certificate and its CSR. Both are created

@@ -193,6 +193,7 @@ func TestJoinMakesANode(t *testing.T) {
 			if r.calls() != "join" {
 				t.Errorf("kubeadm was called with %s", r.calls())
 			}
+			r.hidden()
 			for name, mode := range authorityFiles {
 				i, err := os.Stat(filepath.Join(r.m.Root, kubeadm.PKIDir, name))
 				if (err == nil) != (role == cloud.ControlPlane) || err == nil && i.Mode() != mode {

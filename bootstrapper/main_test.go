@@ -75,6 +75,14 @@ func scriptedKubeadm(ctl string, args []string) int {
 			fmt.Println("error:", err)
 		}
 	}
+	putKubelet := func() { // as kubeadm does: for everybody
+		for _, name := range kubeletFiles {
+			put(name, nil)
+			if err := os.Chmod(at(name), 0o644); err != nil {
+				fmt.Println("error:", err)
+			}
+		}
+	}
 	there := func(name string) bool { _, err := os.Stat(at(name)); return err == nil }
 
 	var config string
@@ -155,6 +163,7 @@ func scriptedKubeadm(ctl string, args []string) int {
 		}
 		fmt.Println("[certs] Using certificateDir folder")
 		put("etc/kubernetes/kubelet.conf", nil)
+		putKubelet()
 		fmt.Println("[kubelet-start] Starting the kubelet")
 	case "join":
 		if !serving || strings.Contains(config, "controlPlane:") != there("etc/kubernetes/pki/ca.key") {
@@ -163,6 +172,7 @@ func scriptedKubeadm(ctl string, args []string) int {
 		}
 		fmt.Println("[preflight] Running pre-flight checks")
 		put("etc/kubernetes/kubelet.conf", nil)
+		putKubelet()
 	case "reset":
 		for _, name := range []string{"etc/kubernetes/pki", "etc/kubernetes/manifests", "etc/kubernetes/kubelet.conf", "etc/kubernetes/admin.conf", "var/lib/kubelet"} {
 			os.RemoveAll(at(name))
@@ -189,6 +199,19 @@ func scriptedKubeadm(ctl string, args []string) int {
 		put("etc/kubernetes/admin.conf", []byte("kubeconfig with canary-admin-key"))
 	}
 	return 0
+}
+
+// kubeletFiles are what kubeadm writes for the kubelet.
+var kubeletFiles = []string{"var/lib/kubelet/config.yaml", "var/lib/kubelet/kubeadm-flags.env"}
+
+// hidden fails the test if others can read the kubelet's configuration.
+func (r *rig) hidden() {
+	r.t.Helper()
+	for _, name := range kubeletFiles {
+		if i, err := os.Stat(filepath.Join(r.m.Root, name)); err != nil || i.Mode() != 0o600 {
+			r.t.Errorf("%s: %v, %v, want mode 0600", name, i, err)
+		}
+	}
 }
 
 // authority is a CA of a cluster.

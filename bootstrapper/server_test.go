@@ -94,6 +94,7 @@ func TestInitMakesTheFirstNode(t *testing.T) {
 	if _, err := tls.X509KeyPair([]byte(r.file(kubeadm.KubeletCertFile)), []byte(r.file(kubeadm.KubeletKeyFile))); err != nil {
 		t.Errorf("serving key: %v", err)
 	}
+	r.hidden()
 	if i, _ := os.Stat(filepath.Join(r.m.Root, kubeadm.KubeletKeyFile)); i.Mode() != 0o600 {
 		t.Errorf("serving key is %s", i.Mode())
 	}
