@@ -47,6 +47,8 @@ type Host struct {
 	StateDir string
 	// KubeadmTimeout bounds one run of kubeadm; zero means ten minutes.
 	KubeadmTimeout time.Duration
+	// InstallTimeout bounds the installation of components; zero means two hours.
+	InstallTimeout time.Duration
 	// RestartKubelet restarts the kubelet after its installation; nil means systemctl.
 	RestartKubelet func(context.Context) error
 	// KubeletHealth is the URL of the kubelet's health. Empty means the kubelet's default.

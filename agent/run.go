@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -53,6 +54,9 @@ const (
 const (
 	// kubeletTimeout is how long a kubelet may take to be healthy after its start.
 	kubeletTimeout = 2 * time.Minute
+	// installTimeout is how long components may take. The least rate of downloads bounds each attempt alone: a
+	// server that breaks off in time is asked again.
+	installTimeout = 2 * time.Hour
 	// apiTimeout is how long the API server may take to become stable at the end of a run.
 	apiTimeout = 5 * time.Minute
 	// kubeadm is retried with backoff while it has no API server.
@@ -352,6 +356,9 @@ func (u *upgrader) keepRenewed() {
 }
 
 func (u *upgrader) install(ctx context.Context, l component.List) error {
+	limit := cmp.Or(u.host.InstallTimeout, installTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("components were not installed within %s: the server that has them is too slow", limit))
+	defer cancel()
 	in := component.Installer{Root: u.host.path(), Log: u.log}
 	return in.Install(ctx, l, nil)
 }
