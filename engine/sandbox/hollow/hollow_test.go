@@ -1,6 +1,7 @@
 package hollow_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -30,6 +31,7 @@ import (
 	"constellation/engine/cloud/cloudtest"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 	"constellation/engine/sandbox/hollow"
 	"constellation/operator/api/v1alpha1"
 )
@@ -49,19 +51,19 @@ type cluster struct {
 	admin client.Client
 }
 
-func newCluster(t controlplane.T, o controlplane.Options) *cluster {
+func newCluster(t controlplanetest.T, o controlplane.Options) *cluster {
 	t.Helper()
 	o.Controllers = true
-	c := &cluster{t: t, cp: controlplane.ForTest(t, o)}
-	crds, err := assets.CRDsFor("v1.1.0")
-	if err != nil {
-		t.Fatalf("%v", err)
-	}
-	for _, f := range crds {
-		if err := c.cp.Apply(t.Context(), f.Data); err != nil {
+	c := &cluster{t: t}
+	if len(o.APIServerArgs) > 0 { // other tests have other flags
+		c.cp = controlplane.ForTest(t, o)
+		if err := withKinds.Run(t.Context(), c.cp); err != nil {
 			t.Fatalf("%v", err)
 		}
+	} else {
+		c.cp = controlplanetest.Lend(t, o, withKinds)
 	}
+	var err error
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		t.Fatalf("%v", err)
@@ -77,6 +79,19 @@ func newCluster(t controlplane.T, o controlplane.Options) *cluster {
 	}
 	return c
 }
+
+var withKinds = controlplanetest.Setup{Name: "kinds", Run: func(ctx context.Context, cp *controlplane.ControlPlane) error {
+	crds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		return err
+	}
+	for _, f := range crds {
+		if err := cp.Apply(ctx, f.Data); err != nil {
+			return err
+		}
+	}
+	return nil
+}}
 
 func (c *cluster) create(o client.Object) {
 	c.t.Helper()
@@ -184,7 +199,7 @@ func eventually(t controlplane.T, what string, holds func() (string, bool)) {
 func TestMain(m *testing.M) {
 	ctrl.SetLogger(logr.Discard())
 	klog.SetLogger(logr.Discard()) // watches that end with a test are news to it
-	os.Exit(m.Run())
+	os.Exit(controlplanetest.Run(m))
 }
 
 func start(t controlplane.T, c *cluster, times hollow.Times) *hollow.Cloud {
