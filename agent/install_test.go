@@ -13,7 +13,7 @@ import (
 	"constellation/engine/component"
 )
 
-// A server that sends a little at a time cannot keep a machine in an upgrade for ever.
+// A server that sends a little at a time cannot keep a machine in an upgrade.
 func TestInstallHasADeadline(t *testing.T) {
 	mirror := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", "1000000")
