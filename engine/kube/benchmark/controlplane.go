@@ -365,18 +365,18 @@ func anonymousRequests(f *facts) verdict {
 }
 
 func etcdSections() []section {
-	of := func(number string, level int, title, looks, line string, w want) item {
-		c := flag(number, level, etcd, title, looks, inManifest(etcd, line), unlessFile("config-file", w))
+	of := func(number, title, looks, line string, w want) item {
+		c := flag(number, 1, etcd, title, looks, inManifest(etcd, line), unlessFile("config-file", w))
 		c.nsa = guideNetwork
 		return c
 	}
 	return []section{{"2 etcd", []item{
-		of("2.1", 1, "etcd serves with a certificate", "--cert-file and --key-file", "both flags", isSet("cert-file", "key-file")),
-		of("2.2", 1, "Clients of etcd need a certificate", "--client-cert-auth", "--client-cert-auth=true", isOneOf("client-cert-auth", "false", "true")),
-		of("2.3", 1, "etcd does not serve with a certificate that it made itself", "--auto-tls", "--auto-tls=false", isOneOf("auto-tls", "false", "false")),
-		of("2.4", 1, "Members of etcd have certificates for each other", "--peer-cert-file and --peer-key-file", "both flags", isSet("peer-cert-file", "peer-key-file")),
-		of("2.5", 1, "Members of etcd verify each other's certificates", "--peer-client-cert-auth", "--peer-client-cert-auth=true", isOneOf("peer-client-cert-auth", "false", "true")),
-		of("2.6", 1, "Members of etcd do not use certificates that they made themselves", "--peer-auto-tls", "--peer-auto-tls=false", isOneOf("peer-auto-tls", "false", "false")),
+		of("2.1", "etcd serves with a certificate", "--cert-file and --key-file", "both flags", isSet("cert-file", "key-file")),
+		of("2.2", "Clients of etcd need a certificate", "--client-cert-auth", "--client-cert-auth=true", isOneOf("client-cert-auth", "false", "true")),
+		of("2.3", "etcd does not serve with a certificate that it made itself", "--auto-tls", "--auto-tls=false", isOneOf("auto-tls", "false", "false")),
+		of("2.4", "Members of etcd have certificates for each other", "--peer-cert-file and --peer-key-file", "both flags", isSet("peer-cert-file", "peer-key-file")),
+		of("2.5", "Members of etcd verify each other's certificates", "--peer-client-cert-auth", "--peer-client-cert-auth=true", isOneOf("peer-client-cert-auth", "false", "true")),
+		of("2.6", "Members of etcd do not use certificates that they made themselves", "--peer-auto-tls", "--peer-auto-tls=false", isOneOf("peer-auto-tls", "false", "false")),
 		{
 			number: "2.7", level: 2, nsa: guideNetwork, title: "etcd trusts an authority of its own, not that of the cluster", looks: "--trusted-ca-file of etcd and --client-ca-file of kube-apiserver: the files differ by path",
 			remedy: "make an authority for etcd alone, and name its file in --trusted-ca-file", needs: []source{sourcePods}, judge: ownAuthority,

@@ -114,24 +114,23 @@ func few(m may) func(*facts) verdict {
 }
 
 func rbacItems() []item {
-	right := func(number, title, looks, remedy, command string, m may) item {
+	right := func(number, title, looks, command string, m may) item {
 		return item{
-			number: number, nsa: guideAccess, level: 1, title: title, remedy: remedy, command: command, needs: []source{sourceRBAC}, judge: few(m),
+			number: number, nsa: guideAccess, level: 1, title: title, remedy: "give these subjects a role without this right, or ignore the finding with a reason", command: command, needs: []source{sourceRBAC}, judge: few(m),
 			looks: "ClusterRoles, Roles and their bindings: " + looks + ", in the whole cluster or in kube-system, beside administrators and parts of Kubernetes",
 		}
 	}
-	const fewer = "give these subjects a role without this right, or ignore the finding with a reason"
 	return []item{
 		{
 			number: "5.1.1", nsa: guideAccess, level: 1, title: "Only administrators have the role cluster-admin", looks: "ClusterRoleBindings of cluster-admin, beside those of the groups system:masters and kubeadm:cluster-admins",
 			remedy: "bind a smaller role, and delete the binding", command: "kubectl get clusterrolebindings -o wide", needs: []source{sourceRBAC}, judge: clusterAdmins,
 		},
-		right("5.1.2", "Few may read Secrets", "subjects that may get, list or watch Secrets", fewer, "kubectl auth can-i list secrets --as SUBJECT", can("", "secrets", "get", "list", "watch")),
+		right("5.1.2", "Few may read Secrets", "subjects that may get, list or watch Secrets", "kubectl auth can-i list secrets --as SUBJECT", can("", "secrets", "get", "list", "watch")),
 		{
 			number: "5.1.3", nsa: guideAccess, level: 1, title: "No role has a wildcard", looks: "rules of ClusterRoles and Roles with * as verb, resource or group, beside those that the API server made",
 			remedy: "list verbs, resources and groups that are needed", command: "kubectl get clusterroles,roles --all-namespaces -o yaml", needs: []source{sourceRBAC}, judge: wildcards,
 		},
-		right("5.1.4", "Few may create pods", "subjects that may create pods", fewer, "kubectl auth can-i create pods --as SUBJECT", can("", "pods", "create")),
+		right("5.1.4", "Few may create pods", "subjects that may create pods", "kubectl auth can-i create pods --as SUBJECT", can("", "pods", "create")),
 		{
 			number: "5.1.5", nsa: guidePods, level: 1, title: "The accounts named default are not used", looks: "ServiceAccounts named default: automountServiceAccountToken, bindings, and pods that have their tokens",
 			remedy: "set automountServiceAccountToken: false on them, and give pods that need the API an account of their own", command: "kubectl -n NAMESPACE patch serviceaccount default -p '{\"automountServiceAccountToken\":false}'",
@@ -145,15 +144,15 @@ func rbacItems() []item {
 			number: "5.1.7", nsa: guideAccess, level: 1, title: "Nobody works with the group system:masters", looks: "bindings that name the group, and the groups of the user of this kubeconfig; other certificates are not visible",
 			remedy: "give administrators another group, such as kubeadm:cluster-admins: rights of system:masters cannot be taken away", command: "kubectl auth whoami", needs: []source{sourceRBAC, sourceSelf}, judge: masters,
 		},
-		right("5.1.8", "Few may bind, escalate or impersonate", "subjects that may bind or escalate roles, or impersonate users, groups or accounts", fewer, "kubectl auth can-i impersonate users --as SUBJECT", anyOf(
+		right("5.1.8", "Few may bind, escalate or impersonate", "subjects that may bind or escalate roles, or impersonate users, groups or accounts", "kubectl auth can-i impersonate users --as SUBJECT", anyOf(
 			can(rbacv1.GroupName, "clusterroles", "bind", "escalate"), can(rbacv1.GroupName, "roles", "bind", "escalate"),
 			can("", "users", "impersonate"), can("", "groups", "impersonate"), can("", "serviceaccounts", "impersonate"))),
-		right("5.1.9", "Few may create PersistentVolumes", "subjects that may create PersistentVolumes, which can be paths of machines", fewer, "kubectl auth can-i create persistentvolumes --as SUBJECT", can("", "persistentvolumes", "create")),
-		right("5.1.10", "Few may reach kubelets through the API server", "subjects that may use nodes/proxy, which runs commands in each pod", fewer, "kubectl auth can-i get nodes/proxy --as SUBJECT", can("", "nodes/proxy", "get", "create", "update", "patch", "delete")),
-		right("5.1.11", "Few may approve certificate requests", "subjects that may approve CertificateSigningRequests", fewer, "kubectl auth can-i update certificatesigningrequests/approval --as SUBJECT", can("certificates.k8s.io", "certificatesigningrequests/approval", "update", "patch")),
-		right("5.1.12", "Few may change webhooks of admission", "subjects that may create or change ValidatingWebhookConfigurations and MutatingWebhookConfigurations", fewer, "kubectl auth can-i update mutatingwebhookconfigurations --as SUBJECT", anyOf(
+		right("5.1.9", "Few may create PersistentVolumes", "subjects that may create PersistentVolumes, which can be paths of machines", "kubectl auth can-i create persistentvolumes --as SUBJECT", can("", "persistentvolumes", "create")),
+		right("5.1.10", "Few may reach kubelets through the API server", "subjects that may use nodes/proxy, which runs commands in each pod", "kubectl auth can-i get nodes/proxy --as SUBJECT", can("", "nodes/proxy", "get", "create", "update", "patch", "delete")),
+		right("5.1.11", "Few may approve certificate requests", "subjects that may approve CertificateSigningRequests", "kubectl auth can-i update certificatesigningrequests/approval --as SUBJECT", can("certificates.k8s.io", "certificatesigningrequests/approval", "update", "patch")),
+		right("5.1.12", "Few may change webhooks of admission", "subjects that may create or change ValidatingWebhookConfigurations and MutatingWebhookConfigurations", "kubectl auth can-i update mutatingwebhookconfigurations --as SUBJECT", anyOf(
 			can("admissionregistration.k8s.io", "validatingwebhookconfigurations", "create", "update", "patch", "delete"), can("admissionregistration.k8s.io", "mutatingwebhookconfigurations", "create", "update", "patch", "delete"))),
-		right("5.1.13", "Few may create tokens of accounts", "subjects that may create serviceaccounts/token", fewer, "kubectl auth can-i create serviceaccounts/token --as SUBJECT", can("", "serviceaccounts/token", "create")),
+		right("5.1.13", "Few may create tokens of accounts", "subjects that may create serviceaccounts/token", "kubectl auth can-i create serviceaccounts/token --as SUBJECT", can("", "serviceaccounts/token", "create")),
 	}
 }
 
