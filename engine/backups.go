@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -337,6 +338,9 @@ func (b *backupRun) resources(ctx context.Context, r *plan.Reporter) (err error)
 	if b.w, err = backup.Create(b.dir, b.id); err != nil {
 		return b.fail(err)
 	}
+	if err := b.encrypt(); err != nil {
+		return err
+	}
 	b.authenticate(r)
 	m := newMeter(b.e.now)
 	err = b.cluster.Dump(ctx, b.w, DumpOptions{Secrets: b.request.Secrets}, func(p BackupProgress) {
@@ -372,12 +376,90 @@ func (b *backupRun) authenticate(r *plan.Reporter) {
 	}
 }
 
+// encrypt has the backup encrypted to the recipients of the configuration. A configuration that cannot be read must not
+// keep anybody from making a backup, unless it mentions recipients.
+func (b *backupRun) encrypt() error {
+	if !b.own {
+		return nil
+	}
+	c, err := workspace.PartOfConfig(b.e.ws, "backup")
+	if err != nil {
+		if raw, rerr := b.e.ws.ReadConfig(); rerr == nil && !bytes.Contains(raw, []byte("recipients")) {
+			return nil //nolint:nilerr // it names nobody to encrypt to
+		}
+		return &plan.Error{Op: "encrypt the backup", Err: err, Exit: plan.ExitUsage, Remedy: "mend backup.recipients of " + workspace.ConfigFile}
+	}
+	if len(c.Backup.Recipients) == 0 {
+		return nil
+	}
+	if err := b.w.Encrypt(c.Backup.Recipients); err != nil {
+		return &plan.Error{Op: "encrypt the backup", Err: err, Exit: plan.ExitUsage, Remedy: "mend backup.recipients of " + workspace.ConfigFile}
+	}
+	return nil
+}
+
+// IdentityVariable names the environment variable with the path of the identity.
+const IdentityVariable = "CONSTELLATION_BACKUP_IDENTITY"
+
+// UseIdentity has later calls decrypt backups with the secret keys in a file of age-keygen. If path is empty, it is that
+// of the environment, if that names one.
+func (e *Engine) UseIdentity(path string) error {
+	if path == "" {
+		path = os.Getenv(IdentityVariable)
+	}
+	if path == "" {
+		return nil
+	}
+	b, err := os.ReadFile(path)
+	if err == nil {
+		e.identities, err = backup.ParseIdentities(b)
+	}
+	if err != nil {
+		return &plan.Error{Op: "read identity " + path, Err: workspace.WithoutPath(err), Exit: plan.ExitUsage, Remedy: "name a file with a secret key of age with --identity or " + IdentityVariable}
+	}
+	return nil
+}
+
+// locked returns an error if a backup is encrypted and no identity opens it.
+func locked(b *backup.Backup) error {
+	if err := b.Locked(); err != nil {
+		return &plan.Error{Op: "read backup " + b.ID(), Err: err, Exit: plan.ExitUsage, Remedy: "name the file with the secret key of a recipient with --identity or " + IdentityVariable}
+	}
+	return nil
+}
+
+// DecryptBackup writes a backup without encryption to a folder of its ID in dir to, and returns the path of its files.
+// progress may be nil.
+func (e *Engine) DecryptBackup(ctx context.Context, dir, id, to string, progress func(done, total int64)) (path string, err error) {
+	b, err := e.OpenBackup(dir, id)
+	if err != nil {
+		return "", err
+	}
+	defer b.Close()
+	if err := locked(b); err != nil {
+		return "", err
+	}
+	if b.Manifest().Encrypted == nil {
+		return "", &plan.Error{Op: "decrypt backup " + id, Err: errors.New("it is not encrypted"), Exit: plan.ExitUsage, Remedy: "its files are in " + b.Path()}
+	}
+	var broken *backup.NotWhole
+	if err := b.Verify(ctx, nil); err != nil && (!errors.As(err, &broken) || len(broken.Damage) > 0) {
+		return "", backupError("verify backup "+id, err)
+	}
+	path, err = b.Decrypt(ctx, to, progress)
+	if err != nil {
+		return "", (&backupRun{e: e, dir: to, id: id, request: BackupRequest{Dir: to}}).fail(err)
+	}
+	return path, nil
+}
+
 // backupKeys are the keys that the workspace has for reading backups. Without a readable master secret no backup
 // is authenticated.
 func (e *Engine) backupKeys() (k backup.Keys) {
 	if m, err := e.ws.MasterSecret(); err == nil {
 		k.Secret = m.BackupSecret()
 	}
+	k.Identities = e.identities
 	return k
 }
 
@@ -547,6 +629,10 @@ const (
 type BackupVerification struct {
 	// Authentication is one of the constants above; empty if the backup is damaged.
 	Authentication string
+	// Recipients are those to whom it is encrypted; empty if it is not.
+	Recipients []string
+	// Locked is whether only the encrypted bytes were verified, for want of an identity.
+	Locked bool
 }
 
 // VerifyBackup reads all of a backup and returns nil if it is whole. The error says
@@ -568,7 +654,10 @@ func (e *Engine) verify(ctx context.Context, dir, id string, progress func(done,
 	err = b.Verify(ctx, progress)
 	var broken *backup.NotWhole
 	if err == nil || errors.As(err, &broken) && len(broken.Damage) == 0 {
-		v.Authentication = b.Authentication()
+		v.Authentication, v.Locked = b.Authentication(), b.Locked() != nil
+		if x := b.Manifest().Encrypted; x != nil {
+			v.Recipients = x.Recipients
+		}
 	}
 	if err != nil {
 		return v, backupError("verify backup "+id, err)

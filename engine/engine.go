@@ -20,6 +20,7 @@ import (
 	"log/slog"
 	"time"
 
+	"constellation/engine/backup"
 	"constellation/engine/check"
 	"constellation/engine/enrol"
 	"constellation/engine/infra"
@@ -80,6 +81,8 @@ type Engine struct {
 	now       func() time.Time
 	limits    limits
 	responses responseTimes
+	// identities decrypt backups, see UseIdentity.
+	identities []backup.Identity
 
 	infra     map[string]infra.Vendor
 	programs  func(dir, release, arch string) (enrol.Programs, error)

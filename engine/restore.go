@@ -193,6 +193,8 @@ type RestoreRequest struct {
 	Overwrite, DryRun bool
 	// Acknowledge are the IDs of findings that the user accepts.
 	Acknowledge []string
+	// Identity is a file with a secret key that decrypts the backup, see [Engine.UseIdentity].
+	Identity string
 }
 
 // IDs of the findings of `backup restore` that must be acknowledged.
@@ -218,6 +220,9 @@ func (r RestoreRequest) flags() string {
 	}
 	if r.DryRun {
 		s += " --dry-run"
+	}
+	if r.Identity != "" {
+		s += " --identity " + check.ShellQuote(r.Identity)
 	}
 	for _, id := range r.Acknowledge {
 		s += " --ack " + check.ShellQuote(id)
@@ -262,6 +267,9 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(pl
 	if x.cluster, err = e.backups(ctx, kubeconfig); err != nil {
 		return nil, &plan.Error{Op: "read " + e.ws.Path(workspace.KubeconfigFile), Err: err, Exit: plan.ExitUsage, Remedy: workspace.RestoreKubeconfig}
 	}
+	if err := e.UseIdentity(r.Identity); err != nil {
+		return nil, err
+	}
 	if x.b, err = e.OpenBackup(r.Dir, r.ID); err != nil {
 		return nil, err
 	}
@@ -271,6 +279,9 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(pl
 			opened.Close()
 		}
 	}()
+	if err = locked(x.b); err != nil {
+		return nil, err
+	}
 	m := x.b.Manifest()
 	x.name = m.Cluster.Name
 	if c, err := e.ws.Config(); err == nil { // a workspace without one can be restored, too
@@ -399,7 +410,7 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(pl
 	p := &plan.Plan{ID: newRunID(plan.VerbRestore, now), Verb: plan.VerbRestore, Cluster: x.name, Acknowledged: r.Acknowledge, Simulated: x.e.simulated(), NotAttested: x.e.notAttested(), Created: now.UTC()}
 	p.OnClose = x.b.Close
 	p.End.Command = e.command(string(plan.VerbRestore)) + r.flags()
-	p.End.Next = []string{e.command("backup diff") + RestoreRequest{ID: r.ID, Dir: r.Dir, Only: r.Only}.flags()}
+	p.End.Next = []string{e.command("backup diff") + RestoreRequest{ID: r.ID, Dir: r.Dir, Only: r.Only, Identity: r.Identity}.flags()}
 	p.End.Nothing = "nothing to restore: " + would.String()
 	if would[RestoreLeft] > 0 {
 		p.End.Nothing += "; --overwrite replaces objects that differ"

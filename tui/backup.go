@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +28,7 @@ func backupCommand(s *session) *cobra.Command {
 backup, compare it with the cluster, and restore it. A backup is a directory of Lists that
 kubectl create -f accepts, too.`,
 		"  constellation backup create\n  constellation backup list\n  constellation backup verify backup-20261121070501-1a2b3c4d")
-	cmd.AddCommand(backupCreate(s), backupList(s), backupShow(s), backupVerify(s), backupRestore(s), backupDiff(s), backupPrune(s))
+	cmd.AddCommand(backupCreate(s), backupList(s), backupShow(s), backupVerify(s), backupDecrypt(s), backupRestore(s), backupDiff(s), backupPrune(s))
 	return cmd
 }
 
@@ -55,6 +56,9 @@ If something cannot be read, such as a kind whose conversion webhook fails, the 
 names it and keeps the backup, marked as incomplete; the exit code is 1. An interrupted
 command leaves no backup. A second signal ends it at once and may leave files, which never
 count as a complete backup.
+
+If the configuration has backup.recipients, public keys of age, the backup is encrypted to
+them, and only their secret keys can read it.
 
 With --kubeconfig or --context, it backs up any cluster. Without a workspace, the backup is in
 a folder with the name of the context, or in --dir. An etcd snapshot needs our operator.`,
@@ -126,6 +130,7 @@ type backupLine struct {
 	Etcd bool   `json:"etcd"`
 	// Authentication is "authenticated", "foreign" or "unauthenticated"; absent if unknown.
 	Authentication string `json:"authentication,omitempty"`
+	Encrypted      bool   `json:"encrypted,omitempty"`
 }
 
 func backupList(s *session) *cobra.Command {
@@ -164,7 +169,7 @@ workspace authenticates the backup (ours), another one (foreign), or nothing (no
 					Backups []backupLine `json:"backups"`
 				}{plan.Schema, []backupLine{}}
 				for _, b := range all {
-					v.Backups = append(v.Backups, backupLine{b.ID, b.Created, b.Objects, b.Bytes, b.Complete, b.Why, b.Etcd, b.Authentication})
+					v.Backups = append(v.Backups, backupLine{b.ID, b.Created, b.Objects, b.Bytes, b.Complete, b.Why, b.Etcd, b.Authentication, b.Encrypted})
 				}
 				return document(s.out, v)
 			}
@@ -179,6 +184,9 @@ workspace authenticates the backup (ours), another one (foreign), or nothing (no
 					etcd = "yes"
 				}
 				tag := map[string]string{engine.BackupAuthenticated: "ours", engine.BackupForeign: "foreign"}[b.Authentication]
+				if b.Encrypted && b.Complete {
+					whole = "yes, encrypted"
+				}
 				if quick && b.Complete {
 					whole = "sizes match"
 				}
@@ -219,14 +227,15 @@ func (r *reading) of(id string, done, total int64) {
 
 func backupShow(s *session) *cobra.Command {
 	var (
-		dir string
-		out format
+		dir, identity string
+		out           format
 	)
 	cmd := &cobra.Command{
 		Use:   "show ID",
 		Short: "Show the contents of a backup",
 		Long: `Show the manifest of a backup: types, objects, missing parts, and the path of its files.
-This does not read the files; backup verify does.`,
+This does not read the files; backup verify does. Without --identity, of an encrypted backup
+it shows date, cluster and size.`,
 		Example: `  constellation backup show backup-20261121070501-1a2b3c4d
   constellation backup show backup-20261121070501-1a2b3c4d -o json | jq '.types[] | select(.objects > 0).resource'`,
 		Args:              oneArg("the ID of a backup", "run `constellation backup list` to see all IDs"),
@@ -234,6 +243,9 @@ This does not read the files; backup verify does.`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			eng, _, _, err := s.engineOf()
 			if err != nil {
+				return err
+			}
+			if err := eng.UseIdentity(identity); err != nil {
 				return err
 			}
 			m, path, err := eng.ShowBackup(dir, args[0])
@@ -248,11 +260,16 @@ This does not read the files; backup verify does.`,
 		},
 	}
 	backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
+	identityFlag(cmd, &identity)
 	outputFlag(cmd, &out, "output format: text, or json for the manifest")
 	return cmd
 }
 
 func writeBackup(out io.Writer, now time.Time, m *engine.BackupManifest, path string) {
+	recipients := "to nobody"
+	if m.Encrypted != nil {
+		recipients = "to " + term.OneLine(term.Clean(strings.Join(m.Encrypted.Recipients, ", ")))
+	}
 	contents := fmt.Sprintf("%s of %s, %s", words.Count(int(m.Objects), "object"), words.Count(len(m.Types), "type"), term.Bytes(m.Bytes))
 	secrets := "only in Helm records"
 	if m.Secrets {
@@ -280,7 +297,17 @@ func writeBackup(out io.Writer, now time.Time, m *engine.BackupManifest, path st
 		{"tag", tag},
 		{"files", path},
 	}
+	if x := m.Encrypted; x != nil && len(m.Types) == 0 {
+		rows[3][1] = fmt.Sprintf("%s, %s encrypted; --identity shows more", words.Count(int(x.Objects), "object"), term.Bytes(m.Bytes))
+		rows = slices.Delete(rows, 4, 6)
+	}
+	if m.Encrypted != nil {
+		rows = slices.Insert(rows, len(rows)-1, []string{"encrypted", recipients})
+	}
 	table(out, "", rows)
+	if x := m.Encrypted; x != nil && len(m.Types) == 0 {
+		return
+	}
 	for _, h := range m.Holes {
 		fmt.Fprintf(out, "missing  %s\n", term.OneLine(term.Clean(h.String())))
 	}
@@ -319,12 +346,16 @@ type verification struct {
 	Problems []string `json:"problems"`
 	// Authentication is "authenticated", "foreign" or "unauthenticated"; absent if the backup is damaged.
 	Authentication string `json:"authentication,omitempty"`
+	// Recipients are public keys of age to which it is encrypted; absent if it is not.
+	Recipients []string `json:"recipients,omitempty"`
+	// Locked is whether only the encrypted bytes were verified, without an identity.
+	Locked bool `json:"locked,omitempty"`
 }
 
 func backupVerify(s *session) *cobra.Command {
 	var (
-		dir string
-		out format
+		dir, identity string
+		out           format
 	)
 	cmd := &cobra.Command{
 		Use:   "verify ID",
@@ -335,7 +366,10 @@ backup is incomplete or damaged.
 
 It also shows whether the backup is authenticated: by the master secret of this workspace,
 by another one, or not at all, as backups of older programs and of workspaces without a
-master secret are. A wrong tag counts as damage: somebody changed the backup.`,
+master secret are. A wrong tag counts as damage: somebody changed the backup.
+
+Of an encrypted backup it shows the recipients. Without --identity it verifies the encrypted
+files, and with it their content, too.`,
 		Example: `  constellation backup verify backup-20261121070501-1a2b3c4d
   constellation backup verify backup-20261121070501-1a2b3c4d -o json | jq -r '.problems[]'
   constellation backup verify backup-20261121070501-1a2b3c4d -o json | jq -r .authentication`,
@@ -349,6 +383,9 @@ master secret are. A wrong tag counts as damage: somebody changed the backup.`,
 			ctx, stop := s.signals(cmd.Context())
 			defer stop()
 			live := newReading(s)
+			if err := eng.UseIdentity(identity); err != nil {
+				return err
+			}
 			v, err := eng.VerifyBackup(ctx, dir, args[0], func(done, total int64) { live.of(args[0], done, total) })
 			live.Clear()
 			problems := engine.BackupProblems(err)
@@ -356,7 +393,7 @@ master secret are. A wrong tag counts as damage: somebody changed the backup.`,
 				return err
 			}
 			if out == asJSON {
-				if derr := document(s.out, verification{plan.Schema, args[0], err == nil, append([]string{}, problems...), v.Authentication}); derr != nil {
+				if derr := document(s.out, verification{plan.Schema, args[0], err == nil, append([]string{}, problems...), v.Authentication, v.Recipients, v.Locked}); derr != nil {
 					return derr
 				}
 				if err != nil {
@@ -370,6 +407,12 @@ master secret are. A wrong tag counts as damage: somebody changed the backup.`,
 			if text := view.Authentication(v.Authentication); text != "" {
 				fmt.Fprintln(s.out, text)
 			}
+			if len(v.Recipients) > 0 {
+				fmt.Fprintln(s.out, "encrypted to "+term.OneLine(term.Clean(strings.Join(v.Recipients, ", "))))
+			}
+			if v.Locked {
+				fmt.Fprintln(s.out, "only the encrypted files were verified: --identity verifies their content, too")
+			}
 			if err == nil {
 				return nil
 			}
@@ -380,7 +423,51 @@ master secret are. A wrong tag counts as damage: somebody changed the backup.`,
 		},
 	}
 	backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
+	identityFlag(cmd, &identity)
 	outputFlag(cmd, &out, "output format: text, or json for one document")
+	return cmd
+}
+
+func backupDecrypt(s *session) *cobra.Command {
+	var dir, identity, to string
+	cmd := &cobra.Command{
+		Use:   "decrypt ID --to DIR",
+		Short: "Write an encrypted backup without encryption",
+		Long: `Verify an encrypted backup and write it without encryption to DIR/ID/backups, for kubectl or
+to restore its etcd.snapshot. It stays authenticated. Delete it when it is no longer needed:
+it has all secrets of the original.
+
+Exit code: 0 written; 1 if the backup is damaged; 2 without the right identity.`,
+		Example: `  constellation backup decrypt backup-20261121070501-1a2b3c4d --to /mnt/safe --identity key.txt
+  CONSTELLATION_BACKUP_IDENTITY=key.txt constellation backup decrypt backup-20261121070501-1a2b3c4d --to /mnt/safe`,
+		Args:              oneArg("the ID of a backup", "run `constellation backup list` to see all IDs"),
+		ValidArgsFunction: completeBackup(s),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if to == "" {
+				return &plan.Error{Op: "decrypt backup " + args[0], Err: errors.New("--to is missing"), Remedy: "name a directory for the decrypted backup", Exit: plan.ExitUsage}
+			}
+			eng, _, _, err := s.engineOf()
+			if err != nil {
+				return err
+			}
+			if err := eng.UseIdentity(identity); err != nil {
+				return err
+			}
+			ctx, stop := s.signals(cmd.Context())
+			defer stop()
+			live := newReading(s)
+			path, err := eng.DecryptBackup(ctx, dir, args[0], to, func(done, total int64) { live.of(args[0], done, total) })
+			live.Clear()
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(s.out, path)
+			return nil
+		},
+	}
+	backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
+	backupDirFlagNamed(cmd, "to", &to, "`directory` for the decrypted backup")
+	identityFlag(cmd, &identity)
 	return cmd
 }
 

@@ -40,6 +40,27 @@ func shownBackup() engine.BackupManifest {
 	return m
 }
 
+// lockedBackup is what an encrypted backup shows without an identity.
+func lockedBackup() engine.BackupManifest {
+	m := shownBackup()
+	m.Secrets, m.Objects, m.Holes, m.Notes, m.Types, m.Cluster.Server = false, 0, nil, nil, nil, ""
+	m.Files = []backup.File{{Name: "0001.age", Size: 2 << 20, SHA256: "00"}, {Name: backup.SealedManifest, Size: 1 << 10, SHA256: "01"}}
+	m.Encrypted = &backup.Encryption{Recipients: []string{"age1alice", "age1bob"}, Objects: 1203, Etcd: true}
+	return m
+}
+
+// backup decrypt needs a directory, and prints the path of the decrypted files.
+func TestDecryptOutput(t *testing.T) {
+	e := enginefake.Engine{}
+	if _, errs, code := printedHere(t, &e, "backup", "decrypt", restoredID); code != plan.ExitUsage || !strings.Contains(errs, "--to is missing") {
+		t.Errorf("without --to: exit %d, %q", code, errs)
+	}
+	out, _, code := printedHere(t, &e, "backup", "decrypt", restoredID, "--to", "/safe", "--identity", "key.txt")
+	if code != plan.ExitDone || out != "/safe/"+restoredID+"/backups\n" || e.Identity != "key.txt" {
+		t.Errorf("exit %d, %q, identity %q", code, out, e.Identity)
+	}
+}
+
 // Formats of the backup commands are stable.
 func TestBackupOutput(t *testing.T) {
 	root, err := os.Getwd()
@@ -63,6 +84,8 @@ func TestBackupOutput(t *testing.T) {
 		{name: "verify", e: enginefake.Engine{BackupVerified: engine.BackupVerification{Authentication: engine.BackupAuthenticated}}, args: "verify backup-20261120050000-0a1b2c3d"},
 		{name: "verify-foreign", e: enginefake.Engine{BackupVerified: engine.BackupVerification{Authentication: engine.BackupForeign}}, args: "verify backup-20261120050000-0a1b2c3d"},
 		{name: "verify-old", e: enginefake.Engine{BackupVerified: engine.BackupVerification{Authentication: engine.BackupUnauthenticated}}, args: "verify backup-20261120050000-0a1b2c3d"},
+		{name: "verify-locked", e: enginefake.Engine{BackupVerified: engine.BackupVerification{Authentication: engine.BackupAuthenticated, Recipients: []string{"age1alice", "age1bob"}, Locked: true}}, args: "verify backup-20261120050000-0a1b2c3d"},
+		{name: "show-locked", e: enginefake.Engine{Manifest: lockedBackup()}, args: "show backup-20261120050000-0a1b2c3d"},
 		{name: "verify-broken", e: enginefake.Engine{VerifyErr: broken}, args: "verify backup-20261120050000-0a1b2c3d", code: plan.ExitFailed},
 		{name: "prune", e: enginefake.Engine{Pruned: []string{"upgrade-20261101120000-00ff00ff"}}, args: "prune --keep 1"},
 		{name: "prune-none", e: enginefake.Engine{VerifyErr: &plan.Error{Err: errors.New("nothing to prune"), Exit: plan.ExitNothing}}, args: "prune --keep 1", code: plan.ExitNothing},

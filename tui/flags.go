@@ -124,8 +124,12 @@ func feedKeyFlag(cmd *cobra.Command, keys *[]string) {
 
 // backupDirFlag adds --dir, the directory of backups.
 func backupDirFlag(cmd *cobra.Command, dir *string, usage string) {
-	cmd.Flags().Var((*nonEmptyDir)(dir), "dir", usage)
-	_ = cmd.MarkFlagDirname("dir")
+	backupDirFlagNamed(cmd, "dir", dir, usage)
+}
+
+func backupDirFlagNamed(cmd *cobra.Command, name string, dir *string, usage string) {
+	cmd.Flags().Var((*nonEmptyDir)(dir), name, usage)
+	_ = cmd.MarkFlagDirname(name)
 }
 
 // nonEmptyDir is the value of a directory flag. It rejects "", the value of an unset shell
@@ -144,10 +148,17 @@ func (d *nonEmptyDir) Set(s string) error {
 	return nil
 }
 
+// identityFlag adds --identity, a file with a secret key of age.
+func identityFlag(cmd *cobra.Command, path *string) {
+	cmd.Flags().StringVar(path, "identity", "", "`file` of age-keygen that decrypts the backup (default: $"+engine.IdentityVariable+")")
+	_ = cmd.MarkFlagFilename("identity")
+}
+
 // restoreFlags adds the flags that select what is restored or compared.
 func restoreFlags(s *session, cmd *cobra.Command, r *engine.RestoreRequest) {
 	fl := cmd.Flags()
 	backupDirFlag(cmd, &r.Dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
+	identityFlag(cmd, &r.Identity)
 	fl.StringArrayVar(&r.Only, "only", nil, "restrict to `group/resource[/namespace/name]` and its definition; may be repeated")
 	_ = cmd.RegisterFlagCompletionFunc("only", completeOnly(s))
 }

@@ -75,6 +75,10 @@ type Engine interface {
 	// PlanPrepare returns the plan to publish the requirements of the next hop, with the
 	// findings of its check. It changes nothing.
 	PlanPrepare(context.Context, engine.PrepareRequest, func(plan.Event)) (*plan.Plan, error)
+	// UseIdentity has later calls decrypt backups with a file of age-keygen; empty: that of the environment.
+	UseIdentity(path string) error
+	// DecryptBackup writes a backup without encryption and returns the path of its files.
+	DecryptBackup(ctx context.Context, dir, id, to string, progress func(done, total int64)) (path string, err error)
 	// ShowBackup returns the manifest of a backup and its path.
 	ShowBackup(dir, id string) (engine.BackupManifest, string, error)
 	// PruneBackups deletes all backups except the newest complete ones.

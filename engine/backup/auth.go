@@ -24,6 +24,8 @@ const (
 type Keys struct {
 	// Secret is what the keys of tags are derived from; empty without a master secret.
 	Secret []byte
+	// Identities decrypt encrypted backups.
+	Identities []Identity
 }
 
 // The authentication tag of a manifest, around its hex digits. The brace that it leaves open is
@@ -67,9 +69,9 @@ func (k Keys) mac(m *Manifest) hash.Hash {
 // damage in the result of [Backup.Verify] or [Backup.Look] is it proven.
 func (b *Backup) Authentication() string {
 	switch {
-	case b.manifest.AuthenticatedBy == "":
+	case b.front.AuthenticatedBy == "":
 		return Unauthenticated
-	case b.keys.mac(&b.manifest) == nil:
+	case b.keys.mac(&b.front) == nil:
 		return Foreign
 	}
 	return Authenticated

@@ -141,6 +141,10 @@ func TestTamperedBackupIsNeverAuthenticated(t *testing.T) {
 		{name: "a kind is renamed", change: replace(`"kind": "Widget"`, `"kind": "Gadget"`), want: "its authentication tag is wrong"},
 		{name: "an owner is changed", change: replace(`"uid":"a.example.com-2","references":[{"apiVersion":"v1","kind":"X","name":"o","uid":"owner-2"}]`, `"uid":"a.example.com-2","references":[]`), want: "its authentication tag is wrong"},
 		{name: "the digest of a file is changed", change: replace(`"sha256": "`, `"sha256": "0`), want: "its SHA-256 differs"},
+		{name: "the digest of a file is removed", change: func(m []byte) []byte {
+			_, rest, _ := bytes.Cut(m, []byte(`"sha256": "`))
+			return reseal(bytes.Replace(m, rest[:2*sha256.Size], nil, 1))
+		}, want: "names an invalid file"},
 		{name: "it is said to be of another cluster", change: replace(`"uid": "one"`, `"uid": "two"`), want: Foreign},
 		{name: "the tag is that of another backup", change: func(m []byte) []byte {
 			return reseal(bytes.Replace(m, tagOf(m), tagOf(manifestOf(other)), 1))
@@ -255,11 +259,11 @@ func mended(manifest, was, now []byte) []byte {
 // No mutation of a backup is accepted, with mended digests or without.
 func TestMutatedBackupIsNotAccepted(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "runs")
-	testMutations(t, dir, authenticated(t, dir, testID, "one", ours), ours)
+	testMutations(t, dir, authenticated(t, dir, testID, "one", ours), ours, mutations(t))
 }
 
-// testMutations changes the files of the backup at path, which keys authenticate.
-func testMutations(t *testing.T, dir, path string, keys Keys) {
+// testMutations makes n changes of the files of the backup at path, which keys authenticate.
+func testMutations(t *testing.T, dir, path string, keys Keys, n int) {
 	t.Helper()
 	files := map[string][]byte{}
 	var names []string
@@ -286,7 +290,7 @@ func testMutations(t *testing.T, dir, path string, keys Keys) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 1))
 	results := map[string]int{}
-	for i := range mutations(t) {
+	for i := range n {
 		name := names[r.IntN(len(names))]
 		if r.IntN(2) == 0 {
 			name = manifest

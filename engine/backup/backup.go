@@ -23,6 +23,8 @@
 // whether a backup is whole. With a secret, the manifest ends with an HMAC-SHA256 of itself, so
 // that a backup that others changed or made is recognized.
 //
+// A backup can be encrypted: see [Writer.Encrypt].
+//
 // Directories are 0700, files 0600. A directory or file is refused if it is a symbolic
 // link, or owned or writable by other users. The package handles bytes and has no access
 // to a cluster.
@@ -78,6 +80,9 @@ type Manifest struct {
 	// AuthenticatedBy is the ID of the key of the tag at the end of manifest.json; empty without
 	// a tag. The key is derived from a secret and Cluster.UID.
 	AuthenticatedBy string `json:"authenticated_by,omitempty"`
+	// Encrypted is set if the files are encrypted. Without an identity, the fields above are then those that a list
+	// needs.
+	Encrypted *Encryption `json:"encrypted,omitempty"`
 }
 
 // Cluster is the origin of a backup.
@@ -143,9 +148,13 @@ type File struct {
 	Name    string `json:"name"`
 	Size    int64  `json:"size"` // bytes
 	Objects int64  `json:"objects"`
-	SHA256  string `json:"sha256"` // hex
+	SHA256  string `json:"sha256"` // hex; empty of the content of an encrypted file but a snapshot
 	// Owners is the position of the objects' owners in the manifest; nil without owners.
 	Owners *Span `json:"owners,omitempty"`
+	// Stored is the name of the encrypted file; empty without encryption. Skip are its parts that do not belong to the
+	// content, in bytes of what age decrypts.
+	Stored string `json:"stored,omitempty"`
+	Skip   []Span `json:"skip,omitempty"`
 }
 
 // Span is a part of the manifest, in bytes after the start of the owners.

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"io/fs"
 	"iter"
@@ -30,8 +31,11 @@ type Backup struct {
 	id       string
 	keys     Keys
 	disk     *disk
-	manifest Manifest
-	owners   int64 // start of the owners in the manifest
+	front    Manifest // what manifest.json says
+	manifest Manifest // the same, or that of the encrypted content
+	owners   int64    // start of the owners in the manifest
+	identity Identity // of the encrypted files; nil if there are none, or the backup is locked
+	locked   error    // see Locked
 }
 
 // Open opens the backup id in dir and reads its manifest only: see [Backup.Verify]. The error
@@ -100,7 +104,26 @@ func (b *Backup) read() error {
 		return b.damage(ManifestFile, err)
 	}
 	defer f.Close()
-	var head []byte
+	head, owners, err := b.head(f, ManifestFile)
+	if err != nil {
+		return err
+	}
+	b.owners = owners
+	if err := json.Unmarshal(head, &b.front); err != nil {
+		return b.damaged("%s cannot be read: %v", ManifestFile, err)
+	}
+	if err := b.checkFront(); err != nil {
+		return err
+	}
+	if b.front.Encrypted != nil {
+		return b.unlock()
+	}
+	b.manifest = b.front
+	return b.check()
+}
+
+// head reads a manifest up to the owners, and returns it as a JSON object.
+func (b *Backup) head(f io.Reader, name string) (head []byte, owners int64, err error) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := f.Read(buf)
@@ -111,39 +134,53 @@ func (b *Backup) read() error {
 			break
 		}
 		if len(head) > 0 && head[0] != '{' || len(head) > maxHead {
-			return b.damaged("%s is not the manifest of a backup", ManifestFile)
+			return nil, 0, b.damaged("%s is not the manifest of a backup", name)
 		}
 		if err == io.EOF {
-			return b.damaged("%s is truncated", ManifestFile)
+			return nil, 0, b.damaged("%s is truncated", name)
 		}
 		if err != nil {
-			return b.damaged("read %s: %v", ManifestFile, bare(err))
+			return nil, 0, b.damaged("read %s: %v", name, bare(err))
 		}
 	}
-	b.owners = int64(len(head) + len(ownersMark) - 1)
-	if err := json.Unmarshal(append(head, '}'), &b.manifest); err != nil {
-		return b.damaged("%s cannot be read: %v", ManifestFile, err)
-	}
-	return b.check()
+	owners = int64(len(head) + len(ownersMark) - 1)
+	return append(head, '}'), owners, nil
 }
 
-// check returns an error unless Commit could have written the manifest.
-func (b *Backup) check() error {
-	m := &b.manifest
-	if major, _, _ := strings.Cut(m.Schema, "."); major != "1" {
-		return fmt.Errorf("backup %s has format %q, and this program reads %s: use a newer one", b.id, m.Schema, Schema)
+// checkFront checks what manifest.json says of the backup as a whole.
+func (b *Backup) checkFront() error {
+	m := &b.front
+	want := Schema
+	if m.Encrypted != nil {
+		want = SealedSchema
+	}
+	major, _, _ := strings.Cut(m.Schema, ".")
+	if ours, _, _ := strings.Cut(want, "."); major != ours {
+		return fmt.Errorf("backup %s has format %q, and this program reads %s: use a newer one", b.id, m.Schema, want)
+	}
+	if m.AuthenticatedBy != "" && !keyIDRE.MatchString(m.AuthenticatedBy) {
+		return b.damaged("%s names an invalid key", ManifestFile)
 	}
 	if m.ID != b.id {
 		return b.damaged("%s belongs to backup %q", ManifestFile, m.ID)
 	}
-	if m.AuthenticatedBy != "" && !keyIDRE.MatchString(m.AuthenticatedBy) {
-		return b.damaged("%s names an invalid key", ManifestFile)
+	if m.Encrypted != nil {
+		return b.checkSealed()
+	}
+	return nil
+}
+
+// check returns an error unless Commit could have written the manifest of the content.
+func (b *Backup) check() error {
+	m := &b.manifest
+	if major, _, _ := strings.Cut(m.Schema, "."); major != "1" || m.ID != b.id {
+		return b.damaged("%s has format %q and is of backup %q", ManifestFile, m.Schema, m.ID)
 	}
 	var objects, size, ofTypes int64
 	files := map[string]*File{}
 	for i := range m.Files {
 		f := &m.Files[i]
-		if err := checkName(f.Name); err != nil || f.Name == ManifestFile || files[f.Name] != nil || f.Size < 0 || f.Objects < 0 || f.Owners != nil && (f.Owners.At < 1 || f.Owners.Size < 0) {
+		if files[f.Name] != nil || !b.valid(f) {
 			return b.damaged("%s names an invalid file %q", ManifestFile, f.Name)
 		}
 		files[f.Name] = f
@@ -169,6 +206,17 @@ func (b *Backup) check() error {
 		return b.damaged("%s contradicts itself: its sums are wrong", ManifestFile)
 	}
 	return nil
+}
+
+// valid reports whether a manifest may have an entry. Only encrypted content has no digest.
+func (b *Backup) valid(f *File) bool {
+	if checkName(f.Name) != nil || f.Name == ManifestFile || f.Size < 0 || f.Objects < 0 || f.Owners != nil && (f.Owners.At < 1 || f.Owners.Size < 0) {
+		return false
+	}
+	if b.front.Encrypted == nil {
+		return f.SHA256 != "" && f.Stored == "" && len(f.Skip) == 0
+	}
+	return true
 }
 
 func (b *Backup) file(name string) *File {
@@ -198,9 +246,9 @@ func (b *Backup) objects(name string, yield func(Object, error) bool) bool {
 		yield(Object{}, fmt.Errorf("backup %s has no file %q", b.id, name))
 		return false
 	}
-	f, _, err := b.disk.open(name)
+	f, err := b.openFile(entry)
 	if err != nil {
-		yield(Object{}, b.damage(name, err))
+		yield(Object{}, err)
 		return false
 	}
 	defer f.Close()
@@ -264,12 +312,12 @@ func (b *Backup) Owners(t Type) iter.Seq2[Owned, error] {
 
 func (b *Backup) ownersOf(entry *File) iter.Seq2[Owned, error] {
 	return func(yield func(Owned, error) bool) {
-		f, _, err := b.disk.open(ManifestFile)
+		f, done, err := b.manifestAt()
 		if err != nil {
-			yield(Owned{}, b.damage(ManifestFile, err))
+			yield(Owned{}, err)
 			return
 		}
-		defer f.Close()
+		defer done()
 		lines := bufio.NewReaderSize(io.NewSectionReader(f, b.owners+entry.Owners.At, entry.Owners.Size), 64<<10)
 		for {
 			line, err := lines.ReadBytes('\n')
@@ -310,6 +358,9 @@ func (b *Backup) Look(ctx context.Context) error { return b.verify(ctx, false, n
 
 func (b *Backup) verify(ctx context.Context, deep bool, progress func(done, total int64)) error {
 	out := &NotWhole{ID: b.id, Holes: b.manifest.Holes}
+	if b.locked != nil && b.front.Encrypted.Holes > 0 {
+		out.Holes = []Hole{{Resource: "content", Reason: fmt.Sprintf("%d types could not be read; with an identity they are named", b.front.Encrypted.Holes)}}
+	}
 	var mu sync.Mutex
 	wrong := func(format string, a ...any) {
 		mu.Lock()
@@ -318,10 +369,10 @@ func (b *Backup) verify(ctx context.Context, deep bool, progress func(done, tota
 	}
 	b.strangers(wrong)
 	var done atomic.Int64
-	total := b.manifest.Bytes
-	names := make([]string, 0, len(b.manifest.Files)+1)
+	total := b.front.Bytes
+	names := make([]string, 0, len(b.front.Files)+1)
 	names = append(names, ManifestFile)
-	for _, f := range b.manifest.Files {
+	for _, f := range b.front.Files {
 		names = append(names, f.Name)
 	}
 	if info, err := b.disk.root.Lstat(ManifestFile); err == nil {
@@ -350,7 +401,7 @@ func (b *Backup) verify(ctx context.Context, deep bool, progress func(done, tota
 				if names[i] == ManifestFile {
 					b.verifyManifest(ctx, buf, read, wrong)
 				} else {
-					b.verifyFile(ctx, &b.manifest.Files[i-1], deep, buf, read, wrong)
+					b.verifyFile(ctx, &b.front.Files[i-1], deep, buf, read, wrong)
 				}
 			}
 		})
@@ -369,7 +420,7 @@ func (b *Backup) verify(ctx context.Context, deep bool, progress func(done, tota
 // strangers reports unexpected files, and directories that are not safe.
 func (b *Backup) strangers(wrong func(string, ...any)) {
 	known, dirs := map[string]bool{ManifestFile: true}, map[string]bool{}
-	for _, f := range b.manifest.Files {
+	for _, f := range b.front.Files {
 		known[f.Name] = true
 		if d := path.Dir(f.Name); d != "." {
 			dirs[d] = true
@@ -426,13 +477,19 @@ func (b *Backup) verifyManifest(ctx context.Context, buf []byte, read func(int),
 		return
 	}
 	defer f.Close()
-	h, mac := sha256.New(), b.keys.mac(&b.manifest)
+	b.verifyDigest(ctx, f, ManifestFile, buf, b.keys.mac(&b.front), b.front.AuthenticatedBy != "", read, wrong)
+}
+
+// verifyDigest verifies the digest at the end of a manifest, and its tag if it is tagged. Without mac the tag may be
+// any.
+func (b *Backup) verifyDigest(ctx context.Context, f io.Reader, name string, buf []byte, mac hash.Hash, tagged bool, read func(int), wrong func(string, ...any)) {
+	h := sha256.New()
 	end := sumSize // the bytes that are part of neither digest nor tag
-	if b.manifest.AuthenticatedBy != "" {
+	if tagged {
 		end += tagSize
 	}
 	var tail []byte
-	err = each(ctx, f, buf, func(p []byte) {
+	err := each(ctx, f, buf, func(p []byte) {
 		read(len(p))
 		tail = append(tail, p...)
 		if n := len(tail) - end; n > 0 {
@@ -444,21 +501,21 @@ func (b *Backup) verifyManifest(ctx context.Context, buf []byte, read func(int),
 		}
 	})
 	if err != nil {
-		wrong("read %s: %v", ManifestFile, err)
+		wrong("read %s: %v", name, err)
 		return
 	}
 	if len(tail) == end && end > sumSize {
 		h.Write(tail[:tagSize])
 		switch has := string(tail[:tagSize]); {
 		case !strings.HasPrefix(has, tagHead):
-			wrong("%s has no authentication tag, but names the key of one", ManifestFile)
+			wrong("%s has no authentication tag, but names the key of one", name)
 		case mac != nil && !hmac.Equal([]byte(has), []byte(tag(mac))):
-			wrong("%s was modified by somebody without the master secret: its authentication tag is wrong", ManifestFile)
+			wrong("%s was modified by somebody without the master secret: its authentication tag is wrong", name)
 		}
 		tail = tail[tagSize:]
 	}
 	if string(tail) != sumHead+hex.EncodeToString(h.Sum(nil))+sumTail {
-		wrong("%s was modified: its SHA-256 differs", ManifestFile)
+		wrong("%s was modified: its SHA-256 differs", name)
 	}
 }
 
@@ -477,17 +534,29 @@ func (b *Backup) verifyFile(ctx context.Context, want *File, deep bool, buf []by
 		wrong("%s has %d bytes, want %d", want.Name, info.Size(), want.Size)
 		return
 	}
-	if !deep {
-		return
+	switch {
+	case !deep:
+	case b.front.Encrypted != nil:
+		b.verifySealed(ctx, f, want, buf, read, wrong)
+	default:
+		b.verifyContent(ctx, f, want, buf, read, wrong)
 	}
-	h := sha256.New()
-	var lines int64
+}
+
+// verifyContent verifies the content of a file.
+func (b *Backup) verifyContent(ctx context.Context, f io.Reader, want *File, buf []byte, read func(int), wrong func(string, ...any)) {
+	var h hash.Hash = noHash{}
+	if want.SHA256 != "" {
+		h = sha256.New()
+	}
+	var lines, size int64
 	var end *etcdEnd
 	if want.Name == SnapshotFile {
 		end = newEtcdEnd()
 	}
-	err = each(ctx, f, buf, func(p []byte) {
+	err := each(ctx, f, buf, func(p []byte) {
 		h.Write(p)
+		size += int64(len(p))
 		if end != nil {
 			end.write(p)
 		}
@@ -498,8 +567,12 @@ func (b *Backup) verifyFile(ctx context.Context, want *File, deep bool, buf []by
 		wrong("read %s: %v", want.Name, err)
 		return
 	}
-	if hex.EncodeToString(h.Sum(nil)) != want.SHA256 {
+	if want.SHA256 != "" && hex.EncodeToString(h.Sum(nil)) != want.SHA256 {
 		wrong("%s was modified: its SHA-256 differs", want.Name)
+		return
+	}
+	if size != want.Size {
+		wrong("%s has %d bytes, want %d", want.Name, size, want.Size)
 		return
 	}
 	if end != nil {

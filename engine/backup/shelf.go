@@ -26,6 +26,8 @@ type Entry struct {
 	Etcd bool
 	// Cluster is its origin; zero if unknown.
 	Cluster Cluster
+	// Encrypted is whether it is encrypted; Bytes are those of its files.
+	Encrypted bool
 	// Authentication is that of the backup, see [Backup.Authentication]; empty if unknown.
 	Authentication string
 }
@@ -76,7 +78,10 @@ func list(ctx context.Context, dir string, keys Keys, judge func(context.Context
 		if err == nil {
 			m := b.Manifest()
 			e.Created, e.Objects, e.Bytes, e.Etcd, e.Cluster = m.Created, m.Objects, m.Bytes, m.Etcd != nil, m.Cluster
-			e.Authentication = b.Authentication()
+			e.Authentication, e.Encrypted = b.Authentication(), m.Encrypted != nil
+			if x := m.Encrypted; x != nil {
+				e.Objects, e.Etcd, e.Bytes = x.Objects, x.Etcd, b.front.Bytes
+			}
 			err = judge(ctx, b)
 			b.Close()
 		}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"crypto/cipher"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -55,7 +56,8 @@ type Writer struct {
 	etcd   *Snapshot
 	from   Cluster
 	open   map[*stream]bool
-	secret []byte // see Authenticate
+	secret []byte  // see Authenticate
+	seal   *sealer // nil without encryption
 	bytes  atomic.Int64
 	made   bool // this backup created the directory of the run
 	inside bool // this backup created its directory
@@ -344,22 +346,22 @@ type position struct {
 type stream struct {
 	w    *Writer
 	name string
-	f    *file
+	f    *output
 	buf  *bufio.Writer
 	at   position
 }
 
 func (s *stream) begin() error {
-	if dir := path.Dir(s.name); dir != "." {
+	if dir := path.Dir(s.name); dir != "." && s.w.seal == nil {
 		if err := s.w.disk.ensure(dir); err != nil {
 			return err
 		}
 	}
-	f, err := s.w.disk.create(s.name)
+	f, err := s.w.create(s.name)
 	if err != nil {
 		return err
 	}
-	s.f, s.buf, s.at = f, bufio.NewWriterSize(f, writeBuffer), position{hash: sha256.New()}
+	s.f, s.buf, s.at = f, bufio.NewWriterSize(f, writeBuffer), position{hash: s.w.newHash()}
 	s.w.mu.Lock()
 	s.w.open[s] = true
 	s.w.mu.Unlock()
@@ -429,10 +431,10 @@ func (s *stream) discard() error {
 		return nil
 	}
 	s.forget()
-	s.f.f.Close()
+	f := s.f
 	s.w.bytes.Add(-s.at.size)
 	s.f, s.buf, s.at = nil, nil, position{}
-	return s.w.disk.remove(s.name)
+	return f.discard()
 }
 
 func (s *stream) forget() {
@@ -453,13 +455,14 @@ func (s *stream) finish() (File, error) {
 		return File{}, err
 	}
 	s.forget()
-	if err := s.f.finish(); err != nil {
+	out := File{Name: s.name, Size: s.at.size, Objects: s.at.objects, SHA256: hex.EncodeToString(s.at.hash.Sum(nil))}
+	if err := s.f.finish(&out); err != nil {
 		return File{}, err
 	}
-	return File{Name: s.name, Size: s.at.size, Objects: s.at.objects, SHA256: hex.EncodeToString(s.at.hash.Sum(nil))}, nil
+	return out, nil
 }
 
-// Sink is a file that is written sequentially and can be read back.
+// Sink is a file that is written sequentially. It can be read back when all is written.
 type Sink interface {
 	io.Writer
 	io.ReaderAt
@@ -469,37 +472,37 @@ type Sink interface {
 // digest are computed from the bytes. After an error it removes the file and may be called
 // again.
 func (w *Writer) Snapshot(fill func(Sink) (Snapshot, error)) error {
-	f, err := w.disk.create(SnapshotFile)
+	f, err := w.create(SnapshotFile)
 	if err != nil {
 		return err
 	}
 	h := sha256.New()
 	var n int64
-	info, err := fill(sink{f.f, func(b []byte) (int, error) {
+	info, err := fill(sink{f, func(b []byte) (int, error) {
 		h.Write(b)
 		n += int64(len(b))
 		w.bytes.Add(int64(len(b)))
 		return f.Write(b)
 	}})
-	if err == nil {
-		err = f.finish()
-	} else {
-		f.f.Close()
-	}
 	if err != nil {
 		w.bytes.Add(-n)
-		return errors.Join(err, w.disk.remove(SnapshotFile))
+		return errors.Join(err, f.discard())
 	}
 	sum := hex.EncodeToString(h.Sum(nil))
 	if info.SHA256 != "" && info.SHA256 != sum || info.Size != 0 && info.Size != n {
 		w.bytes.Add(-n)
-		return errors.Join(errors.New("the received snapshot differs from the one taken"), w.disk.remove(SnapshotFile))
+		return errors.Join(errors.New("the received snapshot differs from the one taken"), f.discard())
+	}
+	entry := File{Name: SnapshotFile, Size: n, SHA256: sum}
+	if err := f.finish(&entry); err != nil {
+		w.bytes.Add(-n)
+		return errors.Join(err, f.discard())
 	}
 	info.Size, info.SHA256 = n, sum
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.etcd = &info
-	w.files = append(w.files, File{Name: SnapshotFile, Size: n, SHA256: sum})
+	w.files = append(w.files, entry)
 	return nil
 }
 
@@ -540,7 +543,7 @@ func (w *Writer) Commit(m Manifest) (Manifest, error) {
 		f := &out.Files[i]
 		out.Objects += f.Objects
 		out.Bytes += f.Size
-		if d := path.Dir(f.Name); d != "." {
+		if d := path.Dir(f.Name); d != "." && w.seal == nil {
 			dirs[d] = true
 		}
 		if blocks := w.owners[f.Name]; len(blocks) > 0 {
@@ -554,12 +557,7 @@ func (w *Writer) Commit(m Manifest) (Manifest, error) {
 			at += n + int64(len(ownersEnd))
 		}
 	}
-	var mac hash.Hash
-	if len(w.secret) > 0 {
-		_, out.AuthenticatedBy = tagKey(w.secret, out.Cluster.UID)
-		mac = Keys{Secret: w.secret}.mac(&out)
-	}
-	if err := w.writeManifest(&out, mac); err != nil {
+	if err := w.writeManifests(&out); err != nil {
 		return out, err
 	}
 	for _, d := range slices.Sorted(func(yield func(string) bool) {
@@ -616,15 +614,37 @@ const (
 	sumSize = len(sumHead) + 2*sha256.Size + len(sumTail)
 )
 
-// writeManifest writes the manifest, with a tag if mac is not nil.
-func (w *Writer) writeManifest(m *Manifest, mac hash.Hash) error {
-	head, err := json.MarshalIndent(m, "", " ")
-	if err != nil {
-		return fmt.Errorf("write manifest.json: %w", err)
+// writeManifests writes the manifest, under its temporary name, and that of encrypted content before it.
+func (w *Writer) writeManifests(out *Manifest) error {
+	front := *out
+	if w.seal != nil {
+		var err error
+		if front, err = w.commitSealed(out); err != nil {
+			return err
+		}
+	}
+	var mac hash.Hash
+	if len(w.secret) > 0 {
+		_, front.AuthenticatedBy = tagKey(w.secret, front.Cluster.UID)
+		mac = Keys{Secret: w.secret}.mac(&front)
+		out.AuthenticatedBy = front.AuthenticatedBy
 	}
 	f, err := w.disk.create(temporary)
 	if err != nil {
 		return err
+	}
+	return w.writeManifest(&output{w: w, f: f, name: temporary}, &front, mac, "")
+}
+
+// writeManifest writes a manifest, with a tag if mac is not nil, and with the identity of encrypted files.
+func (w *Writer) writeManifest(f *output, m *Manifest, mac hash.Hash, identity string) error {
+	head, err := json.MarshalIndent(struct {
+		*Manifest
+		Identity string `json:"identity,omitempty"`
+	}{m, identity}, "", " ")
+	if err != nil {
+		f.close()
+		return fmt.Errorf("write manifest.json: %w", err)
 	}
 	h := sha256.New()
 	buf := bufio.NewWriterSize(f, writeBuffer)
@@ -649,8 +669,12 @@ func (w *Writer) writeManifest(m *Manifest, mac hash.Hash) error {
 			left := f.Owners.Size
 			for _, b := range w.owners[f.Name] {
 				n := min(left, b.size)
-				if _, err := io.Copy(out, io.NewSectionReader(w.spool.f, b.at, n)); err != nil {
-					return fmt.Errorf("write manifest.json: %w", bare(err))
+				data, err := w.spool.read(b)
+				if err == nil {
+					_, err = out.Write(data[:n])
+				}
+				if err != nil {
+					return fmt.Errorf("write manifest.json: %w", err)
 				}
 				left -= n
 			}
@@ -670,16 +694,16 @@ func (w *Writer) writeManifest(m *Manifest, mac hash.Hash) error {
 		return buf.Flush()
 	}()
 	if err != nil {
-		f.f.Close()
+		f.close()
 		return err
 	}
-	return f.finish()
+	return f.finish(&File{})
 }
 
 // Abort ends a backup that was not committed and removes its files.
 func (w *Writer) Abort() error {
 	for s := range w.open {
-		s.f.f.Close()
+		s.f.close()
 	}
 	w.open = nil
 	defer w.close()
@@ -714,9 +738,10 @@ type spool struct {
 	d    *disk
 	f    *os.File
 	size int64
+	aead cipher.AEAD // nil without encryption
 }
 
-// block is a part of the spool.
+// block is a part of the spool, with its size before encryption.
 type block struct{ at, size int64 }
 
 const spoolFile = ".owners.tmp"
@@ -736,6 +761,10 @@ func newSpool(d *disk) (*spool, error) {
 func (s *spool) add(b []byte) (block, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	out := block{s.size, int64(len(b))}
+	if s.aead != nil {
+		b = s.aead.Seal(nil, s.nonce(s.size), b, nil)
+	}
 	err := s.d.ask(opWrite, spoolFile, len(b))
 	if err == nil {
 		_, err = s.f.WriteAt(b, s.size)
@@ -743,7 +772,6 @@ func (s *spool) add(b []byte) (block, error) {
 	if err != nil {
 		return block{}, fmt.Errorf("write owners: %w", bare(err))
 	}
-	out := block{s.size, int64(len(b))}
-	s.size += out.size
+	s.size += int64(len(b))
 	return out, nil
 }

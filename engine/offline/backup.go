@@ -112,6 +112,10 @@ func open(dir string) (*backup.Backup, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open backup: %w", err)
 	}
+	if err := b.Locked(); err != nil {
+		b.Close()
+		return nil, &plan.Error{Op: "open backup", Err: err, Exit: plan.ExitUsage, Remedy: "decrypt it first: `constellation backup decrypt`"}
+	}
 	return b, nil
 }
 

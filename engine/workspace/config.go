@@ -67,6 +67,8 @@ type Config struct {
 	Plans *bool `json:"plans,omitempty"`
 	// Hardening switches items of [kubeadm.Items] of a new cluster off. Those that it lacks are on.
 	Hardening map[string]bool `json:"hardening,omitempty"`
+	// Backup says how backups are kept.
+	Backup BackupConfig `json:"backup,omitzero"`
 
 	lines  map[string]int   // field to line, for findings that are made later
 	advice providers.Advice // while the file is read
@@ -124,6 +126,12 @@ type ReleasesConfig struct {
 	// Keys are public keys in PEM; one of them must have signed the feed. If there are
 	// none, it is one of the keys that the program brings with it.
 	Keys string `json:"keys,omitempty"`
+}
+
+// BackupConfig says how backups are kept.
+type BackupConfig struct {
+	// Recipients are public keys of age to which backups are encrypted; none: they are not.
+	Recipients []string `json:"recipients"`
 }
 
 // RegistryConfig is a registry with the layout of a mirror, see package registry.
@@ -264,6 +272,7 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		"charts":              note(c.readCharts(r)),
 		"plans":               note(c.readPlans(r)),
 		"registry":            note(c.readRegistry(r)),
+		"backup":              note(c.readBackup(r)),
 		"hardening":           note(c.readHardening(r)),
 	}, required...)
 	if _, has := c.lines["provider"]; whole && !has {
@@ -391,6 +400,25 @@ func (c *Config) HardeningOff() (off []string) {
 		}
 	}
 	return off
+}
+
+// recipientRE matches public keys of age. Package backup reads them.
+var recipientRE = regexp.MustCompile(`^age1[a-z0-9]{20,}$`)
+
+func (c *Config) readBackup(r *reader) field {
+	return func(n *yaml.Node, path string) {
+		r.mapping(n, path, map[string]field{"recipients": func(n *yaml.Node, path string) {
+			var list []string
+			r.list(&list, func(string) bool { return true }, "")(n, path)
+			for i, s := range list {
+				if !recipientRE.MatchString(s) { // it may be a secret key, so it is not quoted
+					r.bad(n, fmt.Sprintf("%s[%d]", path, i), "is not a public key of age", "write the public key that age-keygen prints, age1...")
+					return
+				}
+			}
+			c.Backup.Recipients = list
+		}}, "recipients")
+	}
 }
 
 func (c *Config) readProvider(r *reader) field {
@@ -890,7 +918,7 @@ func migrateV1(b []byte, doc *yaml.Node) ([]byte, error) {
 // defaultPods is the range of pods of a configuration without one.
 var defaultPods = netip.MustParsePrefix("10.244.0.0/16")
 
-// PartOfConfig reads the fields name, provider, releases, charts, plans, registry, podCIDR or kubernetesVersion and nothing else: the rest of a configuration may still be unfinished.
+// PartOfConfig reads the fields name, provider, releases, charts, plans, registry, backup, podCIDR or kubernetesVersion and nothing else: the rest of a configuration may still be unfinished.
 func PartOfConfig(w *Workspace, fields ...string) (*Config, error) {
 	c := &Config{PodCIDR: defaultPods, lines: map[string]int{}}
 	b, err := w.ReadConfig()
@@ -902,7 +930,7 @@ func PartOfConfig(w *Workspace, fields ...string) (*Config, error) {
 	}
 	r := &reader{}
 	if doc := r.document(b); doc != nil {
-		read := map[string]field{"name": c.readName(r), "releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r), "registry": c.readRegistry(r), "provider": c.readProvider(r), "podCIDR": r.prefix(&c.PodCIDR, 8, 22), "kubernetesVersion": r.version(&c.Kubernetes, "v1.35.4")}
+		read := map[string]field{"name": c.readName(r), "releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r), "registry": c.readRegistry(r), "backup": c.readBackup(r), "provider": c.readProvider(r), "podCIDR": r.prefix(&c.PodCIDR, 8, 22), "kubernetesVersion": r.version(&c.Kubernetes, "v1.35.4")}
 		for _, name := range fields {
 			if n := find(doc, name); n != nil {
 				read[name](n, name)

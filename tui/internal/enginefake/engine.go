@@ -74,10 +74,12 @@ type Engine struct {
 	VerifyErr   error
 	// BackupVerified is the result of VerifyBackup.
 	BackupVerified engine.BackupVerification
-	Local          cluster.LocalData
-	LocalErr       error
-	Manifest       engine.BackupManifest
-	Pruned         []string
+	// Identity is the argument of UseIdentity.
+	Identity string
+	Local    cluster.LocalData
+	LocalErr error
+	Manifest engine.BackupManifest
+	Pruned   []string
 	// CheckPause, if not zero, is the number of events after which Check with a preflight
 	// blocks until its context ends.
 	CheckPause int
@@ -185,6 +187,15 @@ func (f *Engine) ListBackups(context.Context, string, bool, func(string, int64, 
 func (f *Engine) VerifyBackup(_ context.Context, _, _ string, progress func(done, total int64)) (engine.BackupVerification, error) {
 	progress(1<<20, 2<<20)
 	return f.BackupVerified, f.VerifyErr
+}
+
+func (f *Engine) UseIdentity(path string) error {
+	f.Identity = path
+	return nil
+}
+
+func (f *Engine) DecryptBackup(_ context.Context, _, id, to string, _ func(done, total int64)) (string, error) {
+	return to + "/" + id + "/backups", f.VerifyErr
 }
 
 func (f *Engine) LocalData(context.Context) (cluster.LocalData, error) {
