@@ -43,6 +43,8 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/providers"
+	"constellation/engine/kms"
+	"constellation/engine/kubeadm"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/operator/api/v1alpha1"
 )
@@ -1051,48 +1053,53 @@ func TestTPMIsTheProvidersChoice(t *testing.T) {
 	}
 }
 
-// The pod of the join service has the directory of the certifier's socket, read-only, if the cluster has a certifier. The certifier can
-// start later than the pod.
-func TestCertifierOfTheMachine(t *testing.T) {
+// The pod of the join service has the directories of processes with keys, read-only, if the cluster has them. They can start later than
+// the pod.
+func TestKeysOfTheMachine(t *testing.T) {
 	t.Parallel()
-	for _, socket := range []string{"", certifier.Socket} {
-		values := map[string]any{"release": "v1.1.0", "joinservice": map[string]any{"certifier": socket}}
-		b, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.LocalValues(), values)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if socket == "" {
-			if bytes.Contains(b, []byte("certifier")) {
-				t.Errorf("a cluster without a certifier:\n%s", b)
+	for name, socket := range map[string]string{"certifier": certifier.Socket, "kms": kms.KeysSocket} {
+		for _, socket := range []string{"", socket} {
+			values := map[string]any{"release": "v1.1.0", "joinservice": map[string]any{name: socket}}
+			b, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.LocalValues(), values)
+			if err != nil {
+				t.Fatal(err)
 			}
-			continue
-		}
-		var d appsv1.DaemonSet
-		documents(t, b, func(kind string) any {
-			if kind == "DaemonSet" {
-				return &d
+			if socket == "" {
+				if bytes.Contains(b, []byte(name)) {
+					t.Errorf("a cluster without a %s:\n%s", name, b)
+				}
+				continue
 			}
-			return nil
-		})
-		s := d.Spec.Template.Spec
-		dir := path.Dir(socket)
-		host := slices.ContainsFunc(s.Volumes, func(v corev1.Volume) bool {
-			return v.Name == "certifier" && v.HostPath.Path == dir && *v.HostPath.Type == corev1.HostPathDirectoryOrCreate
-		})
-		mount := slices.ContainsFunc(s.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
-			return m.Name == "certifier" && m.MountPath == dir && m.ReadOnly
-		})
-		if !host || !mount || !slices.Contains(s.Containers[0].Args, "--certifier="+socket) {
-			t.Errorf("volume %t, mount %t, arguments %q", host, mount, s.Containers[0].Args)
+			var d appsv1.DaemonSet
+			documents(t, b, func(kind string) any {
+				if kind == "DaemonSet" {
+					return &d
+				}
+				return nil
+			})
+			s := d.Spec.Template.Spec
+			dir := path.Dir(socket)
+			host := slices.ContainsFunc(s.Volumes, func(v corev1.Volume) bool {
+				return v.Name == name && v.HostPath.Path == dir && *v.HostPath.Type == corev1.HostPathDirectoryOrCreate
+			})
+			mount := slices.ContainsFunc(s.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
+				return m.Name == name && m.MountPath == dir && m.ReadOnly
+			})
+			if !host || !mount || !slices.Contains(s.Containers[0].Args, "--"+name+"="+socket) {
+				t.Errorf("volume %t, mount %t, arguments %q", host, mount, s.Containers[0].Args)
+			}
 		}
 	}
 }
 
-// TestUnitsOfTheCertifier compares the paths in its units with those of the programs.
-func TestUnitsOfTheCertifier(t *testing.T) {
+// TestUnitsOfKeys compares the paths in the units of processes with keys with those of the programs.
+func TestUnitsOfKeys(t *testing.T) {
+	dir := func(socket string) string { return path.Base(path.Dir(socket)) }
 	for name, want := range map[string]string{
 		"constellation-certifier.path":    "\nPathExists=/var/lib/constellation/" + signer.SealedFile + "\n",
-		"constellation-certifier.service": "\nRuntimeDirectory=" + path.Base(path.Dir(certifier.Socket)) + "\n",
+		"constellation-certifier.service": "\nRuntimeDirectory=" + dir(certifier.Socket) + "\n",
+		"constellation-kms.path":          "\nPathExists=/var/lib/constellation/" + kms.SealedFile + "\n",
+		"constellation-kms.service":       "\nRuntimeDirectory=" + dir(kubeadm.KMSSocket) + " " + dir(kms.KeysSocket) + "\n",
 	} {
 		b, err := fs.ReadFile(assets.Systemd(), name)
 		if err != nil || !strings.Contains(string(b), want) {

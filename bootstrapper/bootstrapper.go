@@ -59,6 +59,7 @@ import (
 	"constellation/engine/attestation/certifier/signer"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
+	"constellation/engine/kms"
 	"constellation/engine/kubeadm"
 )
 
@@ -89,6 +90,8 @@ type Machine struct {
 	// KubeletCloudProvider is the kubelet's --cloud-provider; "" means that it gets no such flag. Metadata.Self can
 	// demand another one.
 	KubeletCloudProvider string
+	// KeysSocket is the socket of the key service of this machine; "" means kms.KeysSocket.
+	KeysSocket string
 	// APIServerPort is the port of API servers at the load balancer; 0: 6443.
 	APIServerPort int
 	// DividePods is whether Kubernetes gives each node its range of pod addresses. Otherwise a cloud routes
@@ -178,7 +181,7 @@ func (b *bootstrapper) offer(ctx context.Context) error {
 	switch {
 	case !held:
 		// Left by a process that died before its claim, so no caller depends on it.
-		if err := removeAll(b.state, ticketFile, requestFile, recordFile, kubeconfigFile, signer.SealedFile); err != nil {
+		if err := removeAll(b.state, ticketFile, requestFile, recordFile, kubeconfigFile, signer.SealedFile, kms.SealedFile); err != nil {
 			return err
 		}
 		return b.free(ctx)
@@ -226,6 +229,9 @@ func open(m Machine) (*bootstrapper, error) {
 	}
 	if m.APIServerPort == 0 {
 		m.APIServerPort = apiPort
+	}
+	if m.KeysSocket == "" {
+		m.KeysSocket = kms.KeysSocket
 	}
 	if m.joinPort == 0 {
 		m.joinPort = joinPort
@@ -349,6 +355,13 @@ func (b *bootstrapper) member(ctx context.Context, h holder) error {
 	if err := b.lock.seal(ctx); err != nil {
 		return err
 	}
+	// The kubelet starts the API server. One that waits for its keys is better than none: other control planes may have the cluster run.
+	if err := b.awaitKeyService(ctx); err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		b.m.Log.Error("API server started without the key service", "err", err)
+	}
 	if err := b.m.StartKubelet(ctx); err != nil {
 		return err
 	}
@@ -404,7 +417,7 @@ func (b *bootstrapper) join(ctx context.Context, cluster []byte) error {
 		Validator: func() attestation.Validator { return validator },
 		Installer: b.host.installer, Kubeadm: &b.host.kubeadm, StartKubelet: b.m.StartKubelet,
 		KubeletCloudProvider: b.m.KubeletCloudProvider,
-		StoreKeys:            b.storeKeys,
+		Keys:                 b,
 		State:                b.state, Root: b.m.Root, Cluster: cluster, Log: b.m.Log, port: b.m.joinPort, hurry: b.m.hurry,
 	}
 	err = c.Run(ctx)
@@ -485,7 +498,7 @@ func emptyDir(dir string) error {
 // cloneRequest returns the request without its secrets.
 func cloneRequest(r *initproto.InitRequest) *initproto.InitRequest {
 	c := proto.Clone(r).(*initproto.InitRequest)
-	c.InitSecret, c.CertifierKeys = nil, nil
+	c.InitSecret, c.CertifierKeys, c.KmsKeys = nil, nil, nil
 	return c
 }
 

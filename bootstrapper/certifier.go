@@ -3,18 +3,13 @@ package bootstrapper
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"constellation/engine/attestation/certifier/signer"
 	"constellation/joinservice/joinproto"
 )
 
@@ -78,47 +73,4 @@ func exchange(stream joinproto.JoinService_CertifyClient, m *joinproto.CertifyRe
 		return nil, err
 	}
 	return stream.Recv()
-}
-
-// storeKeys seals the keys of the certifier for the process of RunCertifier. It does nothing without any.
-func (b *bootstrapper) storeKeys(ctx context.Context, clusterID, keys []byte) error {
-	if len(keys) == 0 {
-		return nil
-	}
-	return signer.Store(ctx, b.m.StateDir, b.m.TPM, clusterID, keys)
-}
-
-// RunCertifier serves the join service of this machine at a socket until ctx ends, with the keys that an init or a ticket brought. It
-// is for a process of its own, which needs no network. m needs StateDir, TPM and Log alone.
-func RunCertifier(ctx context.Context, m Machine, socket string) error {
-	// A core dump, or a debugger of another process, would have the keys.
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return fmt.Errorf("protect memory: %w", err)
-	}
-	state, err := os.OpenRoot(m.StateDir)
-	if err != nil {
-		return fmt.Errorf("open state directory: %w", err)
-	}
-	h, err := readHolder(state)
-	if err = errors.Join(err, state.Close()); err != nil {
-		return err
-	}
-	if h == nil {
-		return errors.New("this machine belongs to no cluster")
-	}
-	s, err := signer.Open(ctx, signer.Config{Dir: m.StateDir, TPM: m.TPM, ClusterID: h.clusterID(), Log: m.Log})
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
-		return fmt.Errorf("create directory: %w", err)
-	}
-	l, err := signer.Listen(ctx, socket)
-	if err != nil {
-		return err
-	}
-	if m.Ready != nil {
-		m.Ready()
-	}
-	return s.Serve(ctx, l)
 }

@@ -68,10 +68,9 @@ func (h host) write(files []hostFile) error {
 	return nil
 }
 
-// controlPlaneFiles are files that every control plane needs beside the CAs.
-func controlPlaneFiles() []hostFile {
+// hostFiles are files of package kubeadm, which root alone reads.
+func hostFiles(m map[string][]byte) []hostFile {
 	var files []hostFile
-	m := kubeadm.ControlPlaneFiles()
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		files = append(files, hostFile{name, m[name], 0o600})
 	}
@@ -102,7 +101,11 @@ func (h host) init(ctx context.Context, c kubeadm.Cluster, n kubeadm.Node, lines
 		return err
 	}
 	config = config.WithPatches(patches)
-	if err := h.write(controlPlaneFiles()); err != nil {
+	files := kubeadm.ControlPlaneFiles()
+	if c.EncryptSecrets {
+		maps.Copy(files, kubeadm.EncryptionFiles())
+	}
+	if err := h.write(hostFiles(files)); err != nil {
 		return err
 	}
 	if err := h.kubeadm.CreateCA(ctx, config, lines); err != nil {

@@ -95,6 +95,16 @@ type nodeLock interface {
 	Claimed() <-chan struct{}
 }
 
+// nodeKeys is what a JoinClient does with secret keys.
+type nodeKeys interface {
+	// storeKeys seals keys. Those that the machine had are removed.
+	storeKeys(ctx context.Context, clusterID []byte, keys secretKeys) error
+	// encrypts reports whether keys for the API server are stored.
+	encrypts() (bool, error)
+	// awaitKeyService waits until the process with these keys answers, if there are any.
+	awaitKeyService(context.Context) error
+}
+
 // JoinClient makes this machine a node of the cluster whose join service accepts its evidence.
 // A field is required unless its comment describes the zero value.
 type JoinClient struct {
@@ -107,8 +117,8 @@ type JoinClient struct {
 	Kubeadm   *kubeadm.Runner
 	// StartKubelet starts the kubelet of a machine whose join was in progress.
 	StartKubelet func(context.Context) error
-	// StoreKeys seals the keys of the certifier in a ticket. It does nothing without any.
-	StoreKeys func(ctx context.Context, clusterID, keys []byte) error
+	// Keys are the secret keys of this machine, if it becomes a control plane.
+	Keys nodeKeys
 	// State stores the node's key and an unused ticket across restarts; only root has access.
 	State *os.Root
 	// KubeletCloudProvider is the kubelet's --cloud-provider; "" means that it gets no such flag.
@@ -190,18 +200,21 @@ func (c *JoinClient) run(ctx context.Context) error {
 	return c.join(ctx, self, t, c.newReport(ctx, self, t, conn))
 }
 
-// storeKeys seals the keys of the certifier, and removes them from the ticket, which is stored next.
+// storeKeys seals the secret keys of a ticket, and removes them from it, since it is stored next.
 func (c *JoinClient) storeKeys(ctx context.Context, t *ticket) error {
-	keys := t.raw.GetCertifierKeys()
-	t.raw.CertifierKeys = nil
-	defer clear(keys)
-	if len(keys) == 0 {
-		return nil
-	}
-	if err := c.StoreKeys(ctx, t.cluster, keys); err != nil {
+	keys := secretKeys{t.raw.GetCertifierKeys(), t.raw.GetKmsKeys()}
+	t.raw.CertifierKeys, t.raw.KmsKeys = nil, nil
+	defer clear(keys.certifier)
+	defer clear(keys.kms)
+	if err := c.Keys.storeKeys(ctx, t.cluster, keys); err != nil {
 		return err
 	}
-	c.Log.Info("certifier keys sealed")
+	if len(keys.certifier) > 0 {
+		c.Log.Info("certifier keys sealed")
+	}
+	if len(keys.kms) > 0 {
+		c.Log.Info("keys of the key service sealed")
+	}
 	return nil
 }
 
@@ -522,7 +535,16 @@ func (c *JoinClient) joinOnce(ctx context.Context, self cloud.Instance, t *ticke
 			return stepJoin, err
 		}
 	}
-	if err := (host{root: c.Root}).write(t.files); err != nil {
+	files := t.files
+	if ok, err := c.Keys.encrypts(); err != nil {
+		return stepJoin, err
+	} else if ok {
+		files = append(slices.Clone(files), hostFiles(kubeadm.EncryptionFiles())...)
+	}
+	if err := (host{root: c.Root}).write(files); err != nil {
+		return stepJoin, err
+	}
+	if err := c.Keys.awaitKeyService(ctx); err != nil {
 		return stepJoin, err
 	}
 	r.say(stepJoin, stateRunning, slog.LevelInfo, "Kubernetes "+v.String())

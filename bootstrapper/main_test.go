@@ -463,6 +463,7 @@ func newRig(t *testing.T, role cloud.Role) *rig {
 	r.m = Machine{
 		StateDir: filepath.Join(r.ctl, "state"), RunDir: filepath.Join(r.ctl, "run"), Root: filepath.Join(r.ctl, "root"),
 		Listen: "127.0.0.1:0", Metadata: r.cloud, Issuer: r.tpm, Validator: attestation.TPMMethod().Validator, Roots: r.ca.Roots(), registers: r.tpm,
+		KeysSocket:    filepath.Join(r.ctl, "kk", "keys.sock"),
 		APIServerPort: closedPort(t), joinPort: closedPort(t), hurry: 20 * time.Millisecond,
 		StartKubelet: func(context.Context) error {
 			r.mu.Lock()

@@ -255,7 +255,7 @@ func (s *initServer) begin(ctx context.Context, req *initproto.InitRequest) erro
 	if err := s.noClusterYet(ctx); err != nil {
 		return err
 	}
-	if err := s.b.storeKeys(ctx, req.GetClusterId(), req.GetCertifierKeys()); err != nil {
+	if err := s.b.storeKeys(ctx, req.GetClusterId(), secretKeys{req.GetCertifierKeys(), req.GetKmsKeys()}); err != nil {
 		return err
 	}
 	// On disk before the claim, so that every claim has a request.
@@ -292,7 +292,7 @@ func (s *initServer) again(ctx context.Context, req *initproto.InitRequest) erro
 	if _, err := s.b.understand(req); err != nil {
 		return err
 	}
-	if err := s.b.storeKeys(ctx, req.GetClusterId(), req.GetCertifierKeys()); err != nil {
+	if err := s.b.storeKeys(ctx, req.GetClusterId(), secretKeys{req.GetCertifierKeys(), req.GetKmsKeys()}); err != nil {
 		return err
 	}
 	// The failure last: until it is removed, the next process reports it again.
@@ -327,7 +327,7 @@ func (s *initServer) resume() error {
 	switch {
 	case h.State == member && !s.rec.ended():
 		// The process died between its success and its report.
-		s.rec.add(success(h))
+		s.rec.add(s.success(h))
 	case !s.rec.ended() && h.Failure != "":
 		s.rec.add(failure("", h.Failure, h.Retry))
 	case !s.rec.ended():

@@ -93,13 +93,13 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 	}
 	t.files = append(t.files, registryFiles(from)...)
 	if !controlPlane {
-		if len(raw.GetControlPlaneFiles())+len(raw.GetCertifierKeys()) > 0 {
+		if len(raw.GetControlPlaneFiles())+len(raw.GetCertifierKeys())+len(raw.GetKmsKeys()) > 0 {
 			// They must not be on a worker's disk, not even unused.
 			return nil, errors.New("it contains keys of the cluster, which a worker must not have")
 		}
 		return t, nil
 	}
-	t.files = append(t.files, controlPlaneFiles()...)
+	t.files = append(t.files, hostFiles(kubeadm.ControlPlaneFiles())...)
 	got := map[string]bool{}
 	for _, f := range raw.GetControlPlaneFiles() {
 		mode, ok := authorityFiles[f.GetName()]

@@ -66,7 +66,7 @@ func (s *initServer) work(ctx context.Context, req *initproto.InitRequest) {
 	err := w.run(ctx, req)
 	if err == nil {
 		h, _ := s.b.lock.holder()
-		s.rec.add(success(h))
+		s.rec.add(s.success(h))
 		s.b.m.Log.Info("cluster initialized", "node", h.Node, "took", time.Since(start).Round(time.Millisecond))
 		return
 	}
@@ -88,8 +88,13 @@ func (s *initServer) work(ctx context.Context, req *initproto.InitRequest) {
 	s.rec.add(failure(w.step, err.Error(), retry))
 }
 
-func success(h holder) *initproto.InitResponse {
-	return &initproto.InitResponse{Kind: &initproto.InitResponse_Success{Success: &initproto.Success{ClusterId: h.clusterID(), NodeName: h.Node}}}
+func (s *initServer) success(h holder) *initproto.InitResponse {
+	encrypts, err := s.b.encrypts()
+	if err != nil { // the console would leave further control planes without keys
+		s.b.m.Log.Error("keys of the key service not found", "err", err)
+		encrypts = true
+	}
+	return &initproto.InitResponse{Kind: &initproto.InitResponse_Success{Success: &initproto.Success{ClusterId: h.clusterID(), NodeName: h.Node, EncryptsSecrets: encrypts}}}
 }
 
 func failure(step, message string, retry bool) *initproto.InitResponse {
@@ -157,6 +162,13 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 	}
 	w.tell(stateDone, names(d.components))
 	if err := w.b.host.write(registryFiles(d.registry)); err != nil {
+		return err
+	}
+
+	if cluster.EncryptSecrets, err = w.b.encrypts(); err != nil {
+		return err
+	}
+	if err := w.b.awaitKeyService(ctx); err != nil {
 		return err
 	}
 

@@ -12,6 +12,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
+	"constellation/engine/kms"
 	"constellation/engine/kubeadm"
 	"constellation/engine/plan"
 	"constellation/engine/registry"
@@ -101,6 +102,9 @@ func (i *clusterRun) charts(others string, running func() (string, error)) ([]cl
 		}
 		if i.state.ClusterValues.Certifier && assets.HasValue(files, "joinservice", "certifier") {
 			assets.SetValue(values, certifier.Socket, "joinservice", "certifier")
+		}
+		if i.state.ClusterValues.EncryptsSecrets && assets.HasValue(files, "joinservice", "kms") {
+			assets.SetValue(values, kms.KeysSocket, "joinservice", "kms")
 		}
 		if i.controlPlanes > 1 && assets.HasValue(files, "operator", "replicas") {
 			assets.SetValue(values, operatorReplicas, "operator", "replicas")

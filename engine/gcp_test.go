@@ -18,6 +18,7 @@ import (
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/attestation/certifier"
 	"constellation/engine/attestation/certifier/signer"
+	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp"
@@ -188,7 +189,7 @@ func certifiedBy(t *testing.T, m *lab.VM, judge attestation.Validator, clusterID
 			return nil, err
 		}
 		client := certifier.Client{Socket: filepath.Join(dir, "s")}
-		l, err := signer.Listen(t.Context(), client.Socket)
+		l, err := keyprocess.Listen(t.Context(), client.Socket, nil)
 		if err != nil {
 			return nil, err
 		}

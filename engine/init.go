@@ -107,6 +107,8 @@ type initRun struct {
 	link    *link // to the first node's bootstrapper; nil if there is none
 	// certifierKeys are those of the cluster's certifier, which the first node gets; nil: it has none.
 	certifierKeys []byte
+	// kmsKeys are those that encrypt Secrets in etcd, likewise.
+	kmsKeys []byte
 
 	// What this run has made before any machine was asked, and takes back if the
 	// machine turns out to be another's.
@@ -693,7 +695,13 @@ func (i *initRun) prepareSecrets(r *plan.Reporter) error {
 		}
 		r.Hide(m.CertifierSecret(), i.certifierKeys)
 	}
-	return nil
+	encrypts, err := i.encrypts(r)
+	if err != nil || !encrypts {
+		return err
+	}
+	i.kmsKeys, err = firstKMSKeys(m)
+	r.Hide(m.KMSSecret(), i.kmsKeys)
+	return err
 }
 
 // retreat removes the files of this run after an init that cannot succeed: the machine belongs
@@ -877,6 +885,7 @@ func (i *initRun) request() *initproto.InitRequest {
 		Registry:            registry.ToProto(i.login),
 		CertifierKeys:       i.certifierKeys,
 		HardeningOff:        i.config.HardeningOff(),
+		KmsKeys:             i.kmsKeys,
 	}
 }
 
@@ -890,6 +899,9 @@ func (i *initRun) store(r *plan.Reporter, s *initproto.Success) error {
 	k, err := workspace.WithServer(s.Kubeconfig, i.state.Infrastructure.ClusterEndpoint)
 	if err != nil {
 		return &plan.Error{Op: "store the result of " + s.NodeName, Err: err, Remedy: "image and this program are incompatible"}
+	}
+	if err := i.storeEncryption(r, s); err != nil {
+		return err
 	}
 	return i.e.ws.Write(workspace.PendingFile, k, 0o600)
 }

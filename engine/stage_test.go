@@ -353,6 +353,8 @@ func signed(l component.List) component.Signed {
 // in ten seconds, and keeps its promises: one node lock, replay, result until Ack.
 type testMachine struct {
 	certifierKeys []byte // of the request
+	kmsKeys       []byte // likewise
+	old           bool   // its image has no key service
 	initproto.UnimplementedBootstrapperServer
 	s    *stage
 	name string
@@ -450,7 +452,7 @@ func (m *testMachine) Init(r *initproto.InitRequest, stream grpc.ServerStreaming
 			return status.Error(codes.Internal, err.Error())
 		}
 		m.runs++
-		m.certifierKeys = r.GetCertifierKeys()
+		m.certifierKeys, m.kmsKeys = r.GetCertifierKeys(), r.GetKmsKeys()
 		m.work(r)
 	} else if n := len(m.responses) - 1; n >= 0 && m.responses[n].GetFailure().GetRetry() {
 		m.responses = m.responses[:n]
@@ -501,7 +503,7 @@ func (m *testMachine) work(r *initproto.InitRequest) {
 		}
 	}
 	progress("kubeadm-init", "done")
-	say(&initproto.InitResponse{Kind: &initproto.InitResponse_Success{Success: &initproto.Success{Kubeconfig: []byte(testKubeconfig), ClusterId: r.ClusterId, NodeName: m.name}}})
+	say(&initproto.InitResponse{Kind: &initproto.InitResponse_Success{Success: &initproto.Success{Kubeconfig: []byte(testKubeconfig), ClusterId: r.ClusterId, NodeName: m.name, EncryptsSecrets: len(m.kmsKeys) > 0 && !m.old}}})
 }
 
 func (m *testMachine) Ack(_ context.Context, r *initproto.AckRequest) (*initproto.AckResponse, error) {

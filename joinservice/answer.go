@@ -38,6 +38,7 @@ var (
 	errReleased        = errors.New("this machine was released from its group; it must reset itself")
 	errNoCertifier     = errors.New("this cluster has no certifier")
 	errCertifier       = errors.New("the certifier of this control plane does not answer")
+	errKeyService      = errors.New("the key service of this control plane does not answer")
 	errCertification   = errors.New("certificate of the attestation key refused")
 	errCertified       = errors.New("a certificate confirms this machine: the vendor's API must, so connect without it")
 	errTokenTaken      = errors.New("the name of this machine's bootstrap token is used by another machine")
@@ -70,6 +71,8 @@ func answer(err error) error {
 		return status.Error(codes.FailedPrecondition, err.Error())
 	case errors.Is(err, errCertifier):
 		return later(codes.Unavailable, errCertifier.Error(), 3*time.Second)
+	case errors.Is(err, errKeyService):
+		return later(codes.Unavailable, errKeyService.Error(), 3*time.Second)
 	case errors.Is(err, errRequest):
 		return status.Error(codes.InvalidArgument, err.Error())
 	case errors.As(err, &revoked):

@@ -14,6 +14,7 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/certifier"
+	"constellation/engine/attestation/keyprocess"
 	"constellation/joinservice/joinproto"
 )
 
@@ -289,7 +290,7 @@ func noMessage(err error) error {
 
 // certifierError returns whether the certifier refused, or did not answer.
 func certifierError(err error) error {
-	if e := (*certifier.RefusedError)(nil); errors.As(err, &e) {
+	if e := (*keyprocess.RefusedError)(nil); errors.As(err, &e) {
 		return fmt.Errorf("%w: %w", errCertification, err)
 	}
 	return fmt.Errorf("%w: %w", errCertifier, err)

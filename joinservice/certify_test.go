@@ -24,6 +24,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/certifier"
 	"constellation/engine/attestation/certifier/signer"
+	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp/attest"
 	"constellation/engine/cloud/gcp/attest/attesttest/lab"
@@ -73,7 +74,7 @@ func (c *certifiedProject) serve() {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	l, err := signer.Listen(c.t.Context(), c.certifier)
+	l, err := keyprocess.Listen(c.t.Context(), c.certifier, nil)
 	if err != nil {
 		c.t.Fatal(err)
 	}

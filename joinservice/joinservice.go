@@ -11,7 +11,7 @@
 // published components for the role; the Secret of the registry, if one is configured, is
 // valid; a control plane holds the join turn. Then come the
 // certificate, bound to the identity; a JoiningNode, which tracks the machine; and a bootstrap
-// token. A control plane also gets the keys of the certifier, if there is one. No secret is created or read before the checks pass, and repeating a request at any
+// token. A control plane also gets the keys of the certifier and of the key service, if there are any. No secret is created or read before the checks pass, and repeating a request at any
 // point is safe.
 //
 // Several replicas run independently: state that outlives a request is in the API server. The
@@ -47,6 +47,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
 	"constellation/engine/component/componentproto"
+	"constellation/engine/kms"
 	"constellation/joinservice/joinproto"
 )
 
@@ -58,7 +59,7 @@ type metadata interface {
 	LoadBalancer(context.Context) (string, error)
 }
 
-// Config configures a Server. All fields except Log, RegistrySecret and Certifier are required.
+// Config configures a Server. All fields except Log, RegistrySecret, Certifier and KMS are required.
 type Config struct {
 	// Cluster is the access to the API server. Its rate limits are replaced.
 	Cluster *rest.Config
@@ -78,6 +79,8 @@ type Config struct {
 	RegistrySecret string
 	// Certifier is the path of the socket of this machine's certifier; empty: none. Then the vendor's API confirms each machine.
 	Certifier string
+	// KMS is the path of the socket of this machine's key service for join services; empty: API servers do not encrypt.
+	KMS string
 	// Spares is whether machines are enrolled, and some belong to their group only while they are assigned.
 	Spares bool
 	Log    *slog.Logger
@@ -102,6 +105,8 @@ type Server struct {
 	registers *registers
 	// certification is nil without a certifier.
 	certification *certification
+	// kms is nil if API servers do not encrypt.
+	kms *kms.Client
 
 	// snapshot has the present attestation requirements; nil until they were read.
 	snapshot atomic.Pointer[snapshot]
@@ -155,6 +160,9 @@ func New(c Config) (*Server, error) {
 		log: c.Log, kube: k, turn: newTurn(k), directory: d, authority: a,
 		issuer: c.Issuer, method: c.Attestation, metadata: c.Metadata, apiPort: c.APIServerPort,
 		slots: make(chan struct{}, concurrent),
+	}
+	if c.KMS != "" {
+		s.kms = &kms.Client{Socket: c.KMS}
 	}
 	if c.Certifier != "" {
 		s.certification = &certification{Client: certifier.Client{Socket: c.Certifier}, changed: make(chan struct{}, 1), every: cmp.Or(c.certifierPoll, certifierPoll)}
@@ -362,6 +370,11 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.St
 		if s.certification != nil {
 			if t.CertifierKeys, err = s.certification.HandOver(ctx, id); err != nil {
 				return nil, certifierError(err)
+			}
+		}
+		if s.kms != nil {
+			if t.KmsKeys, err = s.kms.HandOver(ctx, id); err != nil {
+				return nil, fmt.Errorf("%w: %w", errKeyService, err)
 			}
 		}
 	}

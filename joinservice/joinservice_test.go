@@ -115,6 +115,8 @@ type site struct {
 	spares bool
 	// certifier is the socket of their certifier.
 	certifier string
+	// kms is the socket of their key service.
+	kms string
 	// rotation is that of the certifier's keys in join-config.
 	rotation string
 }
@@ -346,7 +348,7 @@ func (s *site) run(issuer attestation.Issuer, addr string) *replica {
 	}
 	r.Server, err = New(Config{
 		Cluster: cfg, Namespace: namespace, Metadata: list, Issuer: issuer, Attestation: method, PKI: s.cp.PKI(), APIServerPort: 6443,
-		RegistrySecret: s.registrySecret, Spares: s.spares, Certifier: s.certifier, certifierPoll: 50 * time.Millisecond, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
+		RegistrySecret: s.registrySecret, Spares: s.spares, Certifier: s.certifier, KMS: s.kms, certifierPoll: 50 * time.Millisecond, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
 	})
 	if err != nil {
 		s.t.Fatal(err)

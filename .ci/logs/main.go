@@ -33,6 +33,7 @@ var programs = []struct{ title, intro, prefix string }{
 	{"Agent", "Unit `constellation-agent` on each machine.", "constellation/agent"},
 	{"Bootstrapper", "Unit `constellation-bootstrapper` on each machine.", "constellation/bootstrapper"},
 	{"Certifier", "Process `bootstrapper certifier` on a control plane.", "constellation/engine/attestation/certifier/signer"},
+	{"Key service", "Process `bootstrapper kms` on a control plane.", "constellation/engine/kms/plugin"},
 	{"Sandbox", "The daemons and simulated machines of `constellation sandbox`.", "constellation/engine/sandbox"},
 	{"Console", "With `--debug`: stderr, or `constellation-debug.log` in the workspace while the console is open. Also packages that several programs share.", "constellation"},
 }

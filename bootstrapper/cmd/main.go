@@ -4,12 +4,14 @@
 //	CONSTELLATION_PROVIDER   name of the machine's cloud provider
 //	CONSTELLATION_METADATA   URL of the cloud's metadata server
 //	CONSTELLATION_TPM        address of the TPM, unix:PATH or a device, or enrolled:DIRECTORY
+//	CONSTELLATION_KEYS_SOCKET   socket of the key service for join services; kms.KeysSocket if it is not set
 //	CONSTELLATION_API_SERVER_PORT   port of API servers at the load balancer; 6443 if it is not set
 //
 // It exits with 3 if restarting it cannot help.
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,6 +29,8 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/certifier"
 	"constellation/engine/cloud/providers"
+	"constellation/engine/kms"
+	"constellation/engine/kubeadm"
 	"constellation/engine/version"
 )
 
@@ -55,6 +59,7 @@ func run(ctx context.Context, args []string) int {
 	f.StringVar(&m.Root, "root", "/", "root `directory` of the machine's file system")
 	f.StringVar(&m.StateDir, "state", bootstrapper.DefaultStateDir, "state `folder`, below the root, which survives a reboot")
 	socket := f.String("certifier-socket", certifier.Socket, "`path` of the socket of the verb certifier")
+	kmsSocket := f.String("kms-socket", kubeadm.KMSSocket, "`path` of the socket of the verb kms for the API server")
 	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
 	f.Usage = func() {
 		fmt.Fprint(f.Output(), "bootstrapper makes this machine a node of a cluster, once.\n\nUsage:\n"+
@@ -63,6 +68,7 @@ func run(ctx context.Context, args []string) int {
 			"  bootstrapper identity VERB   enrol this machine: request, answer or store; see below\n"+
 			"  bootstrapper [flags] certifier\n"+
 			"                               serve the join service of this control plane; see -certifier-socket\n"+
+			"  bootstrapper [flags] kms     serve the API server of this control plane; see -kms-socket\n"+
 			"  bootstrapper call ADDRESS:PORT DIGEST\n"+
 			"                               serve the console that printed this command; its token is on stdin\n"+
 			"  bootstrapper version         print the version\n\n"+identityUsage+"\nFlags:\n")
@@ -76,6 +82,7 @@ func run(ctx context.Context, args []string) int {
 	}
 	m.StateDir, m.RunDir = filepath.Join(m.Root, m.StateDir), filepath.Join(m.Root, runDir)
 	m.Log = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level}))
+	m.KeysSocket = cmp.Or(os.Getenv("CONSTELLATION_KEYS_SOCKET"), kms.KeysSocket)
 	if m.TPM = os.Getenv("CONSTELLATION_TPM"); m.TPM == "" {
 		// The resource manager of the first TPM on every Linux machine. It is no value of a
 		// provider: those describe pods, and the verb reset runs without a provider.
@@ -88,7 +95,7 @@ func run(ctx context.Context, args []string) int {
 		return call(ctx, f.Args()[1:], os.Stdin, os.Stdout, os.Stderr)
 	}
 	switch verb := f.Arg(0); {
-	case f.NArg() > 1 || verb != "" && verb != "reset" && verb != "version" && verb != "certifier":
+	case f.NArg() > 1 || verb != "" && verb != "reset" && verb != "version" && verb != "certifier" && verb != "kms":
 		fmt.Fprintf(os.Stderr, "bootstrapper: unexpected arguments %q; see bootstrapper -h\n", f.Args())
 		return exitUsage
 	case verb == "version":
@@ -98,10 +105,13 @@ func run(ctx context.Context, args []string) int {
 		return reset(ctx, m)
 	}
 	var err error
-	if f.Arg(0) == "certifier" {
-		m.Ready = func() { notify(m.Log) }
+	m.Ready = func() { notify(m.Log) }
+	switch f.Arg(0) {
+	case "certifier":
 		err = bootstrapper.RunCertifier(ctx, m, *socket)
-	} else {
+	case "kms":
+		err = bootstrapper.RunKeyService(ctx, m, *kmsSocket)
+	default:
 		err = offer(ctx, m)
 	}
 	switch {
@@ -152,7 +162,6 @@ func offer(ctx context.Context, m bootstrapper.Machine) error {
 	if err := json.Unmarshal(images, &m.Images); err != nil {
 		return fmt.Errorf("read %s: %w", imagesFile, err)
 	}
-	m.Ready = func() { notify(m.Log) }
 	m.Log.Info("bootstrapper started", "release", version.Release)
 	return bootstrapper.Run(ctx, m)
 }

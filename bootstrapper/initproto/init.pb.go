@@ -50,7 +50,10 @@ type InitRequest struct {
 	// them in no other form.
 	CertifierKeys []byte `protobuf:"bytes,12,opt,name=certifier_keys,json=certifierKeys,proto3" json:"certifier_keys,omitempty"`
 	// Names of items of hardening that are switched off; see package kubeadm. Machines ignore those that they do not know.
-	HardeningOff  []string `protobuf:"bytes,13,rep,name=hardening_off,json=hardeningOff,proto3" json:"hardening_off,omitempty"`
+	HardeningOff []string `protobuf:"bytes,13,rep,name=hardening_off,json=hardeningOff,proto3" json:"hardening_off,omitempty"`
+	// Secret keys that the API server encrypts Secrets with; see package kms. The machine seals them to its TPM, and stores them in no
+	// other form. Empty: Secrets are stored as they are.
+	KmsKeys       []byte `protobuf:"bytes,14,opt,name=kms_keys,json=kmsKeys,proto3" json:"kms_keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -172,6 +175,13 @@ func (x *InitRequest) GetCertifierKeys() []byte {
 func (x *InitRequest) GetHardeningOff() []string {
 	if x != nil {
 		return x.HardeningOff
+	}
+	return nil
+}
+
+func (x *InitRequest) GetKmsKeys() []byte {
+	if x != nil {
+		return x.KmsKeys
 	}
 	return nil
 }
@@ -449,12 +459,14 @@ func (x *Log) GetLine() string {
 
 // Success ends the stream.
 type Success struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kubeconfig    []byte                 `protobuf:"bytes,1,opt,name=kubeconfig,proto3" json:"kubeconfig,omitempty"`
-	ClusterId     []byte                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	NodeName      string                 `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Kubeconfig []byte                 `protobuf:"bytes,1,opt,name=kubeconfig,proto3" json:"kubeconfig,omitempty"`
+	ClusterId  []byte                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	NodeName   string                 `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// Whether the machine used kms_keys. One of an earlier release does not.
+	EncryptsSecrets bool `protobuf:"varint,4,opt,name=encrypts_secrets,json=encryptsSecrets,proto3" json:"encrypts_secrets,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Success) Reset() {
@@ -506,6 +518,13 @@ func (x *Success) GetNodeName() string {
 		return x.NodeName
 	}
 	return ""
+}
+
+func (x *Success) GetEncryptsSecrets() bool {
+	if x != nil {
+		return x.EncryptsSecrets
+	}
+	return false
 }
 
 // Failure ends the stream. What becomes of a later Init for the same cluster, with
@@ -664,7 +683,7 @@ var File_bootstrapper_initproto_init_proto protoreflect.FileDescriptor
 
 const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"\n" +
-	"!bootstrapper/initproto/init.proto\x12\ainit.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa0\x04\n" +
+	"!bootstrapper/initproto/init.proto\x12\ainit.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbb\x04\n" +
 	"\vInitRequest\x12\x1f\n" +
 	"\vinit_secret\x18\x01 \x01(\fR\n" +
 	"initSecret\x12!\n" +
@@ -683,7 +702,8 @@ const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	" \x01(\tR\fetcdImageTag\x122\n" +
 	"\bregistry\x18\v \x01(\v2\x16.component.v1.RegistryR\bregistry\x12%\n" +
 	"\x0ecertifier_keys\x18\f \x01(\fR\rcertifierKeys\x12#\n" +
-	"\rhardening_off\x18\r \x03(\tR\fhardeningOff\"\x87\x02\n" +
+	"\rhardening_off\x18\r \x03(\tR\fhardeningOff\x12\x19\n" +
+	"\bkms_keys\x18\x0e \x01(\fR\akmsKeys\"\x87\x02\n" +
 	"\fInitResponse\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12/\n" +
@@ -701,14 +721,15 @@ const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"\x03Log\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
-	"\x04line\x18\x03 \x01(\tR\x04line\"e\n" +
+	"\x04line\x18\x03 \x01(\tR\x04line\"\x90\x01\n" +
 	"\aSuccess\x12\x1e\n" +
 	"\n" +
 	"kubeconfig\x18\x01 \x01(\fR\n" +
 	"kubeconfig\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\fR\tclusterId\x12\x1b\n" +
-	"\tnode_name\x18\x03 \x01(\tR\bnodeName\"e\n" +
+	"\tnode_name\x18\x03 \x01(\tR\bnodeName\x12)\n" +
+	"\x10encrypts_secrets\x18\x04 \x01(\bR\x0fencryptsSecrets\"e\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +

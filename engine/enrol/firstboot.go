@@ -82,14 +82,16 @@ func StockNode(s Spec, from *Sources) (Spec, error) {
 	if err != nil {
 		return Spec{}, err
 	}
-	for _, unit := range []string{certifierUnit, strings.TrimSuffix(certifierUnit, ".path") + ".service"} { // the bootstrapper's program has the certifier
-		b, err := fs.ReadFile(assets.Systemd(), unit)
-		if err != nil {
-			return Spec{}, fmt.Errorf("read unit: %w", err)
+	for _, starter := range keyUnits { // the bootstrapper's program has the processes
+		for _, unit := range []string{starter, strings.TrimSuffix(starter, ".path") + ".service"} {
+			b, err := fs.ReadFile(assets.Systemd(), unit)
+			if err != nil {
+				return Spec{}, fmt.Errorf("read unit: %w", err)
+			}
+			s.Files = append(s.Files, File{Path: unitsDir + unit, Mode: 0o644, Data: b})
 		}
-		s.Files = append(s.Files, File{Path: unitsDir + unit, Mode: 0o644, Data: b})
+		s.Units = append(s.Units, Unit{Name: starter, Start: true})
 	}
-	s.Units = append(s.Units, Unit{Name: certifierUnit, Start: true})
 	s.Packages = append(s.Packages, stockPackages...)
 	from.Reread = append([]string{"systemd-modules-load.service", "systemd-sysctl.service"}, from.Reread...)
 	return s, nil

@@ -23,9 +23,10 @@ const (
 
 	unitsDir         = "/etc/systemd/system/"
 	bootstrapperUnit = "constellation-bootstrapper.service"
-	// certifierUnit starts the certifier of a control plane whose cluster has one.
-	certifierUnit = "constellation-certifier.path"
 )
+
+// keyUnits start processes with keys on a control plane whose cluster has them. Each has a service of its name.
+var keyUnits = []string{"constellation-certifier.path", "constellation-kms.path"}
 
 // containerd's configuration, where the machine has that of its package or none. The kubelet needs the
 // control groups of systemd, and network plugins install themselves in /opt/cni/bin.

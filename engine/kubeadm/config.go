@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path"
 	"slices"
 	"strconv"
 
@@ -51,6 +52,8 @@ type Cluster struct {
 	// Off has names of [Items] that are switched off. Unknown names have no effect: a console may know
 	// items that this program never switches on.
 	Off []string
+	// EncryptSecrets is whether API servers encrypt Secrets. Each control plane then needs EncryptionFiles, and a key service.
+	EncryptSecrets bool
 }
 
 // Join is how a node becomes part of a cluster.
@@ -240,7 +243,7 @@ func NewInit(c Cluster, n Node) (Config, error) {
 			sans = append(sans, s)
 		}
 	}
-	return Config{
+	config := Config{
 		Init: &InitConfiguration{
 			TypeMeta: TypeMeta{apiVersion, "InitConfiguration"},
 			BootstrapTokens: []BootstrapToken{{
@@ -286,7 +289,18 @@ func NewInit(c Cluster, n Node) (Config, error) {
 			// and on machines that are containers this is the host's.
 			Conntrack: Conntrack{0, 0, "0s", "0s"},
 		},
-	}, nil
+	}
+	if c.EncryptSecrets {
+		config.Cluster.APIServer.encryptSecrets()
+	}
+	return config, nil
+}
+
+// encryptSecrets has API servers encrypt as EncryptionFiles say. They also read a changed file while they run.
+func (c *ControlPlane) encryptSecrets() {
+	c.ExtraArgs = sortedArgs(append(c.ExtraArgs, Arg{"encryption-provider-config", encryptionFile}, Arg{"encryption-provider-config-automatic-reload", "true"})...)
+	dir := path.Dir(KMSSocket)
+	c.ExtraVolumes = append(c.ExtraVolumes, HostMount{"kms", dir, dir, true, "DirectoryOrCreate"})
 }
 
 // NewJoin returns the configuration with which kubeadm join makes node n part of a

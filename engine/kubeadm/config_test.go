@@ -77,6 +77,12 @@ func configs(t *testing.T) map[string]Config {
 	}
 	m["init-v1.36.4-etcd"] = c
 	m["init-v1.36.4-plain"] = without(t, "v1.36.4", ItemNames()...)
+	secret := exampleCluster("v1.36.4")
+	secret.EncryptSecrets = true
+	if c, err = NewInit(secret, exampleNode()); err != nil {
+		t.Fatal(err)
+	}
+	m["init-v1.36.4-encrypted"] = c
 	return m
 }
 

@@ -37,6 +37,9 @@ const (
 	// HardeningDir holds the files of ControlPlaneFiles; API servers mount it.
 	HardeningDir = "/etc/kubernetes/constellation"
 	auditLogDir  = "/var/log/kubernetes/audit"
+	// KMSSocket is where API servers that encrypt Secrets have their keys encrypted; they mount its directory.
+	KMSSocket      = "/run/constellation-kms/kms.sock"
+	encryptionFile = HardeningDir + "/encryption.yaml"
 )
 
 var tokenRE = regexp.MustCompile(`^[a-z0-9]{6}\.[a-z0-9]{16}$`)
@@ -70,6 +73,26 @@ func ControlPlaneFiles() map[string][]byte {
 		eventsFile:                            []byte(eventLimits),
 	}
 }
+
+// EncryptionFiles returns further files of a control plane whose API server encrypts Secrets.
+func EncryptionFiles() map[string][]byte {
+	return map[string][]byte{encryptionFile: []byte(encryption)}
+}
+
+// encryption has Secrets encrypted with keys that the key service of the machine encrypts. Those that were stored before are still
+// read.
+const encryption = `apiVersion: apiserver.config.k8s.io/v1
+kind: EncryptionConfiguration
+resources:
+  - resources: [secrets]
+    providers:
+      - kms:
+          apiVersion: v2
+          name: constellation
+          endpoint: unix://` + KMSSocket + `
+          timeout: 3s
+      - identity: {}
+`
 
 // auditPolicy records who did what to which object, but no contents, which may be
 // secret, and not the renewal of leases and the health checks, which are most of

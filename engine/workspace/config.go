@@ -69,6 +69,8 @@ type Config struct {
 	Hardening map[string]bool `json:"hardening,omitempty"`
 	// Backup says how backups are kept.
 	Backup BackupConfig `json:"backup,omitzero"`
+	// EncryptSecrets says whether a new cluster encrypts Secrets in etcd; nil is yes.
+	EncryptSecrets *bool `json:"encryptSecrets,omitempty"`
 
 	lines  map[string]int   // field to line, for findings that are made later
 	advice providers.Advice // while the file is read
@@ -270,7 +272,8 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		"keepWorkers":         note(r.boolean(&c.KeepWorkers)),
 		"releases":            note(c.readReleases(r)),
 		"charts":              note(c.readCharts(r)),
-		"plans":               note(c.readPlans(r)),
+		"plans":               note(readOptional(r, &c.Plans)),
+		"encryptSecrets":      note(readOptional(r, &c.EncryptSecrets)),
 		"registry":            note(c.readRegistry(r)),
 		"backup":              note(c.readBackup(r)),
 		"hardening":           note(c.readHardening(r)),
@@ -297,7 +300,7 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 
 // checkInventory checks the machines of an adopted cluster.
 func (c *Config) checkInventory(r *reader, doc *yaml.Node) {
-	for _, name := range []string{"microserviceVersion", "attestation", "serviceCIDR", "podCIDR", "keepWorkers", "charts", "plans", "hardening"} {
+	for _, name := range []string{"microserviceVersion", "attestation", "serviceCIDR", "podCIDR", "keepWorkers", "charts", "plans", "encryptSecrets", "hardening"} {
 		if n := valueOf(doc, name); n != nil {
 			r.bad(n, name, "does not apply to an adopted cluster", "remove it")
 		}
@@ -369,11 +372,12 @@ func (c *Config) readName(r *reader) field {
 	return r.str(&c.Name, clusterNameRE.MatchString, "cannot name a cluster", "use at most 37 of a-z, 0-9 and -, with a letter or digit at both ends")
 }
 
-func (c *Config) readPlans(r *reader) field {
+// readOptional reads a boolean that has a default.
+func readOptional(r *reader, to **bool) field {
 	return func(n *yaml.Node, path string) {
 		yes := true
 		r.boolean(&yes)(n, path)
-		c.Plans = &yes
+		*to = &yes
 	}
 }
 
@@ -930,7 +934,7 @@ func PartOfConfig(w *Workspace, fields ...string) (*Config, error) {
 	}
 	r := &reader{}
 	if doc := r.document(b); doc != nil {
-		read := map[string]field{"name": c.readName(r), "releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r), "registry": c.readRegistry(r), "backup": c.readBackup(r), "provider": c.readProvider(r), "podCIDR": r.prefix(&c.PodCIDR, 8, 22), "kubernetesVersion": r.version(&c.Kubernetes, "v1.35.4")}
+		read := map[string]field{"name": c.readName(r), "releases": c.readReleases(r), "charts": c.readCharts(r), "plans": readOptional(r, &c.Plans), "registry": c.readRegistry(r), "backup": c.readBackup(r), "provider": c.readProvider(r), "podCIDR": r.prefix(&c.PodCIDR, 8, 22), "kubernetesVersion": r.version(&c.Kubernetes, "v1.35.4")}
 		for _, name := range fields {
 			if n := find(doc, name); n != nil {
 				read[name](n, name)

@@ -189,7 +189,7 @@ func TestConfigProblems(t *testing.T) {
 		{name: "an unknown key close to a known one", old: "podCIDR:", new: "podCidr:", want: []FieldError{{"podCidr", line(good, "podCIDR:"), "is not known", "did you mean podCIDR?"}}},
 		{name: "an unknown key like no other", old: "podCIDR:", new: "flavour:", want: []FieldError{{
 			"flavour", line(good, "podCIDR:"), "is not known",
-			"known here: attestation, backup, charts, hardening, image, keepWorkers, kubernetesVersion, microserviceVersion, name, nodeGroups, plans, podCIDR, provider, registry, releases, serviceCIDR, version",
+			"known here: attestation, backup, charts, encryptSecrets, hardening, image, keepWorkers, kubernetesVersion, microserviceVersion, name, nodeGroups, plans, podCIDR, provider, registry, releases, serviceCIDR, version",
 		}}},
 		{name: "a text where a number belongs", old: "count: 3", new: "count: three", want: []FieldError{{"nodeGroups.control-plane.count", line(good, "count: 3"), `is the text "three", want a number`, "write a number from 1 to 5000, without quotes"}}},
 		{name: "no control plane", old: "count: 3", new: "count: 0", want: []FieldError{{"nodeGroups.control-plane.count", line(good, "count: 3"), "is 0, want 1 to 5000", ""}}},

@@ -20,6 +20,8 @@ type MasterSecret struct {
 	Salt []byte `json:"salt"`
 	// Certifier is the generation of the certifier's keys that a cluster begins with; 0: 1. A rotation raises it.
 	Certifier uint32 `json:"certifierGeneration,omitempty"`
+	// KMS is the generation of the key that encrypts Secrets in etcd, likewise. Every generation decrypts all of them.
+	KMS uint32 `json:"kmsGeneration,omitempty"`
 }
 
 const secretSize = 32
@@ -72,6 +74,10 @@ func (m MasterSecret) CertifierSecret() []byte { return derive(m.Key, m.Salt, "c
 // BackupSecret is what the keys that authenticate backups are derived from; see package backup. It is as secret as m, and stays on the
 // user's computer.
 func (m MasterSecret) BackupSecret() []byte { return derive(m.Key, m.Salt, "backupSecret") }
+
+// KMSSecret is what the keys that encrypt Secrets in etcd are derived from; see package kms. It is as secret as m. Control planes have it,
+// sealed to their TPMs.
+func (m MasterSecret) KMSSecret() []byte { return derive(m.Key, m.Salt, "kmsSecret") }
 
 // String hides the secret from careless printing.
 func (m MasterSecret) String() string { return "(hidden)" }

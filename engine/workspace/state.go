@@ -143,6 +143,8 @@ type ClusterValues struct {
 	InitNode string `yaml:"initNode,omitempty"`
 	// Certifier says that init gave the cluster keys of a certifier.
 	Certifier bool `yaml:"certifier,omitempty"`
+	// EncryptsSecrets says that init gave the cluster keys that encrypt Secrets in etcd, and that its first node uses them.
+	EncryptsSecrets bool `yaml:"encryptsSecrets,omitempty"`
 }
 
 // HexBytes is binary data that YAML holds as hex digits.
@@ -228,6 +230,7 @@ func (s *State) read(r *reader, doc *yaml.Node, partial bool) {
 				"measurementSalt": r.secret(&v.MeasurementSalt, 32, 32),
 				"initNode":        r.str(&v.InitNode, filled, "is empty or too long", ""),
 				"certifier":       r.boolean(&v.Certifier),
+				"encryptsSecrets": r.boolean(&v.EncryptsSecrets),
 			})
 		},
 	}, "version", "infrastructure")

@@ -44,6 +44,7 @@ func run(ctx context.Context, args []string) error {
 		pki        = f.String("pki", "/etc/kubernetes/pki", "`folder` of the cluster's certificates and keys")
 		namespace  = f.String("namespace", "constellation-system", "`namespace` of the lease of joining control planes")
 		registry   = f.String("registry-secret", "", "`Secret` of the namespace with the registry of joining machines; empty: they pull from the publishers of images")
+		keys       = f.String("kms", "", "`socket` of this machine's key service; empty: API servers do not encrypt")
 		certifier  = f.String("certifier", "", "`socket` of this machine's certifier; empty: the cluster has none")
 		port       = f.Int("api-server-port", 6443, "`port` of the API server at the load balancer")
 		kubeconfig = f.String("kubeconfig", "", "kubeconfig `file`, for development; empty inside a pod")
@@ -72,7 +73,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	s, err := joinservice.New(joinservice.Config{
 		Cluster: cluster, Namespace: *namespace, Metadata: from.Metadata(from.MetadataAddress),
-		Issuer: from.Attestation.Issuer(from.TPMAddress), Attestation: from.Attestation, PKI: *pki, APIServerPort: *port, RegistrySecret: *registry, Certifier: *certifier, Spares: from.Enrolled, Log: log,
+		Issuer: from.Attestation.Issuer(from.TPMAddress), Attestation: from.Attestation, PKI: *pki, APIServerPort: *port, RegistrySecret: *registry, Certifier: *certifier, KMS: *keys, Spares: from.Enrolled, Log: log,
 	})
 	if err != nil {
 		return err

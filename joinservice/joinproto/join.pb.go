@@ -102,6 +102,9 @@ type IssueJoinTicketResponse struct {
 	// For control planes of a cluster with a certifier: its secret keys. The caller seals them to its TPM, and stores them in no
 	// other form.
 	CertifierKeys []byte `protobuf:"bytes,13,opt,name=certifier_keys,json=certifierKeys,proto3" json:"certifier_keys,omitempty"`
+	// For control planes of a cluster whose API servers encrypt Secrets: the secret keys for that, see package kms. The caller seals
+	// them, too.
+	KmsKeys       []byte `protobuf:"bytes,14,opt,name=kms_keys,json=kmsKeys,proto3" json:"kms_keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -223,6 +226,13 @@ func (x *IssueJoinTicketResponse) GetRegistry() *componentproto.Registry {
 func (x *IssueJoinTicketResponse) GetCertifierKeys() []byte {
 	if x != nil {
 		return x.CertifierKeys
+	}
+	return nil
+}
+
+func (x *IssueJoinTicketResponse) GetKmsKeys() []byte {
+	if x != nil {
+		return x.KmsKeys
 	}
 	return nil
 }
@@ -507,7 +517,7 @@ const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	"\n" +
 	" joinservice/joinproto/join.proto\x12\ajoin.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"I\n" +
 	"\x16IssueJoinTicketRequest\x12/\n" +
-	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\"\x96\x05\n" +
+	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\"\xb1\x05\n" +
 	"\x17IssueJoinTicketResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\fR\tclusterId\x12/\n" +
@@ -525,7 +535,8 @@ const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\vturnExpires\x121\n" +
 	"\x14components_statement\x18\v \x01(\tR\x13componentsStatement\x122\n" +
 	"\bregistry\x18\f \x01(\v2\x16.component.v1.RegistryR\bregistry\x12%\n" +
-	"\x0ecertifier_keys\x18\r \x01(\fR\rcertifierKeys\"B\n" +
+	"\x0ecertifier_keys\x18\r \x01(\fR\rcertifierKeys\x12\x19\n" +
+	"\bkms_keys\x18\x0e \x01(\fR\akmsKeys\"B\n" +
 	"\x0eCertifyRequest\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\fR\x06answer\"Q\n" +

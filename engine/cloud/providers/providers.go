@@ -173,6 +173,9 @@ type Provider struct {
 	// Certifier is whether new clusters get the keys of a certifier, which vouches for answers of the cloud's API. Images of this
 	// cloud start it on control planes.
 	Certifier bool
+	// SealsKeys is whether control planes of new clusters get the keys that encrypt Secrets in etcd: each machine has a TPM, which
+	// seals them, and images of this cloud start the key service.
+	SealsKeys bool
 	// IdentityDir is the directory of a machine with its identity, in the place of both; see
 	// attestation.EnrolledMethod. Pods see it at the same path. Some machines have a TPM, others have none: the
 	// join service gets the devices of its machine, and is privileged, only if the configuration lists a control

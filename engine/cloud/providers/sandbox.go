@@ -69,6 +69,7 @@ func sandbox() Provider {
 		Attestation:     attestation.TPMMethod(),
 		TPMAddress:      "unix:/run/tpm/tpm.sock",
 		TPMDir:          sandboxapi.TPMDir,
+		SealsKeys:       true,
 
 		AutoscalerStandIn: true,
 		Sandbox: func(s SandboxOf) (config, state section.Values) {

@@ -40,8 +40,8 @@ const (
 
 // imageUnits run from the first boot on, and startedUnits when one of them starts them.
 var (
-	imageUnits   = []string{"constellation-bootstrapper.service", "constellation-agent.service", "constellation-certifier.path"}
-	startedUnits = []string{"constellation-certifier.service"}
+	imageUnits   = []string{"constellation-bootstrapper.service", "constellation-agent.service", "constellation-certifier.path", "constellation-kms.path"}
+	startedUnits = []string{"constellation-certifier.service", "constellation-kms.service"}
 )
 
 // imageVersion is the syntax of versions, which become a file name, and a line of

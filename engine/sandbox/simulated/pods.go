@@ -1,6 +1,7 @@
 package simulated
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -20,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"constellation/engine/attestation/certifier"
+	"constellation/engine/kms"
+	"constellation/engine/kubeadm"
 	"constellation/engine/sandbox/build"
 	"constellation/internal/delay"
 )
@@ -327,6 +330,8 @@ func (c *computer) local(path string) string {
 		"/run/constellation-agent":       c.path(agentDir),
 		"/var/lib/constellation-tpm":     c.path(tpmDir),
 		filepath.Dir(certifier.Socket):   c.path(certifierDir),
+		filepath.Dir(kubeadm.KMSSocket):  c.path(kmsDir),
+		filepath.Dir(kms.KeysSocket):     c.path(kmsKeysDir),
 		"/etc/kubernetes":                c.root("etc/kubernetes"),
 		"/var/lib/etcd":                  c.root("var/lib/etcd"),
 		"/var/log/kubernetes":            c.root("var/log/kubernetes"),
@@ -416,6 +421,28 @@ func (c *computer) translate(arg string, mounts map[string]string) string {
 	return flag + "=" + strings.Join(parts, ",")
 }
 
+// localEncryption has the configuration of an API server's encryption name the socket of this machine.
+func (c *computer) localEncryption(args []string) error {
+	const flag = "--encryption-provider-config="
+	for n, a := range args {
+		path, ok := strings.CutPrefix(a, flag)
+		if !ok {
+			continue
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("read configuration of encryption: %w", err)
+		}
+		to := path + ".simulated"
+		b = bytes.ReplaceAll(b, []byte("unix://"+kubeadm.KMSSocket), []byte("unix://"+c.local(kubeadm.KMSSocket)))
+		if err := replaceFile(to, b, 0o600); err != nil {
+			return err
+		}
+		args[n] = flag + to
+	}
+	return nil
+}
+
 // staticCommand returns the process of a static pod's container.
 func (c *computer) staticCommand(pod *corev1.Pod) func(*corev1.Container) (*exec.Cmd, error) {
 	return func(spec *corev1.Container) (*exec.Cmd, error) {
@@ -442,6 +469,9 @@ func (c *computer) staticCommand(pod *corev1.Pod) func(*corev1.Container) (*exec
 		switch filepath.Base(program) {
 		case "kube-apiserver":
 			args = append(args, "--bind-address="+c.IP.String())
+			if err := c.localEncryption(args); err != nil {
+				return nil, err
+			}
 		case "etcd":
 			args = append(args, "--unsafe-no-fsync") // a throwaway cluster: a power cut of this computer may lose it
 		}

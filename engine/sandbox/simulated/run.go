@@ -18,7 +18,10 @@ import (
 	"syscall"
 	"time"
 
+	"constellation/engine/attestation/certifier"
 	"constellation/engine/attestation/certifier/signer"
+	"constellation/engine/kms"
+	"constellation/engine/kubeadm"
 	"constellation/engine/sandbox/machine"
 	"constellation/internal/delay"
 )
@@ -101,7 +104,10 @@ func Run(ctx context.Context, dir string, gate io.Reader, log *slog.Logger) erro
 	var wg sync.WaitGroup
 	wg.Go(func() { c.unit(ctx, "bootstrapper", 3, c.bootstrapper) })
 	wg.Go(func() { c.unit(ctx, "agent", -1, c.agent) })
-	wg.Go(func() { c.runCertifier(ctx) })
+	wg.Go(func() {
+		c.runWithKeys(ctx, signer.SealedFile, "certifier", []string{"-certifier-socket", c.local(certifier.Socket)})
+	})
+	wg.Go(func() { c.runWithKeys(ctx, kms.SealedFile, "kms", []string{"-kms-socket", c.local(kubeadm.KMSSocket)}) })
 	<-ctx.Done()
 	c.stopKubelet()
 	wg.Wait()
@@ -115,23 +121,24 @@ func (r record) metadata() string { return fmt.Sprintf("http://%s:%d", r.IP, Met
 
 func (c *computer) bootstrapper() *exec.Cmd {
 	cmd := exec.Command(filepath.Join(c.Image.Dir, "bootstrapper"), "-root", c.root(), "-listen", net.JoinHostPort(c.IP.String(), "9000")) //nolint:noctx // see spawn
-	cmd.Env = append(append(os.Environ(), c.cloudEnvironment()...), "CONSTELLATION_TPM=unix:"+c.path(tpmDir, tpmSocket))
+	cmd.Env = append(append(os.Environ(), c.cloudEnvironment()...), "CONSTELLATION_TPM=unix:"+c.path(tpmDir, tpmSocket), "CONSTELLATION_KEYS_SOCKET="+c.local(kms.KeysSocket))
 	return cmd
 }
 
-// runCertifier runs the certifier from the time on at which the bootstrapper has stored its keys, as its systemd units do.
-func (c *computer) runCertifier(ctx context.Context) {
+// runWithKeys runs a verb of the bootstrapper's program from the time on at which the bootstrapper has stored its keys, as the systemd
+// units of the verb do.
+func (c *computer) runWithKeys(ctx context.Context, sealed, verb string, flags []string) {
 	for {
-		if _, err := os.Stat(c.root("var/lib/constellation", signer.SealedFile)); err == nil {
+		if _, err := os.Stat(c.root("var/lib/constellation", sealed)); err == nil {
 			break
 		}
 		if !delay.For(ctx, time.Second) {
 			return
 		}
 	}
-	c.unit(ctx, "certifier", -1, func() *exec.Cmd {
-		cmd := exec.Command(filepath.Join(c.Image.Dir, "bootstrapper"), "-root", c.root(), "-certifier-socket", c.path(certifierDir, certifierSocket), "certifier") //nolint:noctx // see spawn
-		cmd.Env = append(append(os.Environ(), c.cloudEnvironment()...), "CONSTELLATION_TPM=unix:"+c.path(tpmDir, tpmSocket))
+	c.unit(ctx, verb, -1, func() *exec.Cmd {
+		cmd := exec.Command(filepath.Join(c.Image.Dir, "bootstrapper"), slices.Concat([]string{"-root", c.root()}, flags, []string{verb})...) //nolint:noctx // see spawn
+		cmd.Env = append(append(os.Environ(), c.cloudEnvironment()...), "CONSTELLATION_TPM=unix:"+c.path(tpmDir, tpmSocket), "CONSTELLATION_KEYS_SOCKET="+c.local(kms.KeysSocket))
 		return cmd
 	})
 }

@@ -6,7 +6,7 @@
 // directory as its disk. It runs:
 //
 //   - The real bootstrapper, agent, join service and operator, and, on control planes,
-//     the real certifier, etcd, API server, controller manager and scheduler, as plain processes.
+//     the real certifier, key service, etcd, API server, controller manager and scheduler, as plain processes.
 //   - A stand-in for the kubelet: bootstraps its credentials, registers the Node, renews
 //     its Lease, runs static pods and the pods of our charts as processes, with their
 //     environment, volumes and ServiceAccount tokens, and reports all others as Running.
@@ -121,9 +121,12 @@ const (
 	// certifierDir is short, because the path of the socket in it must be.
 	certifierDir    = "c"
 	certifierSocket = "certifier.sock"
-	bootIDFile      = "proc/sys/kernel/random/boot_id"
-	binDir          = "bin"
-	podsDir         = "pods"
+	// kmsDir and kmsKeysDir are those of the key service, as short.
+	kmsDir     = "k"
+	kmsKeysDir = "kk"
+	bootIDFile = "proc/sys/kernel/random/boot_id"
+	binDir     = "bin"
+	podsDir    = "pods"
 
 	machinesDir = "m" // short, because paths of sockets must be
 	servicesDir = "services"
@@ -391,7 +394,7 @@ func furnish(dir string, r record, spec machine.Spec) error {
 			return err
 		}
 	}
-	for _, d := range []string{rootDir + "/usr/local/bin", rootDir + "/var/lib/kubelet", rootDir + "/var/log/pods", rootDir + "/tmp", rootDir + "/run", agentDir, certifierDir, tpmDir, podsDir} {
+	for _, d := range []string{rootDir + "/usr/local/bin", rootDir + "/var/lib/kubelet", rootDir + "/var/log/pods", rootDir + "/tmp", rootDir + "/run", agentDir, certifierDir, kmsDir, kmsKeysDir, tpmDir, podsDir} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
 			return err
 		}

@@ -19,7 +19,7 @@ import (
 
 	"constellation/engine/attestation/authority"
 	"constellation/engine/attestation/certifier"
-	"constellation/engine/attestation/certifier/internal/protocol"
+	"constellation/engine/attestation/keyprocess"
 )
 
 // SealedFile is the file with the sealed keys in the directory of a Server.
@@ -129,7 +129,7 @@ func (o *Owner) Rotation(from uint32, revoke bool) ([]byte, error) {
 // Rotated returns the generation that a rotation of this owner leads to, and whether it revokes former certificates.
 func (o *Owner) Rotated(b []byte) (generation uint32, revokes bool, err error) {
 	var r rotation
-	if err := protocol.Strict(b, &r); err != nil || r.Version != version {
+	if err := keyprocess.Strict(b, &r); err != nil || r.Version != version {
 		return 0, false, errors.New("read rotation: it is malformed, or of another release")
 	}
 	if !ecdsa.VerifyASN1(&o.key.PublicKey, r.hash(), r.Signature) {
@@ -193,7 +193,7 @@ func (k *Keys) Encode() ([]byte, error) {
 // Parse reads the output of Encode. Its errors contain nothing of the secret.
 func Parse(b []byte) (*Keys, error) {
 	var e encoded
-	if err := protocol.Strict(b, &e); err != nil || e.Version != version {
+	if err := keyprocess.Strict(b, &e); err != nil || e.Version != version {
 		return nil, errors.New("read keys of the certifier: they are malformed, or of another release")
 	}
 	defer clear(e.Key)
@@ -249,7 +249,7 @@ var errRotation = errors.New("the rotation is not one of the owner for these key
 // rotate returns the keys of a rotation. A repeated one returns k.
 func (k *Keys) rotate(b []byte, now time.Time) (*Keys, error) {
 	var r rotation
-	if err := protocol.Strict(b, &r); err != nil || r.Version != version {
+	if err := keyprocess.Strict(b, &r); err != nil || r.Version != version {
 		return nil, fmt.Errorf("%w: it is malformed, or of another release", errRotation)
 	}
 	owner, err := k.ownerKey()

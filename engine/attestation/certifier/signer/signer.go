@@ -18,20 +18,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
-
-	"constellation/engine/attestation"
 	"constellation/engine/attestation/authority"
 	"constellation/engine/attestation/certifier"
-	"constellation/engine/attestation/certifier/internal/protocol"
+	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/cloud"
-	"constellation/internal/journal"
-	"constellation/internal/peercred"
 )
 
 const (
@@ -39,8 +32,6 @@ const (
 	challengeLife = time.Minute
 	// maxChallenges bounds the unanswered challenges; the oldest one is forgotten.
 	maxChallenges = 1024
-	// maxConnections bounds the connections at one time; further ones wait.
-	maxConnections = 32
 )
 
 // Config configures a Server.
@@ -67,10 +58,6 @@ type Server struct {
 	authority *authority.Authority
 	pending   map[string]pending
 	order     []string // of pending, the oldest first
-
-	// Refusals are logged once a second: there may be thousands.
-	seldom  rate.Sometimes
-	refused int
 }
 
 // pending is a challenge without an answer.
@@ -87,20 +74,7 @@ func Store(ctx context.Context, dir, tpm string, clusterID, keys []byte) error {
 	if _, err := Parse(keys); err != nil {
 		return err
 	}
-	sealed, err := attestation.Seal(ctx, tpm, clusterID, keys)
-	if err != nil {
-		return fmt.Errorf("store keys of the certifier: %w", err)
-	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return fmt.Errorf("store keys of the certifier: %w", err)
-	}
-	defer root.Close()
-	f, err := journal.Replace(root, SealedFile, sealed)
-	if err != nil {
-		return fmt.Errorf("store keys of the certifier: %w", err)
-	}
-	return f.Close()
+	return keyprocess.Store(ctx, dir, SealedFile, tpm, clusterID, keys)
 }
 
 // Open returns a Server with the unsealed keys of its directory. The error wraps attestation.ErrSealed if this machine, as it
@@ -112,20 +86,16 @@ func Open(ctx context.Context, c Config) (*Server, error) {
 	if c.now == nil {
 		c.now = time.Now
 	}
-	sealed, err := os.ReadFile(filepath.Join(c.Dir, SealedFile))
+	b, err := keyprocess.Load(ctx, c.Dir, SealedFile, c.TPM)
 	if err != nil {
 		return nil, fmt.Errorf("open certifier: %w", err)
-	}
-	b, err := attestation.Unseal(ctx, c.TPM, sealed)
-	if err != nil {
-		return nil, fmt.Errorf("open certifier: %w; if this machine was changed on purpose, replace it: the new control plane gets the keys of another one", err)
 	}
 	defer clear(b)
 	keys, err := Parse(b)
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{c: c, log: c.Log, pending: map[string]pending{}, seldom: rate.Sometimes{Interval: time.Second}}
+	s := &Server{c: c, log: c.Log, pending: map[string]pending{}}
 	return s, s.use(keys)
 }
 
@@ -139,61 +109,10 @@ func (s *Server) use(keys *Keys) error {
 	return nil
 }
 
-// Listen makes the socket at path, which root alone can open. A socket that a former process left is replaced.
-func Listen(ctx context.Context, path string) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("listen for join services: %w", err)
-	}
-	// Under a name of its own until root alone can open it.
-	next := path + ".new"
-	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("listen for join services: %w", err)
-	}
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "unix", next)
-	if err == nil {
-		l.(*net.UnixListener).SetUnlinkOnClose(false)
-		if err = os.Chmod(next, 0o600); err == nil {
-			err = os.Rename(next, path)
-		}
-		if err != nil {
-			l.Close()
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("listen for join services: %w", err)
-	}
-	return l, nil
-}
-
-// Serve serves callers of root, and of the process's own user, until ctx ends. It closes the listener.
+// Serve serves the callers of a listener of keyprocess.Listen until ctx ends. It closes the listener.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	stop := context.AfterFunc(ctx, func() { l.Close() })
-	defer stop()
-	defer l.Close()
 	s.log.Info("certifier started", "generation", s.generation())
-	slots := make(chan struct{}, maxConnections)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	for {
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-			return nil
-		}
-		conn, err := l.Accept()
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("accept join service: %w", err)
-		}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			defer conn.Close()
-			s.serve(ctx, conn)
-		})
-	}
+	return keyprocess.Serve(ctx, l, s.log, s.answer)
 }
 
 func (s *Server) generation() uint32 {
@@ -202,69 +121,38 @@ func (s *Server) generation() uint32 {
 	return s.keys.generation
 }
 
-// serve answers the one request of a connection.
-func (s *Server) serve(ctx context.Context, conn net.Conn) {
-	peer, err := peercred.Of(conn)
-	if err == nil && peer.UID != 0 && peer.UID != uint32(os.Geteuid()) {
-		err = errors.New("it is not root")
-	}
-	if err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.refused++
-		s.seldom.Do(func() {
-			s.log.Warn("certifier callers refused", "count", s.refused, "uid", peer.UID, "err", err)
-			s.refused = 0
-		})
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, protocol.Timeout)
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer stop()
-	var req protocol.Message
-	if err := protocol.Receive(conn, &req); err != nil {
-		return // the caller is gone, or no join service
-	}
-	answer, err := s.answer(ctx, req, s.log.With("caller_pid", peer.PID))
-	if err != nil {
-		answer = protocol.Message{Error: err.Error()}
-	}
-	_ = protocol.Send(conn, answer) // the caller may be gone
-}
-
-func (s *Server) answer(ctx context.Context, m protocol.Message, log *slog.Logger) (protocol.Message, error) {
+func (s *Server) answer(ctx context.Context, m keyprocess.Message, log *slog.Logger) (keyprocess.Message, error) {
 	switch m.Op {
-	case protocol.Challenge:
+	case keyprocess.Challenge:
 		return s.challenge(m)
-	case protocol.Certify:
+	case keyprocess.Certify:
 		return s.certify(m, log)
-	case protocol.Authorities:
+	case keyprocess.Authorities:
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return protocol.Message{Authorities: s.keys.Authorities(s.c.now()), Generation: s.keys.generation}, nil
-	case protocol.HandOver:
+		return keyprocess.Message{Authorities: s.keys.Authorities(s.c.now()), Generation: s.keys.generation}, nil
+	case keyprocess.HandOver:
 		return s.handOver(m, log)
-	case protocol.Rotate:
+	case keyprocess.Rotate:
 		return s.rotate(ctx, m, log)
 	}
-	return protocol.Message{}, fmt.Errorf("operation %.20q is not known", m.Op)
+	return keyprocess.Message{}, fmt.Errorf("operation %.20q is not known", m.Op)
 }
 
 // challenge begins a certification.
-func (s *Server) challenge(m protocol.Message) (protocol.Message, error) {
+func (s *Server) challenge(m keyprocess.Message) (keyprocess.Message, error) {
 	s.mu.Lock()
 	a := s.authority
 	s.mu.Unlock()
 	challenge, expect, err := a.Challenge(m.Request)
 	if err != nil {
-		return protocol.Message{}, err
+		return keyprocess.Message{}, err
 	}
 	random := make([]byte, 16)
 	rand.Read(random)
 	id := hex.EncodeToString(random)
 	s.remember(id, pending{m.Request, expect, a, s.c.now().Add(challengeLife)})
-	return protocol.Message{ID: id, Challenge: challenge}, nil
+	return keyprocess.Message{ID: id, Challenge: challenge}, nil
 }
 
 // remember keeps a challenge until it is answered.
@@ -298,9 +186,9 @@ func (s *Server) take(id string) (pending, error) {
 }
 
 // certify ends a certification.
-func (s *Server) certify(m protocol.Message, log *slog.Logger) (_ protocol.Message, err error) {
+func (s *Server) certify(m keyprocess.Message, log *slog.Logger) (_ keyprocess.Message, err error) {
 	if m.Machine == nil {
-		return protocol.Message{}, errors.New("the request names no machine")
+		return keyprocess.Message{}, errors.New("the request names no machine")
 	}
 	id := *m.Machine
 	log = log.With("node", id.Name, "role", string(id.Role), "provider_id", id.ProviderID, "incarnation", id.Incarnation, "group", id.Group, "ip", id.IP.String())
@@ -311,62 +199,62 @@ func (s *Server) certify(m protocol.Message, log *slog.Logger) (_ protocol.Messa
 	}()
 	p, err := s.take(m.ID)
 	if err != nil {
-		return protocol.Message{}, err
+		return keyprocess.Message{}, err
 	}
 	if p.expect.Key != m.Key {
-		return protocol.Message{}, fmt.Errorf("the request is for the key %s, and the evidence by %.80q", p.expect.Key, m.Key)
+		return keyprocess.Message{}, fmt.Errorf("the request is for the key %s, and the evidence by %.80q", p.expect.Key, m.Key)
 	}
 	der, err := p.issuer.CertifyVendorKey(p.request, m.Answer, p.expect, id, certifier.Life)
 	if err != nil {
-		return protocol.Message{}, err
+		return keyprocess.Message{}, err
 	}
 	c, err := x509.ParseCertificate(der)
 	if err != nil {
-		return protocol.Message{}, err
+		return keyprocess.Message{}, err
 	}
 	log.Info("attestation key certified", "key", p.expect.Key, "ek", p.expect.EK, "serial", c.SerialNumber.Text(16), "issuer", c.Issuer.CommonName, "until", c.NotAfter)
-	return protocol.Message{Certificate: der}, nil
+	return keyprocess.Message{Certificate: der}, nil
 }
 
 // handOver returns the secret keys for a new control plane.
-func (s *Server) handOver(m protocol.Message, log *slog.Logger) (protocol.Message, error) {
+func (s *Server) handOver(m keyprocess.Message, log *slog.Logger) (keyprocess.Message, error) {
 	if m.Machine == nil || m.Machine.Role != cloud.ControlPlane {
-		return protocol.Message{}, errors.New("only control planes get the keys of the certifier")
+		return keyprocess.Message{}, errors.New("only control planes get the keys of the certifier")
 	}
 	s.mu.Lock()
 	keys := s.keys
 	s.mu.Unlock()
 	b, err := keys.Encode()
 	if err != nil {
-		return protocol.Message{}, err
+		return keyprocess.Message{}, err
 	}
 	log.Info("certifier keys handed over", "node", m.Machine.Name, "provider_id", m.Machine.ProviderID, "generation", keys.generation)
-	return protocol.Message{Keys: b}, nil
+	return keyprocess.Message{Keys: b}, nil
 }
 
 // rotate stores the keys of a rotation, then uses them.
-func (s *Server) rotate(ctx context.Context, m protocol.Message, log *slog.Logger) (protocol.Message, error) {
+func (s *Server) rotate(ctx context.Context, m keyprocess.Message, log *slog.Logger) (keyprocess.Message, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	next, err := s.keys.rotate(m.Rotation, s.c.now())
 	if err != nil {
 		log.Warn("certifier rotation refused", "generation", s.keys.generation, "err", err)
-		return protocol.Message{}, err
+		return keyprocess.Message{}, err
 	}
 	if next == s.keys {
-		return protocol.Message{Generation: next.generation}, nil
+		return keyprocess.Message{Generation: next.generation}, nil
 	}
 	b, err := next.Encode()
 	if err != nil {
-		return protocol.Message{}, err
+		return keyprocess.Message{}, err
 	}
 	defer clear(b)
 	if err := Store(ctx, s.c.Dir, s.c.TPM, s.c.ClusterID, b); err != nil {
-		return protocol.Message{}, err
+		return keyprocess.Message{}, err
 	}
 	if err := s.use(next); err != nil {
-		return protocol.Message{}, err
+		return keyprocess.Message{}, err
 	}
 	log.Info("certifier keys rotated", "generation", next.generation)
-	return protocol.Message{Generation: next.generation}, nil
+	return keyprocess.Message{Generation: next.generation}, nil
 }

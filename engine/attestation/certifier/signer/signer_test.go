@@ -27,7 +27,8 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
 	"constellation/engine/attestation/certifier"
-	"constellation/engine/attestation/certifier/internal/protocol"
+	"constellation/engine/attestation/keyprocess"
+
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp/attest/attesttest/lab"
 	"constellation/engine/cloud/gcp/gcptest"
@@ -130,7 +131,7 @@ func (s *site) run(p *plane) {
 		s.t.Fatal(err)
 	}
 	p.Socket = filepath.Join(p.dir, "certifier.sock")
-	l, err := Listen(s.t.Context(), p.Socket)
+	l, err := keyprocess.Listen(s.t.Context(), p.Socket, slog.New(slog.NewJSONHandler(&s.log, nil)))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -496,7 +497,7 @@ func TestCertifierRefuses(t *testing.T) {
 	}
 	refused := func(t *testing.T, err error, text string) {
 		t.Helper()
-		if e := (*certifier.RefusedError)(nil); !errors.As(err, &e) || !strings.Contains(err.Error(), text) || !strings.Contains(s.log.String(), "certification refused") {
+		if e := (*keyprocess.RefusedError)(nil); !errors.As(err, &e) || !strings.Contains(err.Error(), text) || !strings.Contains(s.log.String(), "certification refused") {
 			t.Errorf("got %v, want %q", err, text)
 		}
 	}
@@ -863,12 +864,12 @@ func TestSocket(t *testing.T) {
 			t.Error(err)
 		}
 		eventually(t, "the refusal is logged", func() bool {
-			return strings.Contains(s.log.String(), `"msg":"certifier callers refused"`) && strings.Contains(s.log.String(), `"uid":65534`)
+			return strings.Contains(s.log.String(), `"msg":"callers of a process with keys refused"`) && strings.Contains(s.log.String(), `"uid":65534`)
 		})
 	})
 	for name, b := range map[string][]byte{
 		"nothing": nil, "no JSON": []byte("hello"), "two requests": []byte(`{"op":"authorities"}{"op":"authorities"}`), "an unknown field": []byte(`{"op":"authorities","x":1}`),
-		"an endless request": bytes.Repeat([]byte(" "), protocol.MaxMessage+10),
+		"an endless request": bytes.Repeat([]byte(" "), keyprocess.MaxMessage+10),
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn, err := net.Dial("unix", p.Socket)
@@ -878,7 +879,7 @@ func TestSocket(t *testing.T) {
 			defer conn.Close()
 			_, _ = conn.Write(b)
 			_ = conn.(*net.UnixConn).CloseWrite()
-			if err := protocol.Receive(conn, &protocol.Message{}); err == nil {
+			if err := keyprocess.Receive(conn, &keyprocess.Message{}); err == nil {
 				t.Error("it was answered")
 			}
 		})
@@ -889,8 +890,8 @@ func TestSocket(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		var answer protocol.Message
-		if err := errors.Join(protocol.Send(conn, protocol.Message{Op: "sign-anything"}), protocol.Receive(conn, &answer)); err != nil || !strings.Contains(answer.Error, "not known") {
+		var answer keyprocess.Message
+		if err := errors.Join(keyprocess.Send(conn, keyprocess.Message{Op: "sign-anything"}), keyprocess.Receive(conn, &answer)); err != nil || !strings.Contains(answer.Error, "not known") {
 			t.Errorf("got %+v, %v", answer, err)
 		}
 	})

@@ -1,6 +1,4 @@
-// Package protocol has the messages between a join service and the certifier of its machine: one request and one answer, in JSON, for
-// each connection to a unix socket.
-package protocol
+package keyprocess
 
 import (
 	"bytes"
@@ -14,13 +12,13 @@ import (
 	"constellation/engine/attestation"
 )
 
-// Timeout bounds one connection. A TPM may take seconds to seal.
-const Timeout = 30 * time.Second
+// timeout bounds one connection. A TPM may take seconds to seal.
+const timeout = 30 * time.Second
 
 // MaxMessage bounds a message, in bytes.
 const MaxMessage = 256 << 10
 
-// Message is a request or an answer.
+// Message is a request of a join service, or an answer: one of each, in JSON, for each connection.
 type Message struct {
 	Op string `json:"op,omitempty"`
 
@@ -46,6 +44,7 @@ const (
 	Authorities = "authorities"
 	HandOver    = "hand-over"
 	Rotate      = "rotate"
+	Generation  = "generation"
 )
 
 // Send writes a message and ends the direction.
@@ -61,7 +60,7 @@ func Send(conn net.Conn, m Message) error {
 	if _, err := conn.Write(b); err != nil {
 		return err
 	}
-	return conn.(*net.UnixConn).CloseWrite()
+	return conn.(interface{ CloseWrite() error }).CloseWrite()
 }
 
 // Receive reads a message until the end of the direction. Its errors contain nothing of the message.
@@ -92,3 +91,9 @@ func Strict(b []byte, to any) error {
 	}
 	return nil
 }
+
+// RefusedError means that a process with keys answered, and refused.
+type RefusedError struct{ Process, Op, Reason string }
+
+// Error implements error.
+func (e *RefusedError) Error() string { return "ask the " + e.Process + " (" + e.Op + "): " + e.Reason }

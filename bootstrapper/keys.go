@@ -1,0 +1,164 @@
+package bootstrapper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"constellation/engine/attestation/certifier/signer"
+	"constellation/engine/attestation/keyprocess"
+	"constellation/engine/kms"
+	"constellation/engine/kms/plugin"
+	"constellation/internal/delay"
+)
+
+// secretKeys are the keys that an init or a ticket brings a control plane, each for a process of its own. Nil: the cluster has none.
+type secretKeys struct {
+	certifier []byte // for RunCertifier
+	kms       []byte // for RunKeyService
+}
+
+// store seals the keys. Keys of an earlier attempt to initialize the cluster, which this one does not bring, are removed.
+func (b *bootstrapper) storeKeys(ctx context.Context, clusterID []byte, keys secretKeys) error {
+	for _, k := range []struct {
+		keys  []byte
+		file  string
+		store func(ctx context.Context, dir, tpm string, clusterID, keys []byte) error
+	}{
+		{keys.certifier, signer.SealedFile, signer.Store},
+		{keys.kms, kms.SealedFile, plugin.Store},
+	} {
+		err := removeAll(b.state, k.file)
+		if err == nil && len(k.keys) > 0 {
+			err = k.store(ctx, b.m.StateDir, b.m.TPM, clusterID, k.keys)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// encrypts reports whether the API server of this machine encrypts Secrets.
+func (b *bootstrapper) encrypts() (bool, error) {
+	_, err := b.state.Lstat(kms.SealedFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("find the keys of the key service: %w", err)
+	}
+	return true, nil
+}
+
+const (
+	// keyServiceTimeout bounds how long the start of an API server waits for the key service. A TPM may take seconds.
+	keyServiceTimeout = 30 * time.Second
+	keyServicePoll    = 100 * time.Millisecond
+)
+
+// awaitKeyService waits until the key service of this machine answers, if it has one. An API server would start without it, too, but
+// notices it ten seconds late.
+func (b *bootstrapper) awaitKeyService(ctx context.Context) error {
+	if ok, err := b.encrypts(); !ok || err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, keyServiceTimeout)
+	defer cancel()
+	for first := true; ; first = false {
+		_, err := kms.Client{Socket: b.m.KeysSocket}.Ready(ctx)
+		if err == nil {
+			return nil
+		}
+		if first {
+			b.m.Log.Info("waiting for the key service", "err", err)
+		}
+		if !delay.For(ctx, keyServicePoll) {
+			return fmt.Errorf("wait for the key service: %w", err)
+		}
+	}
+}
+
+// RunCertifier serves the join service of this machine at a socket until ctx ends, with the keys that an init or a ticket brought. It
+// is for a process of its own, which needs no network. m needs StateDir, TPM and Log alone.
+func RunCertifier(ctx context.Context, m Machine, socket string) error {
+	h, err := openKeys(m)
+	if err != nil {
+		return err
+	}
+	s, err := signer.Open(ctx, signer.Config{Dir: m.StateDir, TPM: m.TPM, ClusterID: h.clusterID(), Log: m.Log})
+	if err != nil {
+		return err
+	}
+	l, err := listenForKeys(ctx, m, socket)
+	if err != nil {
+		return err
+	}
+	if m.Ready != nil {
+		m.Ready()
+	}
+	return s.Serve(ctx, l[0])
+}
+
+// RunKeyService serves the API server of this machine at a socket, and its join service at m.KeysSocket, like RunCertifier.
+func RunKeyService(ctx context.Context, m Machine, socket string) error {
+	if _, err := openKeys(m); err != nil {
+		return err
+	}
+	s, err := plugin.Open(ctx, plugin.Config{Dir: m.StateDir, TPM: m.TPM, Log: m.Log})
+	if err != nil {
+		return err
+	}
+	l, err := listenForKeys(ctx, m, socket, m.KeysSocket)
+	if err != nil {
+		return err
+	}
+	if m.Ready != nil {
+		m.Ready()
+	}
+	return s.Serve(ctx, l[0], l[1])
+}
+
+// openKeys prepares a process with keys, and returns the holder of the machine.
+func openKeys(m Machine) (*holder, error) {
+	if err := keyprocess.Protect(); err != nil {
+		return nil, err
+	}
+	state, err := os.OpenRoot(m.StateDir)
+	if err != nil {
+		return nil, fmt.Errorf("open state directory: %w", err)
+	}
+	h, err := readHolder(state)
+	if err = errors.Join(err, state.Close()); err != nil {
+		return nil, err
+	}
+	if h == nil {
+		return nil, errors.New("this machine belongs to no cluster")
+	}
+	return h, nil
+}
+
+// listenForKeys makes sockets, each in a directory that only root may enter.
+func listenForKeys(ctx context.Context, m Machine, sockets ...string) ([]net.Listener, error) {
+	var out []net.Listener
+	for _, socket := range sockets {
+		err := os.MkdirAll(filepath.Dir(socket), 0o700)
+		var l net.Listener
+		if err == nil {
+			l, err = keyprocess.Listen(ctx, socket, m.Log)
+		}
+		if err != nil {
+			for _, l := range out {
+				l.Close()
+			}
+			return nil, fmt.Errorf("serve keys: %w", err)
+		}
+		out = append(out, l)
+	}
+	return out, nil
+}

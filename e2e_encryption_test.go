@@ -1,0 +1,76 @@
+package main
+
+import (
+	"encoding/base64"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine/plan"
+	"constellation/engine/workspace"
+	"constellation/internal/testneeds"
+)
+
+const (
+	secretCanary = "canary-8b5d20c6f1"
+	openCanary   = "open-77e3a1b9"
+)
+
+// TestSecretsOfSimulatedMachinesAreEncrypted makes a cluster, adds control planes, and cuts the power of all machines at once.
+func TestSecretsOfSimulatedMachinesAreEncrypted(t *testing.T) {
+	t.Parallel()
+	encryptsSecrets(t, simulatedMachines)
+}
+
+// TestSecretsOfRealMachinesAreEncrypted does the same on real machines, where units start the key service.
+func TestSecretsOfRealMachinesAreEncrypted(t *testing.T) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ENCRYPTION", "five minutes on three real control planes")
+	encryptsSecrets(t, realMachines)
+}
+
+func encryptsSecrets(t *testing.T, kind machineKind) {
+	c, _ := newCluster(t, kind, 1, 0)
+	if state := read(t, c.dir+"/"+workspace.StateFile); !strings.Contains(state, "encryptsSecrets: true") {
+		t.Fatalf("the state does not record the encryption:\n%s", state)
+	}
+	all := []string{"control-plane-0", "control-plane-1", "control-plane-2"}
+	c.kubectl("create", "secret", "generic", "first", "--from-literal=v="+secretCanary)
+	c.kubectl("create", "configmap", "open", "--from-literal=v="+openCanary)
+	for n := 2; n <= len(all); n++ { // one after the other: each gets the keys of another one
+		c.run(time.Minute, "sandbox", "up", "--control-planes", fmt.Sprint(n)).want(plan.ExitDone)
+		c.eventually(5*time.Minute, "the control plane joined", func(out string) bool {
+			return strings.Count(out, "True") == n
+		}, "get", "nodes", "-l", "node-role.kubernetes.io/control-plane", "-o", `jsonpath={range .items[*]}{.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
+	}
+	value := func(name string) string {
+		t.Helper()
+		b, err := base64.StdEncoding.DecodeString(c.kubectl("get", "secret", name, "-o", "jsonpath={.data.v}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	c.kubectl("create", "secret", "generic", "second", "--from-literal=v="+secretCanary)
+
+	begun := time.Now()
+	c.run(2*time.Minute, "sandbox", "machine", "power-cut", "--all").want(plan.ExitDone)
+	c.wantReady(begun, all)
+	for _, name := range []string{"first", "second"} {
+		if v := value(name); v != secretCanary {
+			t.Errorf("after a power cut, Secret %s is %q", name, v)
+		}
+	}
+	at := ""
+	if kind == simulatedMachines { // the shell starts in the machine's root directory
+		at = "."
+	}
+	for _, m := range all {
+		// The ConfigMap shows that the search finds something.
+		c.shell(time.Minute, m, nil, fmt.Sprintf("grep -rqF %[1]s %[3]s/var/lib/etcd && ! grep -rlF -e %[2]s %[3]s/var/lib/etcd %[3]s/etc %[3]s/var/lib/constellation", openCanary, secretCanary, at))
+		c.shell(time.Minute, m, nil, fmt.Sprintf("grep -q encryption-provider-config= %s/etc/kubernetes/manifests/kube-apiserver.yaml", at))
+	}
+	if out := c.kubectl("get", "--raw", "/readyz?verbose"); !strings.Contains(out, "[+]kms-providers ok") {
+		t.Errorf("the API server reports\n%s", out)
+	}
+}

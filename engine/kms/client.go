@@ -1,0 +1,28 @@
+//go:build linux
+
+package kms
+
+import (
+	"context"
+
+	"constellation/engine/attestation"
+	"constellation/engine/attestation/keyprocess"
+)
+
+// Client uses the key service of the same machine. It may be used concurrently.
+type Client struct {
+	// Socket is the path of its socket for the join service.
+	Socket string
+}
+
+// HandOver returns the keys for a new control plane, as Keys.Encode returns them. The key service logs it.
+func (c Client) HandOver(ctx context.Context, to attestation.Identity) ([]byte, error) {
+	a, err := keyprocess.Call(ctx, "key service", c.Socket, keyprocess.Message{Op: keyprocess.HandOver, Machine: &to})
+	return a.Keys, err
+}
+
+// Ready returns the generation that encrypts on this machine, and an error if the key service does not answer.
+func (c Client) Ready(ctx context.Context) (generation uint32, err error) {
+	a, err := keyprocess.Call(ctx, "key service", c.Socket, keyprocess.Message{Op: keyprocess.Generation})
+	return a.Generation, err
+}

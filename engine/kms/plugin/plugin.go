@@ -1,0 +1,144 @@
+//go:build linux
+
+// Package plugin is the key service of a control plane: the process that encrypts for the API server of its machine as a KMS v2
+// plugin of Kubernetes. Package kms has its keys.
+//
+// A [Server] serves two unix sockets that root alone can open, and uses no network. At one of them the API server has its keys encrypted
+// and decrypted, and gets no key of this process. At the other one the join service gets the keys for a new control plane. A program
+// that may open the first one, and has the content of etcd, can decrypt the Secrets of the cluster.
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	kmsapi "k8s.io/kms/apis/v2"
+
+	"constellation/engine/attestation/keyprocess"
+	"constellation/engine/cloud"
+	"constellation/engine/kms"
+)
+
+// Config configures a Server.
+type Config struct {
+	// Dir has kms.SealedFile. Only root has access.
+	Dir string
+	// TPM is the address of the machine's TPM, see attestation.OpenTPM.
+	TPM string
+	// Log gets each hand-over, and refusals. Nil: none.
+	Log *slog.Logger
+}
+
+// Server is a key service. Create it with Open.
+type Server struct {
+	kmsapi.UnimplementedKeyManagementServiceServer
+	log    *slog.Logger
+	keys   *kms.Keys
+	seldom rate.Sometimes // failures are logged once a second: an API server repeats them
+}
+
+// Store seals keys, as kms.Keys.Encode returns them, for the Server of a directory on a machine that is, or becomes, a member of the
+// cluster.
+func Store(ctx context.Context, dir, tpm string, clusterID, keys []byte) error {
+	if _, err := kms.Parse(keys); err != nil {
+		return err
+	}
+	return keyprocess.Store(ctx, dir, kms.SealedFile, tpm, clusterID, keys)
+}
+
+// Open returns a Server with the unsealed keys of its directory. The error wraps attestation.ErrSealed if this machine, as it
+// booted, cannot read them, and fs.ErrNotExist without any.
+func Open(ctx context.Context, c Config) (*Server, error) {
+	b, err := keyprocess.Load(ctx, c.Dir, kms.SealedFile, c.TPM)
+	if err != nil {
+		return nil, fmt.Errorf("open key service: %w", err)
+	}
+	defer clear(b)
+	keys, err := kms.Parse(b)
+	if err != nil {
+		return nil, err
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Server{log: c.Log, keys: keys, seldom: rate.Sometimes{Interval: time.Second}}, nil
+}
+
+// Serve serves the API server and the join service, at listeners of keyprocess.Listen, until ctx ends. It closes both.
+func (s *Server) Serve(ctx context.Context, apiServer, joinService net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	g := grpc.NewServer(grpc.MaxRecvMsgSize(64 << 10))
+	kmsapi.RegisterKeyManagementServiceServer(g, s)
+	stop := context.AfterFunc(ctx, g.Stop)
+	defer stop()
+	s.log.Info("key service started", "key", s.keys.ID())
+	ended := make(chan error, 2)
+	go func() {
+		err := g.Serve(apiServer)
+		if ctx.Err() != nil {
+			err = nil
+		}
+		ended <- err
+	}()
+	go func() { ended <- keyprocess.Serve(ctx, joinService, s.log, s.answer) }()
+	err := <-ended
+	cancel()
+	return errors.Join(err, <-ended)
+}
+
+// Status implements KMS v2.
+func (s *Server) Status(context.Context, *kmsapi.StatusRequest) (*kmsapi.StatusResponse, error) {
+	return &kmsapi.StatusResponse{Version: "v2", Healthz: "ok", KeyId: s.keys.ID()}, nil
+}
+
+// Encrypt implements KMS v2.
+func (s *Server) Encrypt(_ context.Context, r *kmsapi.EncryptRequest) (*kmsapi.EncryptResponse, error) {
+	c, id, err := s.keys.Encrypt(r.GetPlaintext())
+	if err != nil {
+		return nil, s.refuse("encryption refused", r.GetUid(), err)
+	}
+	return &kmsapi.EncryptResponse{Ciphertext: c, KeyId: id}, nil
+}
+
+// Decrypt implements KMS v2.
+func (s *Server) Decrypt(_ context.Context, r *kmsapi.DecryptRequest) (*kmsapi.DecryptResponse, error) {
+	plain, err := s.keys.Decrypt(r.GetCiphertext(), r.GetKeyId())
+	if err != nil {
+		return nil, s.refuse("decryption refused", r.GetUid(), err)
+	}
+	return &kmsapi.DecryptResponse{Plaintext: plain}, nil
+}
+
+// refuse logs a refusal, and returns the error for the API server. uid is that of the request in the API server's log.
+func (s *Server) refuse(text, uid string, err error) error {
+	s.seldom.Do(func() { s.log.Warn("request of the API server refused", "request", text, "uid", uid, "err", err) })
+	return status.Error(codes.InvalidArgument, err.Error())
+}
+
+// answer serves the join service.
+func (s *Server) answer(_ context.Context, m keyprocess.Message, log *slog.Logger) (keyprocess.Message, error) {
+	switch m.Op {
+	case keyprocess.Generation:
+		return keyprocess.Message{Generation: s.keys.Generation()}, nil
+	case keyprocess.HandOver:
+		if m.Machine == nil || m.Machine.Role != cloud.ControlPlane {
+			return keyprocess.Message{}, errors.New("only control planes get the keys of the key service")
+		}
+		b, err := s.keys.Encode()
+		if err != nil {
+			return keyprocess.Message{}, err
+		}
+		log.Info("keys of the key service handed over", "node", m.Machine.Name, "provider_id", m.Machine.ProviderID, "key", s.keys.ID())
+		return keyprocess.Message{Keys: b}, nil
+	}
+	return keyprocess.Message{}, fmt.Errorf("operation %.20q is not known", m.Op)
+}

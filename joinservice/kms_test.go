@@ -1,0 +1,87 @@
+package joinservice
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"constellation/engine/attestation/keyprocess"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/gcp/attest/attesttest/lab"
+	"constellation/engine/cloud/gcp/gcptest"
+	"constellation/engine/kms"
+	"constellation/engine/kms/plugin"
+)
+
+// TestTicketHasTheKeysOfTheAPIServer gives tickets to a control plane and a worker, with a key service and after its end.
+func TestTicketHasTheKeysOfTheAPIServer(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "kms") // a short path, for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	k, err := kms.First(bytes.Repeat([]byte{0xc4}, kms.SecretSize), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := k.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := lab.NewProject(t)
+	host := p.Start(p.Group("control-planes", cloud.ControlPlane, gcptest.UID), nil)
+	if err := plugin.Store(t.Context(), dir, host.TPM, clusterID, keys); err != nil {
+		t.Fatal(err)
+	}
+	host.Join(clusterID)
+	log := &logBuffer{}
+	service, err := plugin.Open(t.Context(), plugin.Config{Dir: dir, TPM: host.TPM, Log: slog.New(slog.NewJSONHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var l [2]net.Listener
+	for n, name := range []string{"kms.sock", "keys.sock"} {
+		if l[n], err = keyprocess.Listen(t.Context(), filepath.Join(dir, name), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- service.Serve(ctx, l[0], l[1]) }()
+	stop := sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+
+	s := newSite(t)
+	s.kms = filepath.Join(dir, "keys.sock")
+	r := s.start("control-plane-0")
+	worker, issuer := s.machine("worker-1", cloud.Worker, goodBoot, nil)
+	if got, err := s.ask(r.addr, worker, issuer); err != nil || len(got.GetKmsKeys()) > 0 {
+		t.Errorf("a worker gets %d bytes, %v", len(got.GetKmsKeys()), err)
+	}
+	id, issuer := s.machine("control-plane-1", cloud.ControlPlane, goodBoot, nil)
+	if got, err := s.ask(r.addr, id, issuer); err != nil || !bytes.Equal(got.GetKmsKeys(), keys) || !strings.Contains(log.String(), "keys of the key service handed over") {
+		t.Errorf("a control plane gets %d bytes, %v\n%s", len(got.GetKmsKeys()), err, log)
+	}
+	stop()
+	_, err = s.ask(r.addr, id, issuer)
+	refused(t, err, codes.Unavailable, "the key service of this control plane does not answer")
+	for name, text := range map[string]string{"key service": log.String(), "join service": r.log.String()} {
+		if strings.Contains(text, "xMTExMTE") || strings.Contains(text, string(keys)) {
+			t.Errorf("the log of the %s has the secret", name)
+		}
+	}
+}
