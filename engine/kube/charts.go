@@ -290,7 +290,11 @@ func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart
 // cluster with a stricter default pod security level would not admit.
 func (c *Client) ownNamespace(ctx context.Context) error {
 	n := applycorev1.Namespace(Namespace).WithLabels(map[string]string{"pod-security.kubernetes.io/enforce": "privileged"})
-	if _, err := c.core.CoreV1().Namespaces().Apply(ctx, n, metav1.ApplyOptions{FieldManager: fieldManager, Force: true}); err != nil {
+	err := retry(ctx, func(ctx context.Context) error {
+		_, err := c.core.CoreV1().Namespaces().Apply(ctx, n, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("create namespace %s: %w", Namespace, err)
 	}
 	return nil

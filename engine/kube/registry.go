@@ -92,6 +92,15 @@ func (c *Client) HasRegistry(ctx context.Context, want registry.Registry, plans 
 
 // SetRegistry implements [engine.Cluster].
 func (c *Client) SetRegistry(ctx context.Context, want registry.Registry, plans bool) (changed bool, err error) {
+	err = retry(ctx, func(ctx context.Context) error {
+		again, err := c.setRegistry(ctx, want, plans)
+		changed = changed || again
+		return err
+	})
+	return changed, err
+}
+
+func (c *Client) setRegistry(ctx context.Context, want registry.Registry, plans bool) (changed bool, err error) {
 	before, err := c.Registry(ctx)
 	if err != nil {
 		return false, err
@@ -148,11 +157,9 @@ func (c *Client) setRepository(ctx context.Context, from, to string) (changed bo
 		if m.Data[keyClusterConfig], err = withImageRepository(m.Data[keyClusterConfig], to); err != nil {
 			return err
 		}
-		if _, err := all.Update(ctx, m, metav1.UpdateOptions{FieldManager: fieldManager}); err != nil {
-			return err
-		}
-		changed = true
-		return nil
+		changed = true // also if the answer is lost
+		_, err = all.Update(ctx, m, metav1.UpdateOptions{FieldManager: fieldManager})
+		return err
 	})
 	if apierrors.IsConflict(err) {
 		err = cluster.ErrConflict

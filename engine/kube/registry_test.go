@@ -1,9 +1,12 @@
 package kube
 
 import (
+	"io"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +16,8 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/registry"
+	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/controlplane/controlplanetest"
 )
 
 func TestImageRepositoryAloneIsReplaced(t *testing.T) {
@@ -127,6 +132,57 @@ func registryParts(t *testing.T, c *Client) {
 	for _, ns := range registryNamespaces(true) {
 		if _, err := secrets(ns).Get(ctx, registry.SecretName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("the Secret in %s is left: %v", ns, err)
+		}
+	}
+}
+
+// An API server that restarts during a write loses the answer. The write is repeated, whether it was carried out or not.
+func TestLostAnswersToWritesAreAskedForAgain(t *testing.T) {
+	cp := controlplanetest.Lend(t, controlplane.Options{})
+	config := cp.Config()
+	var mu sync.Mutex
+	lost := map[string]bool{}
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			resp, err := next.RoundTrip(r)
+			mu.Lock()
+			defer mu.Unlock()
+			if key := r.Method + " " + r.URL.Path; err == nil && r.Method != http.MethodGet && !lost[key] {
+				lost[key] = true
+				_ = resp.Body.Close()
+				return nil, io.ErrUnexpectedEOF
+			}
+			return resp, err
+		})
+	})
+	c, err := ForConfig(config, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetChartSet(t.Context(), map[string]int{"a": 1}); err != nil {
+		t.Error(err)
+	}
+	if before, err := c.ChartSet(t.Context()); err != nil || before["a"] != 1 {
+		t.Errorf("the chart set is %v, %v", before, err)
+	}
+	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: kubeadmConfigName}, Data: map[string]string{keyClusterConfig: "kind: ClusterConfiguration\n"}}
+	sure, err := ForConfig(cp.Config(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sure.core.CoreV1().ConfigMaps(systemNamespace).Create(t.Context(), m, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	want := registry.Registry{Address: "registry.example.com:5000"}
+	if changed, err := c.SetRegistry(t.Context(), want, true); err != nil || !changed {
+		t.Errorf("the registry is set: changed %t, %v", changed, err)
+	}
+	if has, err := c.HasRegistry(t.Context(), want, true); err != nil || !has {
+		t.Errorf("the registry is set: %t, %v", has, err)
+	}
+	for _, path := range []string{"PATCH /api/v1/namespaces/" + Namespace, "POST /api/v1/namespaces/" + Namespace + "/configmaps", "PUT /api/v1/namespaces/kube-system/configmaps/" + kubeadmConfigName} {
+		if !lost[path] {
+			t.Errorf("the answer to %s was not lost; those were: %v", path, lost)
 		}
 	}
 }
