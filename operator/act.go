@@ -89,12 +89,13 @@ func (r *nodeVersions) put(o *observed, a decision.Action, e write) {
 
 // Machines are created and deleted in batches. A request waits until a part of the machines in
 // progress has been collected, or no more come for a while, or its patience ends. Patience grows
-// with the number of machines in progress.
+// with the number of machines in progress. Only a large one is sent beside a request that runs.
 const (
-	gatherPart, gatherLess = 4, 6
-	gatherQuiet            = 100 * time.Millisecond
-	patience               = 12 * time.Millisecond // for each that is in progress
-	patienceUp             = 1200 * time.Millisecond
+	gatherPart, gatherLess  = 4, 6
+	besidePart, besideLeast = 2, 10
+	gatherQuiet             = 100 * time.Millisecond
+	patience                = 12 * time.Millisecond // for each that is in progress
+	patienceUp              = 1200 * time.Millisecond
 )
 
 // gathering is a batch for the cloud that waits for more machines.
@@ -109,8 +110,9 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 	before, waits, now := r.gathered, map[string]gathering{}, r.now()
 	r.gathered, r.ripens = waits, never
 	ripe := func(key string, n int, all bool) bool {
-		if r.retries.running(key) {
-			return false // they include the machines of this action
+		slot, ok := r.retries.slot(key)
+		if !ok || slot != key && (n < besideLeast || n*besidePart < len(o.Intents)) {
+			return false
 		}
 		g, ok := before[key]
 		if !ok {
@@ -131,11 +133,13 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 		return false
 	}
 	for group, tokens := range creates {
+		tokens = r.retries.idle(tokens, restOfCloud)
 		// More machines follow while intents are being written.
-		if ripe(creating+group, len(tokens), o.begins && !begins) {
+		if len(tokens) > 0 && ripe(creating+group, len(tokens), o.begins && !begins) {
 			r.create(group, tokens)
 		}
 	}
+	deletes = r.retries.idle(deletes, restOfCloud)
 	if len(deletes) > 0 && ripe(deleting, len(deletes), false) {
 		r.remove(deletes)
 	}
@@ -284,9 +288,7 @@ func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode
 
 // create requests the machines of a group from the cloud.
 func (r *nodeVersions) create(group string, tokens []string) {
-	key := creating + group
-	r.try(key, func(ctx context.Context) error {
-		tokens := r.retries.some(key, tokens)
+	r.request(creating+group, tokens, func(ctx context.Context, tokens []string) error {
 		r.point("before", decision.CreateInstance)
 		_, err := r.fleet.CreateInstances(ctx, group, tokens)
 		r.counters.action(decision.CreateInstance, err)
@@ -300,8 +302,7 @@ func (r *nodeVersions) create(group string, tokens []string) {
 
 // remove requests the deletion of machines from the cloud, and then describes them.
 func (r *nodeVersions) remove(ids []string) {
-	r.try(deleting, func(ctx context.Context) error {
-		ids := r.retries.some(deleting, ids)
+	r.request(deleting, ids, func(ctx context.Context, ids []string) error {
 		r.point("before", decision.DeleteInstance)
 		err := r.fleet.DeleteInstances(ctx, ids)
 		r.counters.action(decision.DeleteInstance, err)
@@ -392,6 +393,24 @@ func (r *nodeVersions) recordVersion(ctx context.Context, kind, reason, note str
 	}
 }
 
+// restOfCloud is how long no request to the cloud repeats one that succeeded.
+const restOfCloud = fleetLeast / 2
+
+// request runs a request to the cloud about machines in the background, beside others of the key.
+func (r *nodeVersions) request(key string, machines []string, do func(ctx context.Context, machines []string) error) {
+	key, ok := r.retries.slot(key)
+	if !ok || !r.retries.begin(key) {
+		return
+	}
+	machines = r.retries.some(key, machines)
+	r.retries.asks(machines)
+	r.spawn(func(ctx context.Context) {
+		err := do(ctx, machines)
+		r.retries.answered(machines, err)
+		r.ended(ctx, key, err)
+	})
+}
+
 // try runs do in the background, unless it is in progress or in backoff, and starts a round at its
 // end.
 func (r *nodeVersions) try(key string, do func(context.Context) error) {
@@ -399,10 +418,14 @@ func (r *nodeVersions) try(key string, do func(context.Context) error) {
 		return
 	}
 	r.spawn(func(ctx context.Context) {
-		err := do(ctx)
-		if r.retries.end(key, fleetLeast/2, err) && ctx.Err() == nil {
-			r.log.Warn("action failed, will retry", "action", key, "err", err)
-		}
-		r.wake()
+		r.ended(ctx, key, do(ctx))
 	})
+}
+
+// ended ends a run of key and starts a round.
+func (r *nodeVersions) ended(ctx context.Context, key string, err error) {
+	if r.retries.end(key, restOfCloud, err) && ctx.Err() == nil {
+		r.log.Warn("action failed, will retry", "action", key, "err", err)
+	}
+	r.wake()
 }
