@@ -458,8 +458,10 @@ func (x *restoring) command(only []string) string {
 // authentication adds the finding of a backup of which nothing proves who made it. A dry run has no effect that
 // must be acknowledged.
 func (x *restoring) authentication(p *plan.Plan) {
-	f := plan.Finding{Severity: plan.Warn, Source: "backup", Named: !x.r.DryRun, Reference: "docs/backup.md#authentication",
-		Remedy: "restore it only if you know who made it and who could write it since"}
+	f := plan.Finding{
+		Severity: plan.Warn, Source: "backup", Named: !x.r.DryRun, Reference: "docs/backup.md#authentication",
+		Remedy: "restore it only if you know who made it and who could write it since",
+	}
 	const risk = "An attacker who made or changed it decides what this restore writes, with your rights. Objects that the cluster itself depends on are left out, unless --only names them."
 	switch x.b.Authentication() {
 	case backup.Authenticated:

@@ -364,21 +364,29 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.St
 		return nil, err
 	}
 	if controlPlane {
-		if t.ControlPlaneFiles, err = s.authority.controlPlaneFiles(); err != nil {
+		if err := s.addSecrets(ctx, t, id); err != nil {
 			return nil, err
-		}
-		if s.certification != nil {
-			if t.CertifierKeys, err = s.certification.HandOver(ctx, id); err != nil {
-				return nil, certifierError(err)
-			}
-		}
-		if s.kms != nil {
-			if t.KmsKeys, err = s.kms.HandOver(ctx, id); err != nil {
-				return nil, fmt.Errorf("%w: %w", errKeyService, err)
-			}
 		}
 	}
 	return t, nil
+}
+
+// addSecrets adds what only control planes get to a ticket: files, and keys that are sealed there.
+func (s *Server) addSecrets(ctx context.Context, t *joinproto.IssueJoinTicketResponse, id attestation.Identity) (err error) {
+	if t.ControlPlaneFiles, err = s.authority.controlPlaneFiles(); err != nil {
+		return err
+	}
+	if s.certification != nil {
+		if t.CertifierKeys, err = s.certification.HandOver(ctx, id); err != nil {
+			return certifierError(err)
+		}
+	}
+	if s.kms != nil {
+		if t.KmsKeys, err = s.kms.HandOver(ctx, id); err != nil {
+			return fmt.Errorf("%w: %w", errKeyService, err)
+		}
+	}
+	return nil
 }
 
 // source is the address from which a call came; the zero value if it has none.

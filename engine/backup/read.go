@@ -390,7 +390,7 @@ func (b *Backup) verify(ctx context.Context, deep bool, progress func(done, tota
 	var wg sync.WaitGroup
 	for range 2 {
 		wg.Go(func() {
-			pooled := buffers.Get().(*[]byte) //nolint:errcheck // the pool has nothing else
+			pooled := buffers.Get().(*[]byte)
 			defer buffers.Put(pooled)
 			buf := *pooled
 			for ctx.Err() == nil {

@@ -480,7 +480,7 @@ func (s *skipping) Read(b []byte) (int, error) {
 			break
 		}
 		if _, err := io.CopyN(io.Discard, s.r, next.Size); err != nil {
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
 			return 0, err

@@ -343,7 +343,7 @@ func TestRecipients(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer w.Abort() //nolint:errcheck // of a test
+			defer w.Abort()
 			err = w.Encrypt(tt.text)
 			if (err != nil) != tt.bad {
 				t.Errorf("%v", err)

@@ -754,17 +754,8 @@ func (r *restore) restoreType(ctx context.Context, w *writers, t backup.Type, le
 	}
 	mine := func(o *object) bool { return r.wants(nameOf(t, o)) && r.level[o.uid] == level }
 	if level > 0 { // skip reading the cluster if the backup has none
-		some := false
-		for o, err := range saved(r.b, t) {
-			if err != nil {
-				return err
-			}
-			if some = mine(o); some {
-				break
-			}
-		}
-		if !some {
-			return nil
+		if some, err := anySaved(r.b, t, mine); err != nil || !some {
+			return err
 		}
 	}
 	k := r.kindOf(ctx, &t)
@@ -806,6 +797,16 @@ func (r *restore) restoreType(ctx context.Context, w *writers, t backup.Type, le
 		}
 	}
 	return nil
+}
+
+// anySaved reports whether the backup has an object of a type that is meant.
+func anySaved(b *backup.Backup, t backup.Type, meant func(*object) bool) (bool, error) {
+	for o, err := range saved(b, t) {
+		if err != nil || meant(o) {
+			return err == nil, err
+		}
+	}
+	return false, nil
 }
 
 // selection selects the objects of a type that a backup contains, as far as the API server can
@@ -884,14 +885,7 @@ func (r *restore) one(ctx context.Context, j task) (engine.RestoreReport, error)
 		return x, err
 	}
 	if why != "" {
-		x.State, x.Text = engine.RestoreLeftOut, why
-		if why != ruleToken {
-			x.Only = x.Object.String()
-		}
-		if x.Code = why == rulePlan || why == ruleCode; x.Code {
-			r.leave(j.saved.uid)
-		}
-		return x, nil
+		return r.leftOut(j, why), nil
 	}
 	refs, note, err := r.owners(ctx, j)
 	if err != nil {
@@ -934,6 +928,18 @@ func (r *restore) one(ctx context.Context, j task) (engine.RestoreReport, error)
 		x.Text = join(note, "its controller wrote the status first; that one was kept")
 	}
 	return x, nil
+}
+
+// leftOut reports an object that a rule leaves out.
+func (r *restore) leftOut(j task, why string) engine.RestoreReport {
+	x := engine.RestoreReport{Object: nameOf(j.t, j.saved), State: engine.RestoreLeftOut, Text: why, Code: why == rulePlan || why == ruleCode}
+	if why != ruleToken {
+		x.Only = x.Object.String()
+	}
+	if x.Code {
+		r.leave(j.saved.uid)
+	}
+	return x
 }
 
 func join(a, b string) string {
