@@ -60,7 +60,12 @@ var backupScenes = []scene{
 		return st
 	}},
 	{"backup-verified", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
-		st := backupsOf(s, nil).press("v")
+		st := backupsOf(s, func(e *enginefake.Engine) { e.BackupVerified.Authentication = engine.BackupAuthenticated }).press("v")
+		st.settle()
+		return st
+	}},
+	{"backup-foreign", func(_ *testing.T, s func(*enginefake.Engine) *stage) *stage {
+		st := backupsOf(s, func(e *enginefake.Engine) { e.BackupVerified.Authentication = engine.BackupForeign }).press("v")
 		st.settle()
 		return st
 	}},

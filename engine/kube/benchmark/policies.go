@@ -191,7 +191,7 @@ func guideSections() []section {
 			id: "supported-version", nsa: guideUpgrade, title: "The minor of Kubernetes is supported", looks: "versions of the API server and of kubelets, and the newest minor in the data of this program", remedy: "upgrade: `constellation check` lists what stands against it",
 			needs: []source{sourceNodes}, judge: supported,
 		},
-		{id: "metadata-service", nsa: guideNetwork, manual: true, title: "Pods cannot reach the metadata service of the cloud", looks: "nothing: firewalls are not visible", remedy: "deny 169.254.169.254 to pods by a NetworkPolicy or a firewall"},
+		{id: "metadata-service", nsa: guideNetwork, manual: true, title: "Pods cannot reach the metadata service of the cloud", looks: "nothing: firewalls are not visible", remedy: "deny the link-local address of the metadata service to pods, by a NetworkPolicy or a firewall"},
 		{id: "logs-elsewhere", nsa: guideAudit, manual: true, title: "Logs are kept outside of the cluster, and somebody is alerted", looks: "nothing: where logs go is not visible", remedy: "send audit logs and logs of pods to another system"},
 		{id: "scanned-images", nsa: guideUpgrade, manual: true, title: "Images are scanned for vulnerabilities", looks: "nothing: scanners are not visible", remedy: "scan images when they are built and while they run"},
 	}}}
