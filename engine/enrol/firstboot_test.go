@@ -458,7 +458,7 @@ func TestFirstBootOfANode(t *testing.T) {
 	for _, want := range []string{
 		"CONSTELLATION_PROVIDER=gcp", "fetch /usr/lib/constellation/bootstrapper", "fetch /usr/lib/constellation/agent", "put /etc/systemd/system/kubelet.service 644", "SystemdCgroup = true",
 		"net.ipv4.ip_forward = 1", "br_netfilter", " containerd\n", " runc\n", " conntrack\n", "/opt/cni/bin/loopback /usr/lib/cni/loopback", "constellation-bootstrapper.service",
-		"put /etc/systemd/system/constellation-certifier.service 644", "PathExists=/var/lib/constellation/certifier-keys.json", "constellation-certifier.path\n", "try-restart 'systemd-sysctl.service'",
+		"put /etc/systemd/system/constellation-certifier.service 644", "PathExists=/var/lib/constellation/certifier-keys.json", "constellation-certifier.path constellation-kms.path\n", "put /etc/systemd/system/constellation-kms.service 644", "try-restart 'systemd-sysctl.service'",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("it lacks %q", want)
