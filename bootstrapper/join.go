@@ -117,7 +117,7 @@ type JoinClient struct {
 	Kubeadm   *kubeadm.Runner
 	// StartKubelet starts the kubelet of a machine whose join was in progress.
 	StartKubelet func(context.Context) error
-	// Keys are the secret keys of this machine, if it becomes a control plane.
+	// Keys are the secret keys of this machine, if it becomes a control plane. Nil: it stores none, and refuses a ticket with keys.
 	Keys nodeKeys
 	// State stores the node's key and an unused ticket across restarts; only root has access.
 	State *os.Root
@@ -200,13 +200,34 @@ func (c *JoinClient) run(ctx context.Context) error {
 	return c.join(ctx, self, t, c.newReport(ctx, self, t, conn))
 }
 
+// noKeys is a machine that stores no secret keys.
+type noKeys struct{}
+
+func (noKeys) storeKeys(_ context.Context, _ []byte, keys secretKeys) error {
+	if len(keys.certifier)+len(keys.kms) > 0 {
+		return errors.New("the ticket has secret keys, and this machine cannot store them")
+	}
+	return nil
+}
+
+func (noKeys) encrypts() (bool, error) { return false, nil }
+
+func (noKeys) awaitKeyService(context.Context) error { return nil }
+
+func (c *JoinClient) keys() nodeKeys {
+	if c.Keys == nil {
+		return noKeys{}
+	}
+	return c.Keys
+}
+
 // storeKeys seals the secret keys of a ticket, and removes them from it, since it is stored next.
 func (c *JoinClient) storeKeys(ctx context.Context, t *ticket) error {
 	keys := secretKeys{t.raw.GetCertifierKeys(), t.raw.GetKmsKeys()}
 	t.raw.CertifierKeys, t.raw.KmsKeys = nil, nil
 	defer clear(keys.certifier)
 	defer clear(keys.kms)
-	if err := c.Keys.storeKeys(ctx, t.cluster, keys); err != nil {
+	if err := c.keys().storeKeys(ctx, t.cluster, keys); err != nil {
 		return err
 	}
 	if len(keys.certifier) > 0 {
@@ -536,7 +557,7 @@ func (c *JoinClient) joinOnce(ctx context.Context, self cloud.Instance, t *ticke
 		}
 	}
 	files := t.files
-	if ok, err := c.Keys.encrypts(); err != nil {
+	if ok, err := c.keys().encrypts(); err != nil {
 		return stepJoin, err
 	} else if ok {
 		files = append(slices.Clone(files), hostFiles(kubeadm.EncryptionFiles())...)
@@ -544,7 +565,7 @@ func (c *JoinClient) joinOnce(ctx context.Context, self cloud.Instance, t *ticke
 	if err := (host{root: c.Root}).write(files); err != nil {
 		return stepJoin, err
 	}
-	if err := c.Keys.awaitKeyService(ctx); err != nil {
+	if err := c.keys().awaitKeyService(ctx); err != nil {
 		return stepJoin, err
 	}
 	r.say(stepJoin, stateRunning, slog.LevelInfo, "Kubernetes "+v.String())
