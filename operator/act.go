@@ -89,13 +89,12 @@ func (r *nodeVersions) put(o *observed, a decision.Action, e write) {
 
 // Machines are created and deleted in batches. A request waits until a part of the machines in
 // progress has been collected, or no more come for a while, or its patience ends. Patience grows
-// with the number of machines in progress. Only a large one is sent beside a request that runs.
+// with the number of machines in progress.
 const (
-	gatherPart, gatherLess  = 4, 6
-	besidePart, besideLeast = 2, 10
-	gatherQuiet             = 100 * time.Millisecond
-	patience                = 12 * time.Millisecond // for each that is in progress
-	patienceUp              = 1200 * time.Millisecond
+	gatherPart, gatherLess = 4, 6
+	gatherQuiet            = 100 * time.Millisecond
+	patience               = 12 * time.Millisecond // for each that is in progress
+	patienceUp             = 1200 * time.Millisecond
 )
 
 // gathering is a batch for the cloud that waits for more machines.
@@ -110,9 +109,8 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 	before, waits, now := r.gathered, map[string]gathering{}, r.now()
 	r.gathered, r.ripens = waits, never
 	ripe := func(key string, n int, all bool) bool {
-		slot, ok := r.retries.slot(key)
-		if !ok || slot != key && (n < besideLeast || n*besidePart < len(o.Intents)) {
-			return false
+		if r.retries.running(key) {
+			return false // they include the machines of this action
 		}
 		g, ok := before[key]
 		if !ok {
@@ -133,13 +131,11 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 		return false
 	}
 	for group, tokens := range creates {
-		tokens = r.retries.idle(tokens, restOfCloud)
 		// More machines follow while intents are being written.
-		if len(tokens) > 0 && ripe(creating+group, len(tokens), o.begins && !begins) {
+		if ripe(creating+group, len(tokens), o.begins && !begins) {
 			r.create(group, tokens)
 		}
 	}
-	deletes = r.retries.idle(deletes, restOfCloud)
 	if len(deletes) > 0 && ripe(deleting, len(deletes), false) {
 		r.remove(deletes)
 	}
@@ -288,7 +284,9 @@ func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode
 
 // create requests the machines of a group from the cloud.
 func (r *nodeVersions) create(group string, tokens []string) {
-	r.request(creating+group, tokens, func(ctx context.Context, tokens []string) error {
+	key := creating + group
+	r.try(key, func(ctx context.Context) error {
+		tokens := r.retries.some(key, tokens)
 		r.point("before", decision.CreateInstance)
 		_, err := r.fleet.CreateInstances(ctx, group, tokens)
 		r.counters.action(decision.CreateInstance, err)
@@ -302,7 +300,8 @@ func (r *nodeVersions) create(group string, tokens []string) {
 
 // remove requests the deletion of machines from the cloud, and then describes them.
 func (r *nodeVersions) remove(ids []string) {
-	r.request(deleting, ids, func(ctx context.Context, ids []string) error {
+	r.try(deleting, func(ctx context.Context) error {
+		ids := r.retries.some(deleting, ids)
 		r.point("before", decision.DeleteInstance)
 		err := r.fleet.DeleteInstances(ctx, ids)
 		r.counters.action(decision.DeleteInstance, err)
@@ -393,24 +392,6 @@ func (r *nodeVersions) recordVersion(ctx context.Context, kind, reason, note str
 	}
 }
 
-// restOfCloud is how long no request to the cloud repeats one that succeeded.
-const restOfCloud = fleetLeast / 2
-
-// request runs a request to the cloud about machines in the background, beside others of the key.
-func (r *nodeVersions) request(key string, machines []string, do func(ctx context.Context, machines []string) error) {
-	key, ok := r.retries.slot(key)
-	if !ok || !r.retries.begin(key) {
-		return
-	}
-	machines = r.retries.some(key, machines)
-	r.retries.asks(machines)
-	r.spawn(func(ctx context.Context) {
-		err := do(ctx, machines)
-		r.retries.answered(machines, err)
-		r.ended(ctx, key, err)
-	})
-}
-
 // try runs do in the background, unless it is in progress or in backoff, and starts a round at its
 // end.
 func (r *nodeVersions) try(key string, do func(context.Context) error) {
@@ -418,14 +399,10 @@ func (r *nodeVersions) try(key string, do func(context.Context) error) {
 		return
 	}
 	r.spawn(func(ctx context.Context) {
-		r.ended(ctx, key, do(ctx))
+		err := do(ctx)
+		if r.retries.end(key, fleetLeast/2, err) && ctx.Err() == nil {
+			r.log.Warn("action failed, will retry", "action", key, "err", err)
+		}
+		r.wake()
 	})
-}
-
-// ended ends a run of key and starts a round.
-func (r *nodeVersions) ended(ctx context.Context, key string, err error) {
-	if r.retries.end(key, restOfCloud, err) && ctx.Err() == nil {
-		r.log.Warn("action failed, will retry", "action", key, "err", err)
-	}
-	r.wake()
 }

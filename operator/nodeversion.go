@@ -444,8 +444,7 @@ const (
 // and poll is the time until the next poll. lacking says that a complete list is waited for,
 // and tag that the tag of etcd's image in kubeadm's configuration is needed.
 func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Duration, lacking, tag bool) (moving bool, poll time.Duration) {
-	moves, leave := machinesMoving(o)
-	controlPlanes := controlPlanesMove(o)
+	moves, controlPlanes := machinesMoving(o), controlPlanesMove(o)
 	due := r.listDue(o)
 	if len(actions) > 0 {
 		due = min(due, tooOld/2)
@@ -455,9 +454,6 @@ func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Du
 	if moves > 0 {
 		due = min(due, r.interval*time.Duration(min(moves, 10)))
 		follow = r.interval * time.Duration(min(1+moves/20, 5))
-	}
-	if leave { // their end is seen in no other way, and others wait for it
-		follow = r.interval
 	}
 	if lacking {
 		due = min(due, partialPace*r.interval)
@@ -500,10 +496,9 @@ func (r *nodeVersions) renew(o *observed, actions []decision.Action, age time.Du
 	return moving || controlPlanes, poll
 }
 
-// machinesMoving returns how many machines come or go, or are unknown, and whether some are being deleted.
-func machinesMoving(o *observed) (moves int, leave bool) {
+// machinesMoving returns how many machines come or go, or are unknown.
+func machinesMoving(o *observed) (moves int) {
 	for i := range o.Instances {
-		leave = leave || o.Instances[i].State == "Terminating"
 		if s := o.Instances[i].State; s == "Creating" || s == "Terminating" || s == "Unknown" {
 			moves++
 		}
@@ -519,7 +514,7 @@ func machinesMoving(o *observed) (moves int, leave bool) {
 			moves++
 		}
 	}
-	return moves, leave
+	return moves
 }
 
 // controlPlanesMove reports whether a control plane is replaced or upgraded.

@@ -3,8 +3,6 @@ package operator
 import (
 	"cmp"
 	"errors"
-	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -24,8 +22,6 @@ type retries struct {
 	all map[string]*retry
 	// done has the keys that succeeded since the last round started, which cannot have observed that.
 	done map[string]bool
-	// about has the machines of requests to the cloud: when their request succeeded, or zero while it runs.
-	about map[string]time.Time
 }
 
 type retry struct {
@@ -42,7 +38,7 @@ type retry struct {
 }
 
 func newRetries(now func() time.Time) *retries {
-	return &retries{now: now, all: map[string]*retry{}, done: map[string]bool{}, about: map[string]time.Time{}}
+	return &retries{now: now, all: map[string]*retry{}, done: map[string]bool{}}
 }
 
 // round starts a round, which observes all earlier successes.
@@ -170,61 +166,6 @@ func (e *retries) some(key string, all []string) []string {
 		return all[:t.most]
 	}
 	return all
-}
-
-// sideBySide is the number of requests of one key about different machines at a time. A cloud may take seconds to accept
-// one.
-const sideBySide = 3
-
-// slot returns the key under which another request of key may run beside those that do, and whether there is one. While the
-// key fails, there is one request at a time.
-func (e *retries) slot(key string) (string, bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	first := e.all[key]
-	if first == nil || !first.running {
-		return key, true
-	}
-	for n := 2; first.fails == 0 && n <= sideBySide; n++ {
-		beside := fmt.Sprintf("%s (%d)", key, n)
-		if t := e.all[beside]; t == nil || !t.running && !e.now().Before(t.next) {
-			return beside, true
-		}
-	}
-	return "", false
-}
-
-// idle returns those machines that are in no request, and were in none that succeeded less than rest ago: a round may have
-// observed them before.
-func (e *retries) idle(machines []string, rest time.Duration) []string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	now := e.now()
-	maps.DeleteFunc(e.about, func(_ string, at time.Time) bool { return !at.IsZero() && now.Sub(at) >= rest })
-	return slices.DeleteFunc(slices.Clone(machines), func(m string) bool {
-		_, busy := e.about[m]
-		return busy
-	})
-}
-
-// asks records a request about machines, until answered.
-func (e *retries) asks(machines []string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, m := range machines {
-		e.about[m] = time.Time{}
-	}
-}
-
-// answered ends a request about machines.
-func (e *retries) answered(machines []string, err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, m := range machines {
-		if e.about[m] = e.now(); err != nil {
-			delete(e.about, m)
-		}
-	}
 }
 
 // hurry ends the backoff of key.

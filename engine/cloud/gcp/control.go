@@ -448,90 +448,12 @@ func (c *Cloud) uncreatedOf(ctx context.Context, keys []string) (out []cloud.Ins
 }
 
 // Describe returns those of the machines that exist. Answers are at most MaxAge old, or MovingAge. It costs
-// one request for each zone and byName machines, and one for each group with machines that are not created yet. Of more
-// machines than that, those that are being created may be MaxAge old, and the end of a deletion is read from the operations
-// of the zone, which is one request. Calls wait for each other, because the answer of one often serves the next.
+// one request for each zone and byName machines, and one for each group with machines that are not created yet.
 func (c *Cloud) Describe(ctx context.Context, keys []string) ([]cloud.Instance, error) {
 	if out, ok := c.fresh(keys); ok {
 		return out, ctx.Err()
 	}
-	select {
-	case c.describing <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	defer func() { <-c.describing }()
-	if out, ok := c.fresh(keys); ok {
-		return out, ctx.Err()
-	}
-	if len(keys) <= byName {
-		return c.existing(ctx, keys)
-	}
-	out, keys, err := c.remembered(ctx, keys)
-	if err != nil || len(keys) == 0 {
-		return out, err
-	}
-	more, err := c.existing(ctx, keys)
-	return append(out, more...), err
-}
-
-// remembered answers for machines that were observed less than MaxAge ago, after it has read which deletions ended. rest
-// are the keys of the others.
-func (c *Cloud) remembered(ctx context.Context, keys []string) (out []cloud.Instance, rest []string, err error) {
-	zones := map[string]bool{}
-	c.mu.Lock()
-	for _, key := range keys {
-		if _, ok := c.leaving[key]; ok {
-			_, zone, _, _ := ParseProviderID(key)
-			zones[zone] = true
-		}
-	}
-	c.mu.Unlock()
-	deleted := map[string]bool{}
-	for zone := range zones {
-		if err := c.deletions(ctx, zone, deleted); err != nil {
-			return nil, nil, err
-		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, key := range keys {
-		id, _ := cloud.SplitKey(key)
-		o, ok := c.seen[id]
-		_, leaves := c.leaving[key]
-		switch {
-		case deleted[key]:
-			if ok && o.Key() == key {
-				delete(c.seen, id)
-			}
-		case !ok || !cloud.SameMachine(o.Key(), key) || time.Since(o.at) >= MaxAge:
-			rest = append(rest, key)
-		default:
-			if leaves {
-				o.State = cloud.Terminating
-			}
-			out = append(out, o.Instance)
-		}
-	}
-	return out, rest, nil
-}
-
-// deletions adds the keys of the machines of a zone whose deletion ended, of the newest that one request lists.
-func (c *Cloud) deletions(ctx context.Context, zone string, deleted map[string]bool) error {
-	return c.client.List(ctx, "list deletions of zone "+zone, func(string) (string, error) {
-		page, err := c.api.ZoneOperations.List(c.project, zone).Filter(`operationType = "delete"`).OrderBy("creationTimestamp desc").
-			MaxResults(pageSize).Fields("items(targetLink,targetId,status,error)").Context(ctx).Do()
-		if err != nil {
-			return "", err
-		}
-		for _, o := range page.Items {
-			if name := between(o.TargetLink, "instances"); name != "" && o.TargetId != 0 && o.Status == "DONE" && o.Error == nil {
-				i := cloud.Instance{ProviderID: ProviderID(c.project, zone, name), Incarnation: strconv.FormatUint(o.TargetId, 10)}
-				deleted[i.Key()] = true
-			}
-		}
-		return "", nil
-	})
+	return c.existing(ctx, keys)
 }
 
 // existing reads the machines of the keys that exist now, also those that are not created yet.
@@ -555,9 +477,6 @@ func (c *Cloud) fresh(keys []string) ([]cloud.Instance, bool) {
 		o, ok := c.seen[id]
 		if at, leaves := c.leaving[o.Key()]; leaves && time.Since(at) < accepted {
 			o.State = cloud.Terminating
-			if at.After(o.at) { // the group said that it deletes the machine
-				o.at = at
-			}
 		}
 		age := MaxAge
 		if o.State == cloud.Creating || o.State == cloud.Terminating {

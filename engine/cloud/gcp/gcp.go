@@ -83,7 +83,6 @@ type Cloud struct {
 	zones        []string
 	client       *api.Client
 	api          *compute.Service // of client
-	describing   chan struct{}    // a lock
 
 	mu        sync.Mutex
 	templates map[string]*compute.InstanceTemplate // by name; templates do not change
@@ -135,7 +134,7 @@ func New(ctx context.Context, o Options) (*Cloud, error) {
 		return nil, err
 	}
 	return &Cloud{
-		project: o.Project, uid: o.UID, zones: o.Zones, client: client, api: client.API, describing: make(chan struct{}, 1),
+		project: o.Project, uid: o.UID, zones: o.Zones, client: client, api: client.API,
 		templates: map[string]*compute.InstanceTemplate{}, groups: map[string]group{}, seen: map[string]observation{}, leaving: map[string]time.Time{},
 		pending: map[string]map[string]bool{}, made: map[string]birth{}, looked: map[string]time.Time{}, failures: map[string]int{},
 	}, nil

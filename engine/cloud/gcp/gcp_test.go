@@ -540,44 +540,6 @@ func TestConsole(t *testing.T) {
 	})
 }
 
-// The end of many deletions is read from the operations of the zone, and machines themselves are read rarely.
-func TestEndOfManyDeletionsIsOneRequest(t *testing.T) {
-	inBubble(t, slow, func(l *lab) {
-		old := l.c.Seed(l.group, 100)
-		leave := old[:80]
-		l.delete(leave...)
-		describe := func(most int) []cloud.Instance {
-			before := l.c.Total()
-			found, err := l.p.Describe(l.Context(), leave)
-			if err != nil {
-				l.Fatal(err)
-			}
-			if n := l.c.Total() - before; n > most {
-				l.Errorf("%d requests, want at most %d: %v", n, most, l.c.Calls())
-			}
-			return found
-		}
-		for _, i := range describe(0) {
-			if i.State != cloud.Terminating {
-				l.Errorf("a machine whose deletion was accepted is %s", i.State)
-			}
-		}
-		begun, before, polls := time.Now(), l.c.Total(), 0
-		for ; len(describe(2)) > 0; polls++ {
-			if time.Since(begun) > 25*time.Second {
-				l.Fatal("the machines are described 25 s after their deletion, which takes 20 s")
-			}
-			time.Sleep(2 * time.Second)
-		}
-		if n := l.c.Total() - before; n > polls+3 {
-			l.Errorf("%d requests for %d polls: %v", n, polls, l.c.Calls())
-		}
-		if all, err := l.p.Instances(l.Context()); err != nil || len(all) != 20 {
-			l.Errorf("%d machines, %v", len(all), err)
-		}
-	})
-}
-
 // TestCallsOfARollout replaces machines of three zones as an operator does, and counts the requests.
 func TestCallsOfARollout(t *testing.T) {
 	for _, tt := range []struct {
@@ -602,8 +564,8 @@ func (l *lab) rollout(each, surge int, most float64) {
 		old[id] = l.c.Seed(id, each)
 	}
 	begun, listed, n := time.Now(), time.Time{}, 0
-	// poll describes machines, and lists all every 20 s, as the operator does in a rollout.
-	poll := func(keys []string, every time.Duration, until func([]cloud.Instance) bool) {
+	// poll describes machines every six seconds, and lists all every 20 s, as the operator does in a rollout.
+	poll := func(keys []string, until func([]cloud.Instance) bool) {
 		for {
 			found, err := l.p.Describe(l.Context(), keys)
 			if err != nil {
@@ -619,7 +581,7 @@ func (l *lab) rollout(each, surge int, most float64) {
 					l.Fatal(err, groupsErr)
 				}
 			}
-			time.Sleep(every)
+			time.Sleep(6 * time.Second)
 		}
 	}
 	for _, z := range gcptest.Zones {
@@ -636,7 +598,7 @@ func (l *lab) rollout(each, surge int, most float64) {
 			for _, i := range l.create(id, tokens...) {
 				keys = append(keys, i.Key())
 			}
-			poll(keys, 6*time.Second, func(found []cloud.Instance) bool {
+			poll(keys, func(found []cloud.Instance) bool {
 				ready := 0
 				for _, i := range found {
 					if i.State == cloud.Ready && i.Image == l.next {
@@ -646,7 +608,7 @@ func (l *lab) rollout(each, surge int, most float64) {
 				return ready == len(keys)
 			})
 			l.delete(leave...)
-			poll(leave, 2*time.Second, func(found []cloud.Instance) bool { return len(found) == 0 })
+			poll(leave, func(found []cloud.Instance) bool { return len(found) == 0 })
 		}
 	}
 	calls := float64(l.c.Total()) / float64(n)

@@ -284,13 +284,10 @@ func (c *Cloud) kill(name string, now time.Time) {
 	}
 }
 
-// end deletes the machine of a managed instance. Its operation is done when the machine is gone.
+// end deletes the machine of a managed instance.
 func (c *Cloud) end(g *group, m *managed, now time.Time) {
-	vm := m.vm
-	c.o.Fleet.Stop(strconv.FormatUint(vm.Id, 10))
-	o := c.operation("delete", g.zone, c.zoneURL(g.zone)+"/instances/"+m.name, vm.Id, now)
-	o.Status, o.runs, o.ends, o.until = "RUNNING", now, now, func(time.Time) bool { return c.state(vm) == cloud.Terminated }
-	c.repair()
+	c.o.Fleet.Stop(strconv.FormatUint(m.vm.Id, 10))
+	c.performed("delete", g, m.name, m.vm.Id, now, "", "")
 }
 
 func (c *Cloud) zoneURL(zone string) string {
@@ -467,7 +464,7 @@ func (c *Cloud) failed(g *group, m *managed, now time.Time, code, message string
 	c.wake(c.o.Retry)
 	c.changed = true
 	m.failed = &compute.ManagedInstanceLastAttempt{Errors: &compute.ManagedInstanceLastAttemptErrors{Errors: []*compute.ManagedInstanceLastAttemptErrorsErrors{{Code: code, Message: message}}}}
-	c.performed(g, m.name, 0, now, code, message)
+	c.performed("insert", g, m.name, 0, now, code, message)
 }
 
 // make creates the machine of a managed instance.
@@ -498,12 +495,12 @@ func (c *Cloud) make(g *group, m *managed, now time.Time) {
 	}
 	m.action = cmp.Or(m.action, "CREATING")
 	c.broadcast()
-	c.performed(g, m.name, m.vm.Id, now, "", "")
+	c.performed("insert", g, m.name, m.vm.Id, now, "", "")
 }
 
-// performed records an operation of a group that inserted a machine. It has ended.
-func (c *Cloud) performed(g *group, name string, id uint64, now time.Time, code, message string) {
-	o := c.operation("insert", g.zone, c.zoneURL(g.zone)+"/instances/"+name, id, now)
+// performed records an operation of a group that inserts or deletes a machine. It has ended.
+func (c *Cloud) performed(kind string, g *group, name string, id uint64, now time.Time, code, message string) {
+	o := c.operation(kind, g.zone, c.zoneURL(g.zone)+"/instances/"+name, id, now)
 	o.Status, o.Progress, o.EndTime = "DONE", 100, o.InsertTime
 	if code != "" {
 		o.Error = &compute.OperationError{Errors: []*compute.OperationErrorErrors{{Code: code, Message: message}}}
