@@ -9,6 +9,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -39,4 +40,20 @@ func Equal[S string | []byte](t testing.TB, path string, got S) {
 	if string(got) != string(want) {
 		t.Errorf("%s differs (-update rewrites it, `make golden` prints what changed):\n-want +got:\n%s\n--- got\n%s", path, cmp.Diff(string(want), string(got)), got)
 	}
+}
+
+// Section fails the test if the part of a file between two markers, each of which occurs once, differs from got. With -update it
+// writes that part.
+func Section(t testing.TB, path, begin, end, got string) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, begins := strings.Cut(string(b), begin)
+	_, tail, ends := strings.Cut(rest, end)
+	if !begins || !ends {
+		t.Fatalf("%s has no part from %q to %q", path, begin, end)
+	}
+	Equal(t, path, head+begin+got+end+tail)
 }
