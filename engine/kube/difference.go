@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/validation/path"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"constellation/engine"
@@ -220,6 +221,11 @@ func parseObject(b []byte) (*object, error) {
 	o.namespace, o.name, o.uid = text(o.meta["namespace"]), text(o.meta["name"]), text(o.meta["uid"])
 	if o.name == "" {
 		return nil, fmt.Errorf("read metadata: name is missing")
+	}
+	for _, name := range []string{o.name, o.namespace} {
+		if why := path.IsValidPathSegmentName(name); len(why) > 0 {
+			return nil, fmt.Errorf("read metadata: name %q: it %s", name, strings.Join(why, ", "))
+		}
 	}
 	return o, nil
 }

@@ -61,7 +61,7 @@ const (
 	rulePlan    = "a Plan starts Jobs with all rights on nodes; name it with --only to restore it anyway"
 	ruleCode    = "a built-in kind can run programs or grant rights; name it with --only to restore it anyway"
 	ruleHook    = "the API server would send all its objects to the conversion webhook that it names; name it with --only to restore it anyway"
-	ruleHooked  = "its definition has a conversion webhook and was left out; name both with --only to restore them anyway"
+	ruleHooked  = "its definition was left out; name both with --only to restore them anyway"
 	ruleProof   = "nothing proves who made the backup, and the cluster itself depends on it; name it with --only to restore it anyway"
 )
 
@@ -125,7 +125,8 @@ type kind struct {
 	fresh  bool   // this restore created it
 	would  bool   // a dry run would create it
 	absent bool   // it does not exist
-	left   bool   // ruleHook left it out
+	left   string // the rule that left it out
+	code   bool   // because of its webhook
 	err    string // why its objects cannot be restored
 }
 
@@ -419,9 +420,15 @@ func pathOf(t backup.Type, namespace string) string {
 		p = "/api/" + t.Version
 	}
 	if namespace != "" {
-		p += "/namespaces/" + namespace
+		p += "/namespaces/" + url.PathEscape(namespace)
 	}
 	return p + "/" + t.Resource
+}
+
+// pathOfObject is the URL path of an object of a backup. A backup can have any name, and parseObject refuses those that
+// change the path even when they are escaped.
+func pathOfObject(t backup.Type, o *object) string {
+	return pathOf(t, o.namespace) + "/" + url.PathEscape(o.name)
 }
 
 // ofType reports whether any objects of t are restored.
@@ -635,7 +642,7 @@ func (r *restore) awaitKinds(ctx context.Context) error {
 	var wait []schema.GroupResource
 	fresh := false
 	for gr, k := range r.kinds {
-		if k.err == "" && !k.would && !k.left {
+		if k.err == "" && !k.would && k.left == "" {
 			wait = append(wait, gr)
 			fresh = fresh || k.fresh
 		}
@@ -668,7 +675,7 @@ func (r *restore) awaitKind(ctx context.Context, gr schema.GroupResource, k *kin
 	why := errors.New("the condition Established is not true")
 	for {
 		err := retry(ctx, func(ctx context.Context) error {
-			b, err := r.w.do(ctx, http.MethodGet, "/apis/"+crd+"/customresourcedefinitions/"+gr.String(), nil, "application/json", nil)
+			b, err := r.w.do(ctx, http.MethodGet, "/apis/"+crd+"/customresourcedefinitions/"+url.PathEscape(gr.String()), nil, "application/json", nil)
 			if err != nil {
 				return err
 			}
@@ -760,7 +767,7 @@ func (r *restore) restoreType(ctx context.Context, w *writers, t backup.Type, le
 	}
 	k := r.kindOf(ctx, &t)
 	live := func(func(*object, error) bool) {} // empty
-	if k == nil || k.err == "" && !k.fresh && !k.would && !k.left {
+	if k == nil || k.err == "" && !k.fresh && !k.would && k.left == "" {
 		live = r.w.live(ctx, t, pathOf(t, within(t)), selection(t))
 	}
 	for p, err := range pairs(saved(r.b, t), live) {
@@ -778,10 +785,10 @@ func (r *restore) restoreType(ctx context.Context, w *writers, t backup.Type, le
 		if p.saved == nil || !mine(p.saved) {
 			continue
 		}
-		if k != nil && k.left {
+		if k != nil && k.left != "" {
 			r.leave(p.saved.uid)
 			r.report(engine.RestoreReport{
-				Object: nameOf(t, p.saved), State: engine.RestoreLeftOut, Text: ruleHooked, Code: true,
+				Object: nameOf(t, p.saved), State: engine.RestoreLeftOut, Text: ruleHooked, Code: k.code,
 				Only: engine.Selector{Group: t.Group, Resource: t.Resource}.String(),
 			})
 			continue
@@ -852,7 +859,7 @@ func (r *restore) kindOf(ctx context.Context, t *backup.Type) *kind {
 			k.err = "it has no CustomResourceDefinition: " + brief(err)
 		}
 	}
-	if k.err != "" || k.would || k.left {
+	if k.err != "" || k.would || k.left != "" {
 		return k
 	}
 	var stored apiextensionsv1.CustomResourceDefinitionVersion
@@ -981,11 +988,11 @@ func (r *restore) rule(ctx context.Context, j task) (string, error) {
 		return ruleIntents, nil
 	case codeRule(j.t) != "" && j.live == nil:
 		return codeRule(j.t), nil
-	case r.foreign && careful(j.t):
+	case r.foreign && careful(j.t, j.saved):
 		return ruleOther, nil
-	case r.o.Unproven && careful(j.t) && j.live == nil:
+	case r.o.Unproven && careful(j.t, j.saved) && j.live == nil:
 		return ruleProof, nil
-	case isRecords(j.t) && j.live == nil:
+	case isRecord(j.t, j.saved) && j.live == nil:
 		release, revision := recordOf(j.saved)
 		if newest := r.records[release]; newest > revision {
 			return ruleRecord, nil
@@ -996,9 +1003,21 @@ func (r *restore) rule(ctx context.Context, j task) (string, error) {
 	return "", nil
 }
 
-// careful reports whether the cluster itself depends on objects of a type.
-func careful(t backup.Type) bool {
-	return t.Group == v1alpha1.GroupVersion.Group || t.Group == "" && t.Resource == "configmaps" || isRecords(t)
+// careful reports whether the cluster itself depends on an object.
+func careful(t backup.Type, o *object) bool {
+	return t.Group == v1alpha1.GroupVersion.Group || t.Group == "" && t.Resource == "configmaps" || isRecord(t, o) ||
+		isKinds(t) && strings.HasSuffix(o.name, "."+v1alpha1.GroupVersion.Group)
+}
+
+// isRecord reports whether an object is a record of Helm, which finds them by their label. In which file of the backup it is
+// proves nothing.
+func isRecord(t backup.Type, o *object) bool {
+	if t.Group != "" || t.Resource != "secrets" {
+		return false
+	}
+	var labels map[string]string
+	_ = json.Unmarshal(o.meta["labels"], &labels) // it may have none
+	return labels["owner"] == "helm" || text(o.fields["type"]) == helmType
 }
 
 // tokenRule skips tokens that the cluster would remove at once.
@@ -1007,7 +1026,7 @@ func (r *restore) tokenRule(ctx context.Context, j task) (string, error) {
 	_ = json.Unmarshal(j.saved.meta["annotations"], &notes) // without them it belongs to no ServiceAccount
 	var m metav1.PartialObjectMetadata
 	err := retry(ctx, func(ctx context.Context) error {
-		b, err := r.w.do(ctx, http.MethodGet, "/api/v1/namespaces/"+j.saved.namespace+"/serviceaccounts/"+notes[corev1.ServiceAccountNameKey], nil, onlyMetadata, nil)
+		b, err := r.w.do(ctx, http.MethodGet, "/api/v1/namespaces/"+url.PathEscape(j.saved.namespace)+"/serviceaccounts/"+url.PathEscape(notes[corev1.ServiceAccountNameKey]), nil, onlyMetadata, nil)
 		if err != nil {
 			return err
 		}
@@ -1086,7 +1105,7 @@ func (r *restore) find(ctx context.Context, o ownerReference, namespace string) 
 	if m.Scope.Name() == meta.RESTScopeNameRoot {
 		namespace = ""
 	}
-	path := pathOf(t, namespace) + "/" + o.Name
+	path := pathOf(t, namespace) + "/" + url.PathEscape(o.Name)
 	r.mu.Lock()
 	uid, ok := r.found[path]
 	r.mu.Unlock()
@@ -1199,7 +1218,7 @@ func (r *restore) create(ctx context.Context, j task, refs json.RawMessage) (got
 // get reads an object of the cluster.
 func (r *restore) get(ctx context.Context, j task) (o *object, err error) {
 	err = retry(ctx, func(ctx context.Context) error {
-		b, err := r.w.do(ctx, http.MethodGet, pathOf(j.t, j.saved.namespace)+"/"+j.saved.name, nil, "application/json", nil)
+		b, err := r.w.do(ctx, http.MethodGet, pathOfObject(j.t, j.saved), nil, "application/json", nil)
 		if err != nil {
 			return err
 		}
@@ -1224,7 +1243,7 @@ func (r *restore) existing(ctx context.Context, j task, refs json.RawMessage) (e
 				return x, nil
 			}
 			switch interrupted, without := r.interrupted(j.live), none(j.live.fields["status"]); {
-			case interrupted || without && r.o.Overwrite && (!careful(j.t) || r.named(x.Object)):
+			case interrupted || without && r.o.Overwrite && (!careful(j.t, j.saved) || r.named(x.Object)):
 			case without: // its controller has not set a status, and still may
 				x.State, x.Text = engine.RestoreLeft, "has no status"
 				return x, nil
@@ -1266,7 +1285,7 @@ func (r *restore) carefulRule(j task) string {
 	switch {
 	case r.named(nameOf(j.t, j.saved)):
 		return ""
-	case careful(j.t):
+	case careful(j.t, j.saved):
 		return ruleCareful
 	case codeRule(j.t) != "":
 		return codeRule(j.t)
@@ -1300,13 +1319,20 @@ func conversion(o *object) []string {
 	if w := spec.Conversion.Webhook; w != nil {
 		var config apiextensionsv1.WebhookClientConfig
 		if json.Unmarshal(w.ClientConfig, &config) != nil {
-			return list
+			return append(list, string(w.ClientConfig))
 		}
+		// Not the authority of the webhook: the webhook stays the same, and authorities are renewed.
 		if config.URL != nil {
 			list = append(list, *config.URL)
 		}
 		if s := config.Service; s != nil {
 			list = append(list, s.Namespace, s.Name)
+			if s.Path != nil {
+				list = append(list, *s.Path)
+			}
+			if s.Port != nil && *s.Port != 443 { // the default
+				list = append(list, strconv.Itoa(int(*s.Port)))
+			}
 		}
 	}
 	return list
@@ -1356,14 +1382,14 @@ func metaOf(o *object) metav1.ObjectMeta {
 // overwrite resets an object of the cluster to the backup. An immutable object is deleted and
 // created again.
 func (r *restore) overwrite(ctx context.Context, j task, refs json.RawMessage) error {
-	path := pathOf(j.t, j.saved.namespace)
+	path := pathOfObject(j.t, j.saved)
 	now := metaOf(j.live)
 	if string(j.live.fields["immutable"]) == "true" {
 		b, err := json.Marshal(metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &now.UID, ResourceVersion: &now.ResourceVersion}, DryRun: r.parameters()["dryRun"]})
 		if err != nil {
 			return err
 		}
-		if _, _, err := r.send(ctx, http.MethodDelete, path+"/"+j.saved.name, nil, b, nil); err != nil || r.o.DryRun {
+		if _, _, err := r.send(ctx, http.MethodDelete, path, nil, b, nil); err != nil || r.o.DryRun {
 			return err
 		}
 		got, _, err := r.create(ctx, j, refs)
@@ -1374,7 +1400,7 @@ func (r *restore) overwrite(ctx context.Context, j task, refs json.RawMessage) e
 	if err != nil {
 		return err
 	}
-	got, _, err := r.send(ctx, http.MethodPut, path+"/"+j.saved.name, r.parameters(), b, nil)
+	got, _, err := r.send(ctx, http.MethodPut, path, r.parameters(), b, nil)
 	if err != nil || r.o.DryRun {
 		return err
 	}
@@ -1396,7 +1422,7 @@ func (r *restore) writeStatus(ctx context.Context, j task, got metav1.ObjectMeta
 	if err != nil {
 		return false, err
 	}
-	_, again, err := r.send(ctx, http.MethodPut, pathOf(j.t, j.saved.namespace)+"/"+j.saved.name+"/status", r.parameters(), b, nil)
+	_, again, err := r.send(ctx, http.MethodPut, pathOfObject(j.t, j.saved)+"/status", r.parameters(), b, nil)
 	if apierrors.IsConflict(err) {
 		return !again, nil // after a retry the first attempt may have been ours
 	}
@@ -1495,11 +1521,20 @@ func (r *restore) oneKind(ctx context.Context, j task) (engine.RestoreReport, er
 		}
 		j.live = nil
 	}
-	if j.live == nil && !r.named(x.Object) && r.hooked(j.saved) {
-		k.left = true
-		x.State, x.Text, x.Code = engine.RestoreLeftOut, ruleHook, true
-		x.Only = engine.Selector{Group: group, Resource: resource}.String()
-		return x, nil
+	if j.live == nil && !r.named(x.Object) {
+		switch {
+		case r.hooked(j.saved):
+			k.left, k.code = ruleHook, true
+		case r.foreign && careful(j.t, j.saved):
+			k.left = ruleOther
+		case r.o.Unproven && careful(j.t, j.saved):
+			k.left = ruleProof
+		}
+		if k.left != "" {
+			x.State, x.Text, x.Code = engine.RestoreLeftOut, k.left, k.code
+			x.Only = engine.Selector{Group: group, Resource: resource}.String()
+			return x, nil
+		}
 	}
 	if j.live == nil {
 		if r.o.Look {

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -9,9 +10,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/operator/api/v1alpha1"
 )
 
 // A restore leaves out objects that can run code or grant rights unless they are named, even if somebody added them to the backup.
@@ -58,22 +61,7 @@ func TestCodeIsRestoredOnlyByName(t *testing.T) {
 		{backup.Type{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterrolebindings", Kind: "ClusterRoleBinding"}, `"metadata":{"name":"x","uid":"4"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"cluster-admin"},"subjects":[{"kind":"ServiceAccount","name":"x","namespace":"default"}]`},
 		{backup.Type{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "mutatingwebhookconfigurations", Kind: "MutatingWebhookConfiguration"}, `"metadata":{"name":"x","uid":"5"},"webhooks":[]`},
 	} {
-		tw, err := w.Type(x.t, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := backup.NewScanner(strings.NewReader(fmt.Sprintf(`{"metadata":{"resourceVersion":"7"},"items":[{"apiVersion":%q,"kind":%q,%s}]}`, x.t.APIVersion(), x.t.Kind, x.item)))
-		for s.Next() {
-			if err := tw.Add(s.Item()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if s.Err() != nil {
-			t.Fatal(s.Err())
-		}
-		if err := tw.Close("7"); err != nil {
-			t.Fatal(err)
-		}
+		addObject(t, w, x.t, x.item)
 	}
 	if _, err := w.Commit(backup.Manifest{}); err != nil {
 		t.Fatal(err)
@@ -131,8 +119,10 @@ func TestCodeIsRestoredOnlyByName(t *testing.T) {
 	// An existing definition gets no webhook that it does not have.
 	h.do(http.MethodDelete, kindsPath+"/gizmos.shop.example.com", "")
 	for {
-		if _, err := h.w.do(t.Context(), http.MethodGet, kindsPath+"/gizmos.shop.example.com", nil, "application/json", nil); err != nil {
+		if _, err := h.w.do(t.Context(), http.MethodGet, kindsPath+"/gizmos.shop.example.com", nil, "application/json", nil); apierrors.IsNotFound(err) {
 			break
+		} else if err != nil {
+			t.Fatal(err)
 		}
 		time.Sleep(20 * time.Millisecond) // poll interval
 	}
@@ -144,6 +134,73 @@ func TestCodeIsRestoredOnlyByName(t *testing.T) {
 	did = h.restore(b, engine.RestoreOptions{Overwrite: true, Only: []engine.Selector{{Group: "shop.example.com", Resource: "gizmos"}}})
 	if did.states[engine.RestoreOverwritten] == 0 {
 		t.Errorf("an existing definition by name: %q", lines(did.all))
+	}
+}
+
+// addObject adds an object to a backup, without its apiVersion and kind.
+func addObject(t *testing.T, w *backup.Writer, of backup.Type, item string) {
+	t.Helper()
+	tw, err := w.Type(of, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := backup.NewScanner(strings.NewReader(fmt.Sprintf(`{"metadata":{"resourceVersion":"7"},"items":[{"apiVersion":%q,"kind":%q,%s}]}`, of.APIVersion(), of.Kind, item)))
+	for s.Next() {
+		if err := tw.Add(s.Item()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.Err() != nil {
+		t.Fatal(s.Err())
+	}
+	if err := tw.Close("7"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A record of Helm is one in any file of a backup, and our definitions are the cluster's, too.
+func TestUnprovenRecordsAndDefinitionsAreRestoredByName(t *testing.T) {
+	_, c := lone(t)
+	h := newHand(t, c)
+	dir := t.TempDir()
+	w, err := backup.Create(dir, testBackup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := backup.Type{Version: "v1", Resource: "secrets", Kind: "Secret", Namespaced: true}
+	addObject(t, w, secrets, `"metadata":{"name":"sh.helm.release.v1.x.v99","namespace":"default","uid":"1","labels":{"owner":"helm","name":"x","version":"99"}},"type":"Opaque"`)
+	ours := definition{plural: "things", kind: "Thing", versions: []string{"v1"}}
+	kinds := backup.Type{Group: kindsOfKinds.Group, Version: kindsOfKinds.Version, Resource: kindsOfKinds.Resource, Kind: "CustomResourceDefinition"}
+	var item map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(strings.ReplaceAll(string(ours.json()), "shop.example.com", v1alpha1.GroupVersion.Group)), &item); err != nil {
+		t.Fatal(err)
+	}
+	addObject(t, w, kinds, `"metadata":{"name":"things.`+v1alpha1.GroupVersion.Group+`","uid":"2"},"spec":`+string(item["spec"]))
+	uid, err := c.ClusterUID(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.From(backup.Cluster{UID: uid})
+	if _, err := w.Commit(backup.Manifest{}); err != nil {
+		t.Fatal(err)
+	}
+	b, err := backup.Open(dir, testBackup, backup.Keys{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	did := h.restore(b, engine.RestoreOptions{Unproven: true})
+	want := []string{
+		"left-out apiextensions.k8s.io/customresourcedefinitions/things." + v1alpha1.GroupVersion.Group + ": " + ruleProof,
+		"left-out core/secrets/default/sh.helm.release.v1.x.v99: " + ruleProof,
+	}
+	if d := cmp.Diff(want, lines(did.told)); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	for _, x := range did.told {
+		if x.Code {
+			t.Errorf("%s is reported as code", x.Object)
+		}
 	}
 }
 
