@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -9,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,6 +18,7 @@ import (
 	"constellation/engine/check"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
+	"constellation/engine/words"
 	"constellation/engine/workspace"
 )
 
@@ -170,11 +171,14 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 	b.id = newRunID("backup", now)
 	path := filepath.Join(b.dir, b.id, backup.Dir)
 	p := &plan.Plan{ID: b.id, Verb: plan.VerbBackup, Cluster: b.name, Simulated: b.e.simulated(), NotAttested: b.e.notAttested(), Created: now.UTC()}
-	p.Files = []plan.File{
-		{Path: filepath.Join(path, backup.ManifestFile), Mode: "0600", Note: "lists the content of the backup"},
-		{Path: filepath.Join(path, backup.Releases+".json"), Mode: "0600", Secret: true, Note: "Helm's records, with the values of charts"},
-		{Path: filepath.Join(path, "core", "secrets.json"), Mode: "0600", Secret: true, Note: "the Secrets of the cluster"},
-		{Path: filepath.Join(path, backup.SnapshotFile), Mode: "0600", Secret: true, Note: "a snapshot of etcd, Secrets included"},
+	p.Files = []plan.File{{Path: filepath.Join(path, backup.ManifestFile), Mode: "0600", Note: "lists the content of the backup"}}
+	if c, err := workspace.PartOfConfig(e.ws, "backup"); err == nil && own && len(c.Backup.Recipients) > 0 {
+		p.Files[0].Note = "lists the encrypted files"
+		p.Files = append(p.Files,
+			plan.File{Path: filepath.Join(path, backup.SealedManifest), Mode: "0600", Note: "lists the content of the backup, encrypted to " + words.Count(len(c.Backup.Recipients), "recipient")},
+			plan.File{Path: filepath.Join(path, "*.age"), Mode: "0600", Note: "the content, encrypted"})
+	} else {
+		p.Files = append(p.Files, plainFiles(path)...)
 	}
 	what := "every definition and custom resource, Helm's records and the ConfigMaps that an upgrade changes"
 	if r.Secrets {
@@ -194,6 +198,15 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, e
 	p.End.Next = []string{e.command("backup verify "+b.id) + at, e.command("backup restore "+b.id) + at}
 	p.End.Cleanup = b.abort
 	return p, nil
+}
+
+// plainFiles are the files of a backup without encryption, besides the manifest, in the directory path.
+func plainFiles(path string) []plan.File {
+	return []plan.File{
+		{Path: filepath.Join(path, backup.Releases+".json"), Mode: "0600", Secret: true, Note: "Helm's records, with the values of charts"},
+		{Path: filepath.Join(path, "core", "secrets.json"), Mode: "0600", Secret: true, Note: "the Secrets of the cluster"},
+		{Path: filepath.Join(path, backup.SnapshotFile), Mode: "0600", Secret: true, Note: "a snapshot of etcd, Secrets included"},
+	}
 }
 
 // leadsTo reports whether the workspace's kubeconfig has this server.
@@ -338,7 +351,7 @@ func (b *backupRun) resources(ctx context.Context, r *plan.Reporter) (err error)
 	if b.w, err = backup.Create(b.dir, b.id); err != nil {
 		return b.fail(err)
 	}
-	if err := b.encrypt(); err != nil {
+	if err := b.encrypt(r); err != nil {
 		return err
 	}
 	b.authenticate(r)
@@ -364,6 +377,9 @@ func (b *backupRun) resources(ctx context.Context, r *plan.Reporter) (err error)
 // read must not keep anybody from making a backup.
 func (b *backupRun) authenticate(r *plan.Reporter) {
 	if !b.own {
+		if b.e.ws.Has(workspace.MasterSecretFile) {
+			r.Log("backup", "", "warn", "the backup is neither authenticated nor encrypted: "+b.name+" is not the cluster of this workspace")
+		}
 		return
 	}
 	switch m, err := b.e.ws.MasterSecret(); {
@@ -376,21 +392,33 @@ func (b *backupRun) authenticate(r *plan.Reporter) {
 	}
 }
 
-// encrypt has the backup encrypted to the recipients of the configuration. A configuration that cannot be read must not
-// keep anybody from making a backup, unless it mentions recipients.
-func (b *backupRun) encrypt() error {
+// recipientsRE matches a configuration that names recipients anywhere outside of comments.
+var recipientsRE = regexp.MustCompile(`(?m)^[^#\n]*\brecipients\b`)
+
+// encrypt has the backup encrypted to the recipients of the configuration. An invalid configuration must not prevent a
+// backup, unless it mentions recipients: their key may be misspelled or in a wrong place.
+func (b *backupRun) encrypt(r *plan.Reporter) error {
 	if !b.own {
 		return nil
 	}
 	c, err := workspace.PartOfConfig(b.e.ws, "backup")
-	if err != nil {
-		if raw, rerr := b.e.ws.ReadConfig(); rerr == nil && !bytes.Contains(raw, []byte("recipients")) {
-			return nil //nolint:nilerr // it names nobody to encrypt to
+	if err != nil || len(c.Backup.Recipients) == 0 {
+		raw, rerr := b.e.ws.ReadConfig()
+		switch {
+		case errors.Is(rerr, fs.ErrNotExist):
+			return nil
+		case rerr == nil && !recipientsRE.Match(raw):
+			if err != nil {
+				r.Log("backup", "", "warn", "the backup is not encrypted: "+workspace.ConfigFile+" cannot be read, and names no recipients")
+			}
+			return nil
+		case err == nil: // an empty list is valid
+			_, err = b.e.ws.Config()
+		}
+		if err == nil {
+			return nil
 		}
 		return &plan.Error{Op: "encrypt the backup", Err: err, Exit: plan.ExitUsage, Remedy: "mend backup.recipients of " + workspace.ConfigFile}
-	}
-	if len(c.Backup.Recipients) == 0 {
-		return nil
 	}
 	if err := b.w.Encrypt(c.Backup.Recipients); err != nil {
 		return &plan.Error{Op: "encrypt the backup", Err: err, Exit: plan.ExitUsage, Remedy: "mend backup.recipients of " + workspace.ConfigFile}
@@ -412,7 +440,10 @@ func (e *Engine) UseIdentity(path string) error {
 	}
 	b, err := os.ReadFile(path)
 	if err == nil {
-		e.identities, err = backup.ParseIdentities(b)
+		var list []backup.Identity
+		if list, err = backup.ParseIdentities(b); err == nil {
+			e.identities.Store(&list)
+		}
 	}
 	if err != nil {
 		return &plan.Error{Op: "read identity " + path, Err: workspace.WithoutPath(err), Exit: plan.ExitUsage, Remedy: "name a file with a secret key of age with --identity or " + IdentityVariable}
@@ -447,6 +478,12 @@ func (e *Engine) DecryptBackup(ctx context.Context, dir, id, to string, progress
 		return "", backupError("verify backup "+id, err)
 	}
 	path, err = b.Decrypt(ctx, to, progress)
+	if errors.Is(err, fs.ErrExist) {
+		return "", &plan.Error{
+			Op: "decrypt backup " + id, Err: fmt.Errorf("%s exists", filepath.Join(to, id, backup.Dir)), Exit: plan.ExitUsage,
+			Remedy: "name another directory with --to, or delete this one if it is an earlier copy",
+		}
+	}
 	if err != nil {
 		return "", (&backupRun{e: e, dir: to, id: id, request: BackupRequest{Dir: to}}).fail(err)
 	}
@@ -459,7 +496,9 @@ func (e *Engine) backupKeys() (k backup.Keys) {
 	if m, err := e.ws.MasterSecret(); err == nil {
 		k.Secret = m.BackupSecret()
 	}
-	k.Identities = e.identities
+	if list := e.identities.Load(); list != nil {
+		k.Identities = *list
+	}
 	return k
 }
 

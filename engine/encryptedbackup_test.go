@@ -60,6 +60,15 @@ func TestBackupIsEncryptedToRecipients(t *testing.T) {
 		}
 		return p.ID, e.Run(t.Context(), p, func(plan.Event) {})
 	}
+	// The plan names the files that the backup will have.
+	with(me.Recipient().String())
+	p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Etcd: engine.EtcdSkip})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Files) != 3 || filepath.Base(p.Files[1].Path) != backup.SealedManifest || p.Files[2].Secret {
+		t.Errorf("the plan names %+v", p.Files)
+	}
 	for _, wrong := range []string{"me", "age1qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq", me.String()} {
 		with(wrong)
 		id, err := run()
@@ -114,7 +123,60 @@ func TestBackupIsEncryptedToRecipients(t *testing.T) {
 	if v, err = e.VerifyBackup(t.Context(), to, id, nil); err != nil || v.Authentication != engine.BackupAuthenticated || len(v.Recipients) > 0 {
 		t.Errorf("the decrypted one: %+v, %v", v, err)
 	}
+	if _, err := e.DecryptBackup(t.Context(), "", id, to, nil); plan.ExitCode(err) != plan.ExitUsage || !strings.Contains(plan.Remedy(err), "--to") {
+		t.Errorf("decrypt to the same directory: %v", err)
+	}
 	if err := e.UseIdentity(filepath.Join(to, "none")); plan.ExitCode(err) != plan.ExitUsage {
 		t.Errorf("a missing identity: %v", err)
+	}
+}
+
+// A configuration that mentions recipients never leads to a backup without encryption. Any other one does not prevent a backup.
+func TestRecipientsThatCannotBeReadStopABackup(t *testing.T) {
+	s := newCheckStage(t)
+	w, err := workspace.OpenWorkspace(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	valid, err := w.ReadConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := engine.New(w, engine.Deps{
+		Backups: func(context.Context, []byte) (engine.BackupCluster, error) {
+			return &failingTwin{end: func(context.Context, *backup.Writer) error { return nil }}, nil
+		},
+		Now: func() time.Time { return checkTime },
+	})
+	for _, x := range []struct {
+		name, added string
+		stops       bool
+		warns       string
+	}{
+		{name: "no recipients"},
+		{name: "an empty list", added: "backup:\n  recipients: []\n"},
+		{name: "a comment", added: "# recipients\n"},
+		{name: "at the top", added: "recipients: [age1x]\n", stops: true},
+		{name: "a misspelled section", added: "backups:\n  recipients: [age1x]\n", stops: true},
+		{name: "no YAML, with recipients", added: "backup: {recipients: [age1x]\n", stops: true},
+		{name: "no YAML, without recipients", added: "backup: {\n", warns: "not encrypted"},
+	} {
+		if err := w.ReplaceConfig(append(bytes.Clone(valid), "\n"+x.added...)); err != nil {
+			t.Fatal(err)
+		}
+		p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Etcd: engine.EtcdSkip})
+		if err != nil {
+			t.Fatal(err)
+		}
+		warned := false
+		err = e.Run(t.Context(), p, func(ev plan.Event) {
+			warned = warned || ev.Level == "warn" && x.warns != "" && strings.Contains(ev.Text, x.warns)
+		})
+		if stops := plan.ExitCode(err) == plan.ExitUsage; stops != x.stops || !stops && err != nil {
+			t.Errorf("%s: %v, want a usage error: %v", x.name, err, x.stops)
+		}
+		if warned != (x.warns != "") {
+			t.Errorf("%s: warned %v", x.name, warned)
+		}
 	}
 }

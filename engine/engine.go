@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"constellation/engine/backup"
@@ -82,7 +83,7 @@ type Engine struct {
 	limits    limits
 	responses responseTimes
 	// identities decrypt backups, see UseIdentity.
-	identities []backup.Identity
+	identities atomic.Pointer[[]backup.Identity]
 
 	infra     map[string]infra.Vendor
 	programs  func(dir, release, arch string) (enrol.Programs, error)

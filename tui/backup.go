@@ -58,7 +58,8 @@ command leaves no backup. A second signal ends it at once and may leave files, w
 count as a complete backup.
 
 If the configuration has backup.recipients, public keys of age, the backup is encrypted to
-them, and only their secret keys can read it.
+them, and only their secret keys can read it. Its content is not read back for verification,
+only its encrypted files are.
 
 With --kubeconfig or --context, it backs up any cluster. Without a workspace, the backup is in
 a folder with the name of the context, or in --dir. An etcd snapshot needs our operator.`,
@@ -266,10 +267,6 @@ it shows date, cluster and size.`,
 }
 
 func writeBackup(out io.Writer, now time.Time, m *engine.BackupManifest, path string) {
-	recipients := "to nobody"
-	if m.Encrypted != nil {
-		recipients = "to " + term.OneLine(term.Clean(strings.Join(m.Encrypted.Recipients, ", ")))
-	}
 	contents := fmt.Sprintf("%s of %s, %s", words.Count(int(m.Objects), "object"), words.Count(len(m.Types), "type"), term.Bytes(m.Bytes))
 	secrets := "only in Helm records"
 	if m.Secrets {
@@ -302,7 +299,8 @@ func writeBackup(out io.Writer, now time.Time, m *engine.BackupManifest, path st
 		rows = slices.Delete(rows, 4, 6)
 	}
 	if m.Encrypted != nil {
-		rows = slices.Insert(rows, len(rows)-1, []string{"encrypted", recipients})
+		to := "to " + term.OneLine(term.Clean(strings.Join(m.Encrypted.Recipients, ", ")))
+		rows = slices.Insert(rows, len(rows)-1, []string{"encrypted", to})
 	}
 	table(out, "", rows)
 	if x := m.Encrypted; x != nil && len(m.Types) == 0 {

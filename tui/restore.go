@@ -42,6 +42,7 @@ Objects that can run code are restored only if --only names them, too: Plans, de
 with a conversion webhook and their objects, and built-in kinds other than ConfigMaps and
 Secrets, such as Jobs, webhook configurations and bindings of ServiceAccounts, which no
 backup of this program contains. The plan lists them with the command that restores them.
+Objects of other operators' kinds are restored: read them first if their operators run code.
 
 A restore can be interrupted at any time; run it again to resume. A damaged backup is
 rejected, and so is one with a wrong authentication tag. A backup that the master secret of

@@ -333,3 +333,97 @@ func checkJSON(b []byte) error {
 	var v any
 	return json.Unmarshal(b, &v)
 }
+
+// A restore makes requests of the names of types.
+func TestTypesWithPathsAreDamage(t *testing.T) {
+	for _, bad := range []Type{
+		{Version: "v1/namespaces/a/services/http:b:80/proxy/c?x=", Resource: "secrets"},
+		{Version: "v1", Resource: "secrets/../../x"},
+		{Version: "v1", Resource: "secrets?x"},
+		{Group: "a/b", Version: "v1", Resource: "widgets"},
+		{Group: "a..b", Version: "v1", Resource: "widgets"},
+		{Version: "", Resource: "secrets"},
+	} {
+		dir := filepath.Join(t.TempDir(), "runs")
+		w, err := Create(dir, testID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.types = append(w.types, bad) // as a program of somebody else would write it
+		if _, err := w.Commit(Manifest{}); err != nil {
+			t.Fatal(err)
+		}
+		b, err := Open(dir, testID, Keys{})
+		if b != nil {
+			b.Close()
+		}
+		var n *NotWhole
+		if !errors.As(err, &n) {
+			t.Errorf("%+v: %v, want damage", bad, err)
+		}
+	}
+}
+
+// What Open read is used, so Verify must not authenticate another manifest.
+func TestManifestThatChangesAfterOpenIsDamage(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "runs")
+	write := func(under string, name string) {
+		t.Helper()
+		w, err := Create(under, testID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Authenticate(ours.Secret)
+		if _, err := w.Commit(Manifest{Cluster: Cluster{Name: name}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(dir, "a")
+	b, err := Open(dir, testID, ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := b.Verify(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(t.TempDir(), "runs")
+	write(other, "b")
+	if err := os.Rename(filepath.Join(other, testID, Dir, ManifestFile), filepath.Join(b.Path(), ManifestFile)); err != nil {
+		t.Fatal(err)
+	}
+	var n *NotWhole
+	if err := b.Verify(t.Context(), nil); !errors.As(err, &n) {
+		t.Errorf("%v, want damage", err)
+	}
+}
+
+// A list does not call a damaged backup authenticated.
+func TestDamagedBackupIsListedWithoutAuthentication(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "runs")
+	w, err := Create(dir, testID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Authenticate(ours.Secret)
+	if _, err := w.Commit(Manifest{}); err != nil {
+		t.Fatal(err)
+	}
+	one := func() Entry {
+		t.Helper()
+		list, err := List(dir, ours)
+		if err != nil || len(list) != 1 {
+			t.Fatalf("%+v, %v", list, err)
+		}
+		return list[0]
+	}
+	if e := one(); e.Authentication != Authenticated {
+		t.Errorf("whole: %+v", e)
+	}
+	if err := os.WriteFile(filepath.Join(dir, testID, Dir, "stranger"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if e := one(); e.Complete || e.Authentication != "" {
+		t.Errorf("damaged: %+v", e)
+	}
+}

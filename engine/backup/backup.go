@@ -253,6 +253,9 @@ func ValidID(id string) bool { return idRE.MatchString(id) }
 
 var partRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 
+// labelRE matches versions and resources of types (RFC 1035 labels).
+var labelRE = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
+
 // checkName returns an error unless name has the form of a backup's file.
 func checkName(name string) error {
 	dir, base, ok := strings.Cut(name, "/")

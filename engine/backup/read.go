@@ -28,14 +28,16 @@ var ownersMark = []byte(",\n\"owners\":{")
 
 // Backup is a backup that was opened. It is safe for concurrent use.
 type Backup struct {
-	id       string
-	keys     Keys
-	disk     *disk
-	front    Manifest // what manifest.json says
-	manifest Manifest // the same, or that of the encrypted content
-	owners   int64    // start of the owners in the manifest
-	identity Identity // of the encrypted files; nil if there are none, or the backup is locked
-	locked   error    // see Locked
+	id        string
+	keys      Keys
+	disk      *disk
+	front     Manifest          // what manifest.json says
+	manifest  Manifest          // the same, or that of the encrypted content
+	owners    int64             // start of the owners in the manifest
+	head      [sha256.Size]byte // digest of what read was given of manifest.json, of frontSize bytes
+	frontSize int64
+	identity  Identity // of the encrypted files; nil if there are none, or the backup is locked
+	locked    error    // see Locked
 }
 
 // Open opens the backup id in dir and reads its manifest only: see [Backup.Verify]. The error
@@ -104,11 +106,13 @@ func (b *Backup) read() error {
 		return b.damage(ManifestFile, err)
 	}
 	defer f.Close()
-	head, owners, err := b.head(f, ManifestFile)
+	head, owners, err := b.readHead(f, ManifestFile)
 	if err != nil {
 		return err
 	}
 	b.owners = owners
+	b.frontSize = int64(len(head) - 1) // without the brace
+	b.head = sha256.Sum256(head[:b.frontSize])
 	if err := json.Unmarshal(head, &b.front); err != nil {
 		return b.damaged("%s cannot be read: %v", ManifestFile, err)
 	}
@@ -122,8 +126,8 @@ func (b *Backup) read() error {
 	return b.check()
 }
 
-// head reads a manifest up to the owners, and returns it as a JSON object.
-func (b *Backup) head(f io.Reader, name string) (head []byte, owners int64, err error) {
+// readHead reads a manifest up to the owners, and returns it as a JSON object.
+func (b *Backup) readHead(f io.Reader, name string) (head []byte, owners int64, err error) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := f.Read(buf)
@@ -189,6 +193,10 @@ func (b *Backup) check() error {
 	}
 	named := map[string]bool{}
 	for _, t := range m.Types {
+		// A restore makes requests of these names.
+		if !labelRE.MatchString(t.Version) || !labelRE.MatchString(t.Resource) || t.Group != "" && (!partRE.MatchString(t.Group) || strings.Contains(t.Group, "..")) {
+			return b.damaged("%s names an invalid type %q of %q", ManifestFile, t.Resource, t.Group+"/"+t.Version)
+		}
 		ofTypes += t.Objects
 		for _, name := range t.Files {
 			if files[name] == nil || named[name] {
@@ -477,7 +485,13 @@ func (b *Backup) verifyManifest(ctx context.Context, buf []byte, read func(int),
 		return
 	}
 	defer f.Close()
-	b.verifyDigest(ctx, f, ManifestFile, buf, b.keys.mac(&b.front), b.front.AuthenticatedBy != "", read, wrong)
+	// What was read at Open is used, so it has to be what is authenticated.
+	head := sha256.New()
+	src := io.MultiReader(io.TeeReader(io.LimitReader(f, b.frontSize), head), f)
+	b.verifyDigest(ctx, src, ManifestFile, buf, b.keys.mac(&b.front), b.front.AuthenticatedBy != "", read, wrong)
+	if ctx.Err() == nil && !bytes.Equal(head.Sum(nil), b.head[:]) {
+		wrong("%s was modified after it was opened", ManifestFile)
+	}
 }
 
 // verifyDigest verifies the digest at the end of a manifest, and its tag if it is tagged. Without mac the tag may be

@@ -41,7 +41,7 @@ var sealedRE = regexp.MustCompile(`^[0-9]{4,9}\.age$`)
 
 // Encryption describes the encryption of a backup.
 type Encryption struct {
-	// Recipients are those of the configuration. No file proves them.
+	// Recipients are those of the configuration. The files do not prove that they are encrypted to these.
 	Recipients []string `json:"recipients"`
 	// Holes is the number of types that could not be read.
 	Holes int `json:"holes,omitempty"`
@@ -53,7 +53,7 @@ type Encryption struct {
 // Identity decrypts backups.
 type Identity = age.Identity
 
-// Recipient is somebody to whom backups are encrypted.
+// Recipient is a public key that backups are encrypted to.
 type Recipient = age.Recipient
 
 // ParseRecipient reads a public key of age, such as age1... of age-keygen.
@@ -358,7 +358,7 @@ func (b *Backup) unlock() error {
 		return err
 	}
 	defer done()
-	head, owners, err := b.head(io.NewSectionReader(r, 0, 1<<62), SealedManifest)
+	head, owners, err := b.readHead(io.NewSectionReader(r, 0, 1<<62), SealedManifest)
 	if err != nil {
 		return err
 	}

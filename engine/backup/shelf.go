@@ -28,7 +28,7 @@ type Entry struct {
 	Cluster Cluster
 	// Encrypted is whether it is encrypted; Bytes are those of its files.
 	Encrypted bool
-	// Authentication is that of the backup, see [Backup.Authentication]; empty if unknown.
+	// Authentication is that of the backup, see [Backup.Authentication]; empty if unknown, or if the backup is damaged.
 	Authentication string
 }
 
@@ -84,6 +84,9 @@ func list(ctx context.Context, dir string, keys Keys, judge func(context.Context
 			}
 			err = judge(ctx, b)
 			b.Close()
+			if n := (*NotWhole)(nil); errors.As(err, &n) && len(n.Damage) > 0 {
+				e.Authentication = "" // damage proves nothing
+			}
 		}
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("list backups in %s: %w", dir, context.Cause(ctx))

@@ -22,6 +22,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/attestation"
+	"constellation/engine/backup"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
 	"constellation/engine/cloud/providers"
@@ -406,17 +407,14 @@ func (c *Config) HardeningOff() (off []string) {
 	return off
 }
 
-// recipientRE matches public keys of age. Package backup reads them.
-var recipientRE = regexp.MustCompile(`^age1[a-z0-9]{20,}$`)
-
 func (c *Config) readBackup(r *reader) field {
 	return func(n *yaml.Node, path string) {
 		r.mapping(n, path, map[string]field{"recipients": func(n *yaml.Node, path string) {
 			var list []string
 			r.list(&list, func(string) bool { return true }, "")(n, path)
 			for i, s := range list {
-				if !recipientRE.MatchString(s) { // it may be a secret key, so it is not quoted
-					r.bad(n, fmt.Sprintf("%s[%d]", path, i), "is not a public key of age", "write the public key that age-keygen prints, age1...")
+				if _, err := backup.ParseRecipient(s); err != nil { // it may be a secret key, so it is not quoted
+					r.bad(n, fmt.Sprintf("%s[%d]", path, i), err.Error(), "write the public key that age-keygen prints, age1...")
 					return
 				}
 			}
