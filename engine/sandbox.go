@@ -31,8 +31,8 @@ type Sandbox interface {
 	Power(ctx context.Context, name string, action PowerAction, machines []string, emit func(plan.Event)) error
 	// SetFaults makes the faults of a running sandbox those of the list, and no others.
 	SetFaults(ctx context.Context, name string, faults []string) error
-	// FaultKinds lists the faults that a sandbox can have.
-	FaultKinds() []FaultKind
+	// FaultKinds lists the faults that a sandbox of an emulated cloud can have; empty: of the sandbox's own cloud.
+	FaultKinds(cloud string) []FaultKind
 }
 
 // FetchOptions say where the programs of a Kubernetes version come from. The zero value means from

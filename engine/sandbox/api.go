@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -144,7 +145,7 @@ func (a *api) describe() sandboxapi.Info {
 	info := sandboxapi.Info{
 		Name: s.Name, UID: s.UID, Release: s.Release, Kubernetes: s.Kubernetes, KubernetesVersions: a.mirror.list(),
 		KubernetesEndpoint: loopback(s.KubernetesPort), InitEndpoint: loopback(s.InitPort), LoadBalancer: s.gateway(),
-		Workspace: s.Workspace, Groups: s.groups(), Faults: s.Faults, Created: s.Created, Machines: []sandboxapi.Machine{},
+		Workspace: s.Workspace, Groups: s.groups(), Faults: slices.Concat(s.CloudFaults, s.Faults), Created: s.Created, Machines: []sandboxapi.Machine{},
 	}
 	for _, i := range s.ordered() {
 		info.Machines = append(info.Machines, sandboxapi.Machine{

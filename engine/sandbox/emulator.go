@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync/atomic"
 
+	"constellation/engine"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/cloudtest/wire"
@@ -26,6 +28,10 @@ type emulator struct {
 	// metadataPath.
 	metadata     func(name string) http.Handler
 	metadataPath string
+	// unavailable is what a metadata server serves that fails.
+	unavailable http.Handler
+	// setFaults replaces the faults of the cloud.
+	setFaults func(spec []string) error
 	// resize sets the size of a group of the sandbox.
 	resize func(group string, n int) error
 	// boot is what firmware of the vendor measures first.
@@ -84,6 +90,11 @@ func (a *api) machineMetadata(e *emulator) http.Handler {
 			a.refuse(w, err)
 			return
 		}
+		a.fleet.pass(self.IP, pointMetadata)
+		if flt := a.fleet.Faults(); strikes(flt.metadataFail) || flt.NeverJoins(self.Name) {
+			e.unavailable.ServeHTTP(w, r)
+			return
+		}
 		e.metadata(self.Name).ServeHTTP(w, r)
 	})
 }
@@ -118,13 +129,72 @@ func (emulatedFleet) Remove(...string) error { return errOwned }
 
 // SetFaults implements Fleet.
 func (f emulatedFleet) SetFaults(spec []string) error {
-	if len(spec) > 0 {
-		return errNoFaults
+	ofCloud, ofMachines, err := divideFaults(f.emulator.provider.Name, spec)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrConflict, err)
 	}
-	return f.fleet.SetFaults(spec)
+	return f.replaceFaults(ofMachines, ofCloud, f.emulator.setFaults)
 }
 
-var errNoFaults = fmt.Errorf("%w: faults are injected into the sandbox's own cloud only", ErrConflict)
+// vendorFaults are the faults of an emulated cloud.
+type vendorFaults struct {
+	kinds []engine.FaultKind
+	check func(spec []string) error
+}
+
+// has reports whether the cloud has a fault, with or without a value.
+func (v vendorFaults) has(spec string) bool {
+	name, _, _ := strings.Cut(spec, "=")
+	return slices.ContainsFunc(v.kinds, func(k engine.FaultKind) bool { return k.Name == name })
+}
+
+// emulatedFaults are the faults of emulated clouds, by the names of their providers.
+var emulatedFaults = map[string]vendorFaults{"gcp": gcpFaults()}
+
+// ofOwnCloud are the faults of the API of a sandbox that is a cloud of its own.
+var ofOwnCloud = []string{"api-429", "api-500", "api-latency", "describe-lag", "create-timeout", "quota", "partial-list", "partial-list-told", "lost-delete"}
+
+// divideFaults divides faults into those of the emulated cloud, which are valid, and those of its machines. Without an emulated cloud,
+// all are of machines.
+func divideFaults(cloud string, spec []string) (ofCloud, ofMachines []string, err error) {
+	vendor, emulated := emulatedFaults[cloud]
+	if !emulated {
+		return nil, spec, nil
+	}
+	var wrong []string
+	for _, s := range spec {
+		name, _, _ := strings.Cut(s, "=")
+		switch {
+		case vendor.has(s):
+			ofCloud = append(ofCloud, s)
+		case slices.Contains(ofOwnCloud, name):
+			wrong = append(wrong, s)
+		default:
+			ofMachines = append(ofMachines, s)
+		}
+	}
+	if len(wrong) > 0 {
+		err = fmt.Errorf("cloud %s cannot have %s: only the sandbox's own cloud can", cloud, strings.Join(wrong, ", "))
+	}
+	return ofCloud, ofMachines, errors.Join(err, vendor.check(ofCloud))
+}
+
+// machinesOf returns an error if a fault of an emulated cloud names none of these machines.
+func (v vendorFaults) machinesOf(ofCloud, machines []string) error {
+	var errs []error
+	for _, s := range ofCloud {
+		name, value, _ := strings.Cut(s, "=")
+		i := slices.IndexFunc(v.kinds, func(k engine.FaultKind) bool { return k.Name == name })
+		machine, _, _ := strings.Cut(value, ":")
+		if form := strings.TrimPrefix(v.kinds[i].Form, name+"="); (form == "MACHINE" || strings.HasPrefix(form, "MACHINE:")) && !slices.Contains(machines, machine) {
+			errs = append(errs, fmt.Errorf("fault %s: there is no such machine", s))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%w; the machines are %s", err, strings.Join(machines, ", "))
+	}
+	return nil
+}
 
 // placed are the machines of a fleet as those of an emulated cloud. It implements wire.Fleet.
 type placed struct {

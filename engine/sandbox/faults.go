@@ -16,6 +16,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/plan"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/machine/disk"
@@ -317,13 +318,22 @@ var faultKinds = []faultKind{
 	}},
 }
 
-// FaultNames returns the prefixes of all faults, in the format of users: "quota=".
-func FaultNames() []string {
-	names := make([]string, len(faultKinds))
-	for i, k := range faultKinds {
-		names[i] = k.name
-		if strings.Contains(k.form, "=") {
-			names[i] += "="
+// FaultNames returns the prefixes of all faults, those of emulated clouds, too, in the format of users: "quota=".
+func FaultNames() (names []string) {
+	add := func(name, form string) {
+		if strings.Contains(form, "=") {
+			name += "="
+		}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	for _, k := range faultKinds {
+		add(k.name, k.form)
+	}
+	for _, cloud := range slices.Sorted(maps.Keys(emulatedFaults)) {
+		for _, k := range emulatedFaults[cloud].kinds {
+			add(k.Name, k.Form)
 		}
 	}
 	return names
@@ -364,13 +374,29 @@ var faultDoes = map[string]string{
 	"registry-empty":     "the image registry has no images",
 }
 
-// FaultKinds lists the faults that a sandbox can have.
-func (s *Sandboxes) FaultKinds() []engine.FaultKind {
-	out := make([]engine.FaultKind, len(faultKinds))
-	for i, k := range faultKinds {
-		out[i] = engine.FaultKind{Name: k.name, Form: k.form, Does: faultDoes[k.name]}
+// FaultKinds lists the faults that a sandbox of an emulated cloud can have; empty: of the sandbox's own cloud.
+func (s *Sandboxes) FaultKinds(cloud string) []engine.FaultKind {
+	vendor, emulated := emulatedFaults[cloud]
+	out := slices.Clone(vendor.kinds)
+	for _, k := range faultKinds {
+		if !emulated || !slices.Contains(ofOwnCloud, k.name) {
+			out = append(out, engine.FaultKind{Name: k.name, Form: k.form, Does: faultDoes[k.name]})
+		}
 	}
 	return out
+}
+
+// checkFaults returns the faults of machines in spec, and an error if a fault is not valid, or names a machine that never exists.
+func checkFaults(cloud string, spec, machines []string) (*Faults, error) {
+	ofCloud, ofMachines, err := divideFaults(cloud, spec)
+	if err != nil {
+		return nil, err
+	}
+	f, err := ParseFaults(ofMachines)
+	if err != nil {
+		return nil, err
+	}
+	return f, errors.Join(f.unknownNames(machines), emulatedFaults[cloud].machinesOf(ofCloud, machines))
 }
 
 // SetFaults replaces the faults of a running sandbox.
@@ -384,21 +410,11 @@ func (s *Sandboxes) SetFaults(ctx context.Context, name string, faults []string)
 	if err != nil {
 		return &plan.Error{Op: op, Err: err, Remedy: "start its cloud with `constellation sandbox up`"}
 	}
-	if e := info.Emulator; e != nil && len(faults) > 0 {
-		return &plan.Error{
-			Op: op, Err: errNoFaults, Exit: plan.ExitUsage,
-			Remedy: "use a sandbox without --cloud, or in another folder the verb `sandbox drill --machines=hollow --cloud=" + e.Cloud + "`, which injects faults of this cloud",
-		}
+	var machines []string
+	for _, m := range info.Machines {
+		machines = append(machines, m.Name)
 	}
-	f, err := ParseFaults(faults)
-	if err == nil {
-		var machines []string
-		for _, m := range info.Machines {
-			machines = append(machines, m.Name)
-		}
-		err = f.unknownNames(machines)
-	}
-	if err != nil {
+	if _, err := checkFaults(cloudOf(info), faults, machines); err != nil {
 		return usage(op, "`constellation sandbox fault list` shows how they are written", "%w", err)
 	}
 	if err := inTime(op, faults, info); err != nil {
@@ -408,6 +424,14 @@ func (s *Sandboxes) SetFaults(ctx context.Context, name string, faults []string)
 		return &plan.Error{Op: op, Err: err, Remedy: "leave out what these machines cannot have; `constellation sandbox fault list` says which faults there are"}
 	}
 	return nil
+}
+
+// cloudOf is the cloud that a sandbox emulates; empty: none.
+func cloudOf(info sandboxapi.Info) string {
+	if info.Emulator == nil {
+		return ""
+	}
+	return info.Emulator.Cloud
 }
 
 // ParseFaults parses faults in the format of users: a name, "=" and a value. The error names every

@@ -131,22 +131,31 @@ func (f *fleet) Faults() *Faults {
 }
 
 // SetFaults replaces the faults.
-func (f *fleet) SetFaults(spec []string) error {
+func (f *fleet) SetFaults(spec []string) error { return f.replaceFaults(spec, nil, nil) }
+
+// replaceFaults is SetFaults with those of an emulated cloud. emulate, unless nil, has the cloud have them.
+func (f *fleet) replaceFaults(spec, ofCloud []string, emulate func([]string) error) error {
 	flt, err := ParseFaults(spec)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrConflict, err)
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	possible := flt.Real
-	if f.st.Simulated {
+	if s, _ := f.snapshot(); s.Simulated {
 		possible = flt.Simulated
 	}
 	if err := possible(); err != nil {
 		return err
 	}
+	// Without the lock: a fault that ends machines calls Remove.
+	if emulate != nil {
+		if err := emulate(ofCloud); err != nil {
+			return fmt.Errorf("%w: %w", ErrConflict, err)
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if err := f.update(func(s *state) error {
-		s.Faults = spec
+		s.Faults, s.CloudFaults = spec, ofCloud
 		// A fault that stays has struck already. A fault that is set again strikes again.
 		s.Struck = slices.DeleteFunc(s.Struck, func(key string) bool {
 			name, cut := strings.CutPrefix(key, cutKey(""))

@@ -15,6 +15,7 @@ import (
 
 	compute "google.golang.org/api/compute/v1"
 
+	"constellation/engine"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp"
@@ -50,6 +51,7 @@ func emulateGCP(d *daemon, st *state, e *emulator) error {
 		Pending: 100 * time.Millisecond, Running: 300 * time.Millisecond, Insert: 300 * time.Millisecond, Retry: 10 * time.Second,
 		Attributes: map[string]string{gcp.AttributeLoadBalancer: st.gateway().String(), gcp.AttributeInitSecretHash: st.InitSecretSHA256},
 		State:      before,
+		Faults:     st.CloudFaults,
 		Save: func(b []byte) {
 			if err := writeFile(file, b, 0o600); err != nil {
 				d.log.Warn("state of the emulated cloud not written", "err", err)
@@ -68,6 +70,11 @@ func emulateGCP(d *daemon, st *state, e *emulator) error {
 			c.AddGroup(zones[0], g.Name, g.Role, "projects/"+project+"/global/images/"+gcpImage(g.Image), st.UID, func(m *compute.InstanceGroupManager) { m.BaseInstanceName = base })
 		}
 	}
+	e.setFaults = c.SetFaults
+	e.unavailable = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Metadata-Flavor", "Google")
+		http.Error(w, "Internal error", http.StatusInternalServerError)
+	})
 	e.api, e.apiPath, e.metadataPath, e.calls = c, gcp.ComputePath, "/computeMetadata/", c.Calls
 	e.metadata = func(name string) http.Handler {
 		if name == "" {
@@ -102,6 +109,17 @@ func emulateGCP(d *daemon, st *state, e *emulator) error {
 		return ca.ProvisionTemplate(ctx, tpm, t, false)
 	}
 	return nil
+}
+
+// gcpFaults are the faults of the emulated Google Cloud.
+func gcpFaults() vendorFaults {
+	v := vendorFaults{check: gcptest.CheckFaults}
+	effects := gcptest.FaultEffects()
+	for i, form := range gcptest.FaultForms() {
+		name, _, _ := strings.Cut(form, "=")
+		v.kinds = append(v.kinds, engine.FaultKind{Name: name, Form: form, Does: effects[i]})
+	}
+	return v
 }
 
 // projectNumber is that of every emulated project.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -88,7 +89,7 @@ func TestEmulatorOwnsTheMachines(t *testing.T) {
 	f := emulatedFleet{d.fleet, d.emulator}
 	_, createErr := f.Create(t.Context(), sandboxapi.WorkerGroup, []string{"heir-1"})
 	for what, err := range map[string]error{
-		"create": createErr, "remove": f.Remove(own.Name), "set image": f.SetImage(sandboxapi.WorkerGroup, "v1.1.0"), "set faults": f.SetFaults([]string{"api-429=0.5"}),
+		"create": createErr, "remove": f.Remove(own.Name), "set image": f.SetImage(sandboxapi.WorkerGroup, "v1.1.0"), "set faults of the sandbox's own cloud": f.SetFaults([]string{"lost-delete=0.5"}),
 	} {
 		if !errors.Is(err, ErrConflict) {
 			t.Errorf("%s: error is %v, want a conflict", what, err)
@@ -129,6 +130,85 @@ func TestEmulatorOwnsTheMachines(t *testing.T) {
 	}
 }
 
+// Faults of an emulated cloud disturb its API, those of machines the machines. Both survive a restart of the daemon.
+func TestFaultsOfAnEmulatedCloud(t *testing.T) {
+	t.Parallel()
+	d, server := emulatedDemo(t)
+	m := gcp.NewMachine(gcp.EmulatorAddress(server.URL, server.URL), "")
+	f := emulatedFleet{d.fleet, d.emulator}
+	if err := f.SetCount(t.Context(), sandboxapi.WorkerGroup, 1); err != nil {
+		t.Fatal(err)
+	}
+	group := gcp.GroupID("sandbox-demo", "europe-west3-a", sandboxapi.WorkerGroup)
+	for _, wrong := range [][]string{{"meteor"}, {"lost-delete=1"}, {"quota=0"}, {"stockout", "frozen="}} {
+		if err := f.SetFaults(wrong); !errors.Is(err, ErrConflict) {
+			t.Errorf("faults %q: %v, want a conflict", wrong, err)
+		}
+		if s, _ := d.fleet.snapshot(); len(s.CloudFaults)+len(s.Faults) > 0 {
+			t.Errorf("faults %q left %q and %q", wrong, s.CloudFaults, s.Faults)
+		}
+	}
+
+	if err := f.SetFaults([]string{"role-revoked=compute.instances.list", "tpm-gone=worker-7", "never-join=" + d.fleet.Instances()[0].Name}); err != nil {
+		t.Fatal(err)
+	}
+	denied := func() {
+		t.Helper()
+		if _, err := m.Instances(t.Context()); !errors.Is(err, cloud.ErrDenied) {
+			t.Errorf("list without its permission: %v, want %v", err, cloud.ErrDenied)
+		}
+	}
+	denied()
+	openDemo(t, d)
+	f.emulator = d.emulator
+	denied()
+	if s, _ := d.fleet.snapshot(); !slices.Equal(s.CloudFaults, []string{"role-revoked=compute.instances.list"}) || len(s.Faults) != 2 {
+		t.Errorf("faults are %q and %q", s.CloudFaults, s.Faults)
+	}
+
+	// The machine of a fault gets no metadata, and others do.
+	a := &api{fleet: d.fleet, Control: NewControl(f, d.log), log: d.log}
+	for _, x := range []struct {
+		machine cloud.Instance
+		status  int
+	}{{d.fleet.Instances()[0], http.StatusInternalServerError}, {d.fleet.Instances()[1], http.StatusOK}} {
+		r := httptest.NewRequest(http.MethodGet, "http://metadata.google.internal/computeMetadata/v1/instance/id", nil)
+		r.Header.Set("Metadata-Flavor", "Google")
+		r.RemoteAddr = netip.AddrPortFrom(x.machine.IP, 40000).String()
+		w := httptest.NewRecorder()
+		a.machineMetadata(d.emulator).ServeHTTP(w, r)
+		if w.Code != x.status || w.Header().Get("Metadata-Flavor") != "Google" {
+			t.Errorf("metadata of %s: status %d, want %d; headers %v", x.machine.Name, w.Code, x.status, w.Header())
+		}
+	}
+
+	if err := f.SetFaults(nil); err != nil {
+		t.Fatal(err)
+	}
+	before, err := m.Instances(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A machine that is preempted in the moment is replaced under its name.
+	i := slices.IndexFunc(before, func(i cloud.Instance) bool { return i.Group == group })
+	if err := f.SetFaults([]string{"name-reuse=" + before[i].Name}); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		now, err := m.Instances(t.Context())
+		if slices.ContainsFunc(now, func(x cloud.Instance) bool {
+			return x.Name == before[i].Name && x.Incarnation != before[i].Incarnation
+		}) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is %+v (%v), was %+v", before[i].Name, now, err, before[i])
+		}
+		time.Sleep(50 * time.Millisecond) // poll interval
+	}
+}
+
 func TestCloudOfASandbox(t *testing.T) {
 	t.Parallel()
 	s := New(Dirs{Cache: t.TempDir(), State: t.TempDir()}, "", discard())
@@ -139,7 +219,10 @@ func TestCloudOfASandbox(t *testing.T) {
 	}{
 		{name: "an unknown one", want: `there is no sandbox of cloud "moon"`, spec: engine.SandboxSpec{Cloud: "moon"}},
 		{name: "with hollow machines", want: "hollow machines are in the sandbox's own cloud only", spec: engine.SandboxSpec{Cloud: gcp.Name, Machines: hollowKind}},
-		{name: "with faults", want: "faults are injected into the sandbox's own cloud only", spec: engine.SandboxSpec{Cloud: gcp.Name, Faults: []string{"api-429=0.5"}}},
+		{name: "with a fault of another cloud", want: "cloud gcp cannot have lost-delete=0.5", spec: engine.SandboxSpec{Cloud: gcp.Name, Faults: []string{"lost-delete=0.5"}}},
+		{name: "with an invalid fault", want: "want api-429=SHARE", spec: engine.SandboxSpec{Cloud: gcp.Name, Faults: []string{"api-429=2"}}},
+		{name: "with a fault of no machine", want: "fault preempt=worker-none: there is no such machine", spec: engine.SandboxSpec{Cloud: gcp.Name, Faults: []string{"preempt=worker-none"}}},
+		{name: "with a fault of an emulated cloud in its own one", want: `fault "stockout" is unknown`, spec: engine.SandboxSpec{Faults: []string{"stockout"}}},
 	} {
 		tt.spec.Workspace = w
 		if _, err := s.Up(t.Context(), tt.spec, nil); err == nil || !strings.Contains(err.Error(), tt.want) {

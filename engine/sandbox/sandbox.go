@@ -305,10 +305,7 @@ func (s *Sandboxes) admit(op string, spec engine.SandboxSpec) (st *state, fresh 
 			return nil, false, err
 		}
 	}
-	f, err := ParseFaults(spec.Faults)
-	if err == nil {
-		err = f.unknownNames(machineNames(st, spec))
-	}
+	f, err := checkFaults(emulatedCloud(engine.SandboxSpec{Cloud: info.Cloud}), spec.Faults, machineNames(st, spec))
 	if err != nil {
 		return nil, false, usage(op, "correct or leave out the faults", "%w", err)
 	}
@@ -446,7 +443,7 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 	if spec.Machines != hollowKind && (spec.Boot != 0 || spec.Join != 0 || spec.Drain != 0) && !s.dirs.isHollow(spec.Name) {
 		return spec, usage(op, "add --hollow, or leave these times out", "only hollow machines have configurable times to boot, to join, and to end a pod")
 	}
-	if _, err := ParseFaults(spec.Faults); err != nil {
+	if _, _, err := divideFaults(emulatedCloud(spec), spec.Faults); err != nil {
 		return spec, usage(op, "correct or leave out the faults", "%w", err)
 	}
 	return spec, nil
@@ -464,8 +461,6 @@ func checkCloud(op string, spec engine.SandboxSpec) error {
 		return usage(op, "leave --hollow or --cloud out", "hollow machines are in the sandbox's own cloud only")
 	case spec.Machines == machinesReal:
 		return usage(op, "leave --machines or --cloud out", "real machines are in the sandbox's own cloud only: names of replacements in %s are too long for them", spec.Cloud)
-	case len(spec.Faults) > 0:
-		return usage(op, "leave the faults or --cloud out", "faults are injected into the sandbox's own cloud only")
 	}
 	return nil
 }
@@ -592,7 +587,10 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 
 	t.step(stepImages, plan.StateRunning, "Prepare images")
 	st := newState(spec.Name, spec.Workspace, time.Now())
-	st.Release, st.Kubernetes, st.Image, st.Faults = spec.Release, artifacts.Version, spec.Image, spec.Faults
+	st.Release, st.Kubernetes, st.Image = spec.Release, artifacts.Version, spec.Image
+	if st.CloudFaults, st.Faults, err = divideFaults(emulatedCloud(spec), spec.Faults); err != nil {
+		return err
+	}
 	st.RegistryPort, st.Cloud = uint16(spec.RegistryPort), emulatedCloud(spec)
 	if err := s.images(ctx, st, cat, rootfs, t); err != nil {
 		t.step(stepImages, plan.StateFailed, err.Error())
@@ -620,7 +618,11 @@ func count(n, byDefault int) int {
 // check verifies that this computer can run the machines, and installs missing
 // packages if permitted.
 func (s *Sandboxes) check(ctx context.Context, spec engine.SandboxSpec, want machine.Demand, t *teller) error {
-	faults, err := ParseFaults(spec.Faults)
+	_, ofMachines, err := divideFaults(emulatedCloud(spec), spec.Faults)
+	var faults *Faults
+	if err == nil {
+		faults, err = ParseFaults(ofMachines)
+	}
 	if err == nil {
 		err = faults.Real()
 	}
@@ -935,7 +937,11 @@ func orNone(faults []string) string {
 // inTime refuses new faults that strike only at a machine's creation, if the machines already
 // exist: the faults would have no effect.
 func inTime(op string, faults []string, info sandboxapi.Info) error {
-	f, err := ParseFaults(slices.DeleteFunc(slices.Clone(faults), func(s string) bool { return slices.Contains(info.Faults, s) }))
+	_, faults, err := divideFaults(cloudOf(info), slices.DeleteFunc(slices.Clone(faults), func(s string) bool { return slices.Contains(info.Faults, s) }))
+	var f *Faults
+	if err == nil {
+		f, err = ParseFaults(faults)
+	}
 	if err != nil { // complete has checked it
 		return usage(op, "correct or leave out the faults", "%w", err)
 	}
@@ -1210,7 +1216,7 @@ func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStat
 			Simulated: st.Simulated, NodeCIDR: st.nodes().String(), PodCIDR: podCIDR.String(), ServiceCIDR: serviceCIDR,
 			Socket: s.dirs.of(name, socketName),
 		},
-		State: "stopped", Created: st.Created, Faults: st.Faults, Machines: []engine.SandboxMachine{},
+		State: "stopped", Created: st.Created, Faults: slices.Concat(st.CloudFaults, st.Faults), Machines: []engine.SandboxMachine{},
 	}
 	if st.Hollow != nil {
 		return s.statusHollow(ctx, st, out)

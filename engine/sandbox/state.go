@@ -67,6 +67,8 @@ type state struct {
 	// InitMachine is the machine behind the init port.
 	InitMachine string   `json:"initMachine"`
 	Faults      []string `json:"faults"`
+	// CloudFaults are those of the emulated cloud.
+	CloudFaults []string `json:"cloudFaults,omitempty"`
 	// Struck lists the one-shot faults that were already injected.
 	Struck []string `json:"struck"`
 

@@ -36,16 +36,16 @@ func (v *verbs) listFaults() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "list",
 		Short:   "List supported and active faults",
-		Long:    "List the faults that a sandbox supports. The active faults of this workspace's sandbox are marked with !.",
+		Long:    "List the faults that this workspace's sandbox supports; without one, those of the sandbox's own cloud.\nActive faults are marked with !.",
 		Example: "  constellation sandbox fault list\n  constellation sandbox fault list -o json | jq -r '.active[]'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return v.withNamed(cmd.Context(), name, func(ctx context.Context, box engine.Sandbox, name string) error {
-				active := []string{}
+				active, cloud := []string{}, ""
 				if st, err := box.Status(ctx, name); err == nil { // no sandbox, no active faults
-					active = append(active, st.Faults...)
+					active, cloud = append(active, st.Faults...), st.Cloud
 				}
-				return v.printFaults(out, box.FaultKinds(), active)
+				return v.printFaults(out, box.FaultKinds(cloud), active)
 			})
 		},
 	}

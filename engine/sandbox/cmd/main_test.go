@@ -143,7 +143,7 @@ func (f *fakeSandbox) SetFaults(_ context.Context, _ string, faults []string) er
 	return nil
 }
 
-func (f *fakeSandbox) FaultKinds() []engine.FaultKind {
+func (f *fakeSandbox) FaultKinds(string) []engine.FaultKind {
 	return []engine.FaultKind{{Name: "quota", Form: "quota=MACHINES", Does: "machine creation fails above this number"}, {Name: "registry-empty", Form: "registry-empty", Does: "it has no image"}}
 }
 

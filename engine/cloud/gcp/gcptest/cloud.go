@@ -50,6 +50,8 @@ type Options struct {
 	// Save stores the state of the cloud after each change. It is called with a lock held. Nil: the state ends
 	// with the process.
 	Save func(state []byte)
+	// Faults are those that an earlier process of this cloud had, see SetFaults.
+	Faults []string
 	// LateConflicts has an operation fail for a name that is taken, and not its request.
 	LateConflicts bool
 }
@@ -146,7 +148,7 @@ func New(fail func(problem string), o Options) (*Cloud, error) {
 			return nil, err
 		}
 	}
-	return c, nil
+	return c, c.restoreFaults(o.Faults)
 }
 
 // AddImage adds an image with a version, such as v1.1.0. It returns its reference.

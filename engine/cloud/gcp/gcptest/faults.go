@@ -26,6 +26,7 @@ type faults struct {
 // faultForm is a fault as users write it.
 type faultForm struct {
 	form  string
+	does  string // a clause
 	parse func(f *faults, value string) error
 }
 
@@ -36,42 +37,42 @@ func (f faultForm) name() string {
 
 // faultForms are all faults. They last, but name-reuse and preempt happen once.
 var faultForms = []faultForm{
-	{"stockout", func(f *faults, _ string) error { f.stockout = true; return nil }},
-	{"quota=MACHINES", func(f *faults, value string) (err error) {
+	{"stockout", "no zone has machines left", func(f *faults, _ string) error { f.stockout = true; return nil }},
+	{"quota=MACHINES", "the project may have this many machines", func(f *faults, value string) (err error) {
 		if f.quota, err = strconv.Atoi(value); err == nil && f.quota < 1 {
 			err = errors.New("want 1 or more")
 		}
 		return err
 	}},
-	{"role-revoked=PERMISSION", func(f *faults, value string) error {
+	{"role-revoked=PERMISSION", "no account has the permission, such as `compute.instances.list`", func(f *faults, value string) error {
 		if value == "" {
 			return errors.New("name a permission")
 		}
 		f.revoked[value] = true
 		return nil
 	}},
-	{"operation-lost", func(f *faults, _ string) error { f.lost = true; return nil }},
-	{"name-reuse=MACHINE", func(_ *faults, value string) error {
+	{"operation-lost", "operations that start meanwhile never end, and have no effect", func(f *faults, _ string) error { f.lost = true; return nil }},
+	{"name-reuse=MACHINE", "the machine is gone at once, and its group makes another one of its name", func(_ *faults, value string) error {
 		if value == "" {
 			return errors.New("name a machine")
 		}
 		return nil
 	}},
-	{"preempt=MACHINE", func(_ *faults, value string) error {
+	{"preempt=MACHINE", "the metadata server announces the preemption; the machine is gone 30 s later, and its group makes another one of its name", func(_ *faults, value string) error {
 		if value == "" {
 			return errors.New("name a machine")
 		}
 		return nil
 	}},
-	{"maintenance=MACHINE:EVENT", func(_ *faults, value string) error {
+	{"maintenance=MACHINE:EVENT", "the metadata server announces maintenance of the machine's host; EVENT is " + Terminate + " or " + Migrate, func(_ *faults, value string) error {
 		if name, event, _ := strings.Cut(value, ":"); name == "" || !slices.Contains([]string{Terminate, Migrate}, event) {
 			return fmt.Errorf("name a machine, and %s or %s", Terminate, Migrate)
 		}
 		return nil
 	}},
-	{"api-429=SHARE", func(f *faults, value string) (err error) { f.throttled, err = share(value); return err }},
-	{"api-500=SHARE", func(f *faults, value string) (err error) { f.failing, err = share(value); return err }},
-	{"api-latency=DURATION", func(f *faults, value string) (err error) {
+	{"api-429=SHARE", "this share of API calls is refused by a rate limit", func(f *faults, value string) (err error) { f.throttled, err = share(value); return err }},
+	{"api-500=SHARE", "this share of API calls fails with 500", func(f *faults, value string) (err error) { f.failing, err = share(value); return err }},
+	{"api-latency=DURATION", "each API call takes this much longer", func(f *faults, value string) (err error) {
 		if f.latency, err = time.ParseDuration(value); err == nil && f.latency <= 0 {
 			err = errors.New("the duration must be positive")
 		}
@@ -101,19 +102,21 @@ func FaultForms() (forms []string) {
 	return forms
 }
 
-// SetFaults replaces the faults of the cloud. An error names each fault that is not valid, and leaves the faults as they are.
-//
-//   - stockout: no zone has machines left.
-//   - quota=MACHINES: the project may have so many.
-//   - role-revoked=PERMISSION: no account has the permission.
-//   - operation-lost: operations that start meanwhile never end, and have no effect.
-//   - name-reuse=MACHINE: the machine is gone, as after a preemption, and its group makes another one of its name. It happens
-//     when the fault is new.
-//   - preempt=MACHINE: the metadata server announces the preemption. The machine is gone after PreemptedAfter, when the fault
-//     has ended, too. Its group makes another one of its name.
-//   - maintenance=MACHINE:EVENT: the metadata server announces maintenance of the machine's host, until the fault ends.
-//   - api-429=SHARE, api-500=SHARE: so many of the calls fail. api-latency=DURATION: each takes so much longer.
-func (c *Cloud) SetFaults(spec []string) error {
+// FaultEffects returns what each fault of FaultForms does, as clauses.
+func FaultEffects() (effects []string) {
+	for _, f := range faultForms {
+		effects = append(effects, f.does)
+	}
+	return effects
+}
+
+// CheckFaults returns an error that names each fault that is not valid.
+func CheckFaults(spec []string) error {
+	_, err := parseFaults(spec)
+	return err
+}
+
+func parseFaults(spec []string) (faults, error) {
 	next := faults{revoked: map[string]bool{}}
 	var errs []error
 	for _, s := range spec {
@@ -126,12 +129,40 @@ func (c *Cloud) SetFaults(spec []string) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%w; the faults are %s", err, strings.Join(FaultForms(), ", "))
+		return faults{}, fmt.Errorf("%w; the faults are %s", err, strings.Join(FaultForms(), ", "))
+	}
+	return next, nil
+}
+
+// restoreFaults has the faults of an earlier process again. Those that happen once do not happen again.
+func (c *Cloud) restoreFaults(spec []string) error {
+	next, err := parseFaults(spec)
+	if err != nil {
+		return err
+	}
+	c.spec, c.faults = slices.Clone(spec), next
+	for _, s := range spec {
+		if value, is := strings.CutPrefix(s, "maintenance="); is {
+			machine, event, _ := strings.Cut(value, ":")
+			_ = c.Maintain(machine, event) // the machine may be gone
+		}
+	}
+	return nil
+}
+
+// SetFaults replaces the faults of the cloud, see FaultEffects. An error names each fault that is not valid, and leaves the faults as
+// they are. name-reuse and preempt happen when the fault is new: a machine that was preempted is gone after PreemptedAfter, when the
+// fault has ended, too.
+func (c *Cloud) SetFaults(spec []string) error {
+	next, err := parseFaults(spec)
+	if err != nil {
+		return err
 	}
 	c.mu.Lock()
 	before := c.spec
 	c.spec, c.faults = slices.Clone(spec), next
 	c.mu.Unlock()
+	var errs []error
 	for _, s := range spec {
 		if slices.Contains(before, s) {
 			continue
