@@ -77,6 +77,8 @@ type Event struct {
 	// old node of one that joins. Role is control-plane for control planes.
 	With string `json:"with,omitempty"`
 	Role string `json:"role,omitempty"`
+	// ProviderID is the provider ID of the machine, as its Node has it; empty if it is not known.
+	ProviderID string `json:"providerID,omitempty"`
 	// Source is who speaks in a log event: kubeadm, bootstrapper, join-service.
 	Source string `json:"source,omitempty"`
 	// Level is debug, info, warn or error.

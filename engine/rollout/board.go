@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
 )
@@ -136,6 +137,8 @@ type BoardNode struct {
 	// Counterpart is the other machine of its replacement; empty if there is none.
 	Counterpart string
 	Control     bool
+	// ProviderID is that of its machine; empty if it is not known.
+	ProviderID string
 	// Attempts is how often its replacement was begun; at least 1 once it was.
 	Attempts int
 	// Since is when it came into its state. Seen says that this was seen; else it was in it
@@ -147,6 +150,9 @@ type BoardNode struct {
 	// Place is where it stands in its group.
 	Place *BoardPlace
 }
+
+// Page is the page of the machine in the console of its vendor; empty if there is none, or none is known.
+func (n *BoardNode) Page() string { return providers.MachinePage(n.ProviderID) }
 
 // Moment is a state that a machine was in.
 type Moment struct {
@@ -513,6 +519,9 @@ func (b *Board) node(e plan.Event) {
 		n.Counterpart = bounded(e.With)
 	}
 	n.Control = n.Control || e.Role == roleControlPlane
+	if e.ProviderID != "" {
+		n.ProviderID = bounded(e.ProviderID)
+	}
 	if e.Attempt > 0 {
 		n.Attempts = e.Attempt
 	}

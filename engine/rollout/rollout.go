@@ -130,7 +130,7 @@ func (o *nodeView) entry(n *cluster.Node) *Entry {
 // unmanagedEntry returns the state of a node that others upgrade: its version, and whether it is
 // cordoned, as before a drain.
 func (o *nodeView) unmanagedEntry(n *cluster.Node) *Entry {
-	e := &Entry{Name: n.Name, Group: cmp.Or(n.Group, n.Role), State: n.State, Text: n.Message, stays: true}
+	e := &Entry{Name: n.Name, Group: cmp.Or(n.Group, n.Role), State: n.State, Text: n.Message, stays: true, machine: n.ProviderID}
 	if n.Role == cluster.ControlPlaneRole {
 		e.role = n.Role
 	}
@@ -336,7 +336,7 @@ func Unnamed(machine string) bool { return strings.Contains(machine, " ") }
 // nodeEntry returns the state of a node with target t: m is its own move if moves, next is that
 // of its replacement machine if replaced.
 func nodeEntry(t cluster.NodeTarget, n *cluster.Node, m cluster.Move, moves bool, next cluster.Move, replaced bool) *Entry {
-	e := &Entry{Name: n.Name, Group: cmp.Or(n.Group, m.Group, n.Role), State: plan.NodeNotReady, Text: n.Message, With: cmp.Or(n.Heir, n.Donor)}
+	e := &Entry{Name: n.Name, Group: cmp.Or(n.Group, m.Group, n.Role), State: plan.NodeNotReady, Text: n.Message, With: cmp.Or(n.Heir, n.Donor), machine: n.ProviderID}
 	if n.Role == cluster.ControlPlaneRole {
 		e.role = n.Role
 	}

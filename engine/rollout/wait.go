@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"constellation/engine/cloud"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cluster"
 	"constellation/engine/plan"
@@ -30,7 +31,7 @@ func (t *Tracker) count(state string, more int64) {
 	}
 }
 
-type machineState struct{ group, state, text, with, role string }
+type machineState struct{ group, state, text, with, role, id string }
 
 // Rank orders the states on the way into a cluster, so that a cloud that lags behind
 // does not send a machine back to where it came from.
@@ -45,7 +46,8 @@ func (t *Tracker) Set(r *plan.Reporter, m Entry) (changed bool) {
 		t.states, t.byState = map[string]machineState{}, map[string]int64{}
 	}
 	old, known := t.states[m.Name]
-	now := machineState{cmp.Or(m.Group, old.group), m.State, m.Text, cmp.Or(m.With, old.with), cmp.Or(m.role, old.role)}
+	id, _ := cloud.SplitKey(m.machine)
+	now := machineState{cmp.Or(m.Group, old.group), m.State, m.Text, cmp.Or(m.With, old.with), cmp.Or(m.role, old.role), cmp.Or(id, old.id)}
 	if old == now || old.state == now.state && old.with == now.with && now.text == "" {
 		return false
 	}
@@ -54,7 +56,7 @@ func (t *Tracker) Set(r *plan.Reporter, m Entry) (changed bool) {
 		t.count(old.state, -1)
 	}
 	t.count(now.state, 1)
-	r.Send(plan.Event{Kind: plan.KindNode, Node: m.Name, Group: now.group, From: old.state, To: now.state, Text: now.text, With: now.with, Role: now.role})
+	r.Send(plan.Event{Kind: plan.KindNode, Node: m.Name, Group: now.group, From: old.state, To: now.state, Text: now.text, With: now.with, Role: now.role, ProviderID: now.id})
 	return old.state != now.state
 }
 
@@ -115,6 +117,7 @@ type Entry struct {
 	Unnamed                  bool   // the cloud has not named it yet
 	With                     string // the other machine of its replacement
 	role                     string // control-plane of one that is
+	machine                  string // its provider ID or key in the cloud; empty if it is not known
 	stays                    bool   // it is upgraded as it is, and no other takes its place
 	failed                   bool   // for good, says the cloud
 	booting                  bool   // it has not come up yet, says the cloud
@@ -140,7 +143,7 @@ func Join(machines []cluster.CloudMachine, nodes []*cluster.Node, expected []clu
 		if m.Stage == plan.NodeGone {
 			continue
 		}
-		e := Entry{Name: m.Name, Group: m.GroupName, Text: m.Message, booting: m.Stage == plan.NodeBooting, console: m.Console, since: m.Since}
+		e := Entry{Name: m.Name, Group: m.GroupName, Text: m.Message, booting: m.Stage == plan.NodeBooting, console: m.Console, since: m.Since, machine: m.ProviderID}
 		n, isNode := byName[m.Name]
 		switch {
 		case isNode:

@@ -330,6 +330,45 @@ func TestFilterMatches(t *testing.T) {
 	}
 }
 
+// The page of a machine names its page in the console of the vendor, unless the machines are simulated.
+func TestMachineNamesItsPage(t *testing.T) {
+	const page = "https://console.cloud.google.com/compute/instancesDetail/zones/europe-west3-a/instances/worker-x7?project=my-project"
+	for _, simulated := range []bool{false, true} {
+		path := filepath.Join(t.TempDir(), "record.jsonl")
+		f, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		enc := json.NewEncoder(f)
+		for _, ev := range []plan.Event{
+			{Kind: plan.KindHello, Schema: plan.Schema, Object: "demo", Simulated: simulated},
+			{Kind: plan.KindStep, Step: plan.StepRollout, State: plan.StateRunning},
+			{Kind: plan.KindNode, Node: "worker-x7", Group: "workers", To: plan.NodeDraining, ProviderID: "gce://my-project/europe-west3-a/worker-x7"},
+		} {
+			ev.Time = enginefake.Start
+			if err := enc.Encode(ev); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		r, err := ReadRecord(path, nil, func(string) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Test(t, func(t *testing.T) {
+			s := newStage(t, &enginefake.Engine{}, term.Display{}, 140, 40)
+			s.c.task.busy, s.c.deps.Replay, s.c.deps.OnlyWatch = "", r, true
+			s.do(s.c.Init())
+			s.view([]string{"enter"})
+			if out := s.c.View(); !strings.Contains(out, "Machine worker-x7") || strings.Contains(out, page) == simulated {
+				t.Errorf("simulated %v:\n%s", simulated, out)
+			}
+		})
+	}
+}
+
 // TestHostileRecordIsHarmless replays a malicious record: no control character reaches the
 // terminal in any lens.
 func TestHostileRecordIsHarmless(t *testing.T) {

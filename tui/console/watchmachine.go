@@ -103,6 +103,9 @@ func (l *machineLens) view(b *rollout.Board, w, h int) []string {
 	if n.Text != "" {
 		facts = append(facts, term.Clean(n.State)+": "+term.Clean(n.Text))
 	}
+	if page := n.Page(); page != "" && !b.Simulated { // that of an emulated machine does not exist
+		facts = append(facts, term.Clean(page))
+	}
 	for _, f := range facts {
 		lines = append(lines, l.scr.c.th.Below(w, 2, 2, term.Plain, f)...)
 	}

@@ -29,6 +29,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/url"
 	"regexp"
 	"strings"
 	"sync"
@@ -156,6 +157,15 @@ func ParseProviderID(id string) (project, zone, name string, ok bool) {
 		return "", "", "", false
 	}
 	return parts[0], parts[1], parts[2], true
+}
+
+// MachinePage returns the address of the page of a machine in Google's console; empty for the provider ID of another cloud.
+func MachinePage(providerID string) string {
+	project, zone, name, ok := ParseProviderID(providerID)
+	if !ok {
+		return ""
+	}
+	return "https://console.cloud.google.com/compute/instancesDetail/zones/" + zone + "/instances/" + name + "?project=" + url.QueryEscape(project)
 }
 
 // GroupID returns the ID of a managed instance group.

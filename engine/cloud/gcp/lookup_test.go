@@ -84,3 +84,18 @@ func TestLookupWithoutAnAccount(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestMachinePage(t *testing.T) {
+	t.Parallel()
+	for id, want := range map[string]string{
+		"gce://my-project/europe-west3-a/worker-x7":        "https://console.cloud.google.com/compute/instancesDetail/zones/europe-west3-a/instances/worker-x7?project=my-project",
+		"gce://example.com:p/europe-west3-a/worker-x7#123": "https://console.cloud.google.com/compute/instancesDetail/zones/europe-west3-a/instances/worker-x7?project=example.com%3Ap",
+		"gce://my-project/europe-west3-a/a?b":              "",
+		"aws:///eu-central-1a/i-0123":                      "",
+		"":                                                 "",
+	} {
+		if got := gcp.MachinePage(id); got != want {
+			t.Errorf("page of %q is %q, want %q", id, got, want)
+		}
+	}
+}

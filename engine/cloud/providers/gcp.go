@@ -154,7 +154,7 @@ func googleCloud() Provider {
 		Infra:     true,
 		Parts:     googleParts,
 		Find:      findGoogle,
-		GroupName: gcp.GroupName,
+		GroupName: gcp.GroupName, MachinePage: gcp.MachinePage,
 		Simulated: func(state section.Values) bool { return state.Bool("simulated") },
 		Console: func(config, state section.Values) (Console, error) {
 			c, err := openGoogle(context.Background(), state) // credentials are read from files at most

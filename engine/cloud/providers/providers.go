@@ -140,6 +140,9 @@ type Provider struct {
 	// Fixed returns why nothing on the machines of a state can be changed, with a remedy.
 	// An empty reason means that it can; so does nil.
 	Fixed func(state section.Values) (reason, remedy string)
+	// MachinePage returns the address of a machine's page in the console of the vendor; empty for the provider ID of another cloud.
+	// Nil: the cloud has no such pages.
+	MachinePage func(providerID string) string
 	// Console returns the view of the console. It sends nothing yet.
 	Console func(config, state section.Values) (Console, error)
 
@@ -475,6 +478,18 @@ func All() []Provider {
 	registry.Lock()
 	defer registry.Unlock()
 	return slices.Clone(registry.list)
+}
+
+// MachinePage returns the address of the page of a machine in the console of its vendor; empty if it has none.
+func MachinePage(providerID string) string {
+	for _, p := range All() {
+		if p.MachinePage != nil {
+			if page := p.MachinePage(providerID); page != "" {
+				return page
+			}
+		}
+	}
+	return ""
 }
 
 // Clouds returns the providers that can make a cluster, sorted by name.
