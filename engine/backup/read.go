@@ -485,7 +485,7 @@ func (b *Backup) verifyManifest(ctx context.Context, buf []byte, read func(int),
 		return
 	}
 	defer f.Close()
-	// What was read at Open is used, so it has to be what is authenticated.
+	// Callers use what Open read, so Verify authenticates exactly that.
 	head := sha256.New()
 	src := io.MultiReader(io.TeeReader(io.LimitReader(f, b.frontSize), head), f)
 	b.verifyDigest(ctx, src, ManifestFile, buf, b.keys.mac(&b.front), b.front.AuthenticatedBy != "", read, wrong)
