@@ -83,7 +83,7 @@ func TestGoogleCloudOfSimulatedMachines(t *testing.T) {
 	t.Parallel()
 	c := newSimulated(t)
 	up := []string{"sandbox", "up", "--cloud", "gcp", "--machines", "simulated"}
-	c.run(time.Minute, append(up, "--fault", "api-429=0.5")...).want(plan.ExitUsage)
+	c.run(time.Minute, append(up, "--fault", "lost-delete=0.5")...).want(plan.ExitUsage)
 	c.run(time.Minute, "sandbox", "up", "--cloud", "gcp", "--machines", "real").want(plan.ExitUsage)
 	c.run(time.Minute, append(up, "--control-planes", "1", "--workers", "1", "--image", "v1.0.0")...).want(plan.ExitDone)
 	c.run(time.Minute, "sandbox", "up", "--cloud", "sandbox").want(plan.ExitUsage) // it is another one
