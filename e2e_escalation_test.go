@@ -59,7 +59,7 @@ func (c *cloud) wantGuarded(when string) {
 	}
 }
 
-// guardedEvery is the pause after a round of all attempts. A round has 1,700 requests and takes five seconds of processor
+// guardedEvery is the pause after a round of all attempts. A round has 1,900 requests and takes five seconds of processor
 // time, so without a pause the API server would do little else.
 const guardedEvery = 20 * time.Second
 

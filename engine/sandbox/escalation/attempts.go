@@ -71,6 +71,13 @@ func Subjects(c Cluster) []Subject {
 		account(System, "default", bound, nil),
 		account(Upgrade, "constellation-plans", bound, plans),
 		account(Upgrade, "constellation-plans", nil, map[string]string{"read Secrets in system-upgrade": plans["read Secrets in system-upgrade"]}),
+		// A controller of Plans that is not ours, with the rights that it needs and no limit on the names of Leases.
+		account(Upgrade, "system-upgrade-controller", bound, map[string]string{
+			"start a privileged Job in system-upgrade":  plans["start a privileged Job in system-upgrade"],
+			"take the Lease of the controller of Plans": plans["take the Lease of the controller of Plans"],
+			"take the lock of upgrades of nodes":        plans["take the lock of upgrades of nodes"],
+		}),
+		account(Upgrade, "system-upgrade-controller", nil, nil),
 		account(Upgrade, "system-upgrade", bound, nil),
 		account(Upgrade, "system-upgrade", nil, nil),
 		account("kube-system", "default", bound, nil),
@@ -152,6 +159,25 @@ func prepare(ctx context.Context, admin *caller, c Cluster) (undo func(), err er
 		"subjects": []object{{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": userPrefix + "configmaps"}},
 	}); err != nil {
 		return undo, err
+	}
+	if err := create(rbac+"/clusterroles", "escalation-suite-plans", object{
+		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": object{"name": "escalation-suite-plans"},
+		"rules": []object{
+			{"apiGroups": []string{"upgrade.cattle.io"}, "resources": []string{"plans/status"}, "verbs": []string{"update"}},
+			{"apiGroups": []string{"batch"}, "resources": []string{"jobs"}, "verbs": []string{"create"}},
+			{"apiGroups": []string{"coordination.k8s.io"}, "resources": []string{"leases"}, "verbs": []string{"create"}},
+		},
+	}); err != nil {
+		return undo, err
+	}
+	for _, ns := range []string{System, Upgrade, "kube-system"} {
+		if err := create(rbac+"/namespaces/"+ns+"/rolebindings", "escalation-suite-plans", object{
+			"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": object{"name": "escalation-suite-plans"},
+			"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "escalation-suite-plans"},
+			"subjects": []object{{"kind": "ServiceAccount", "name": "system-upgrade-controller", "namespace": Upgrade}},
+		}); err != nil {
+			return undo, err
+		}
 	}
 	if err := create(rbac+"/clusterrolebindings", "escalation-suite-watch", object{
 		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": object{"name": "escalation-suite-watch"},

@@ -2,9 +2,11 @@ package escalation_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,6 +34,35 @@ func TestNobodyBecomesSomebodyElse(t *testing.T) {
 		t.Error(f)
 	}
 	t.Logf("%d attempts", tried)
+	otherControllerLeads(t, cp)
+}
+
+// otherControllerLeads takes Leases as a controller of Plans that has another name than ours.
+func otherControllerLeads(t *testing.T, cp *controlplane.ControlPlane) {
+	t.Helper()
+	if err := cp.Apply(t.Context(), []byte(`{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: other-plans}, rules: [`+
+		`{apiGroups: [upgrade.cattle.io], resources: [plans/status], verbs: [update]}, {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}]}
+---
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: other-plans}, roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: other-plans}, `+
+		`subjects: [{kind: ServiceAccount, name: other-plans, namespace: system-upgrade}]}`)); err != nil {
+		t.Fatal(err)
+	}
+	cfg := rest.CopyConfig(cp.Config())
+	cfg.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:system-upgrade:other-plans", Groups: []string{"system:serviceaccounts", "system:authenticated"},
+		Extra: map[string][]string{"authentication.kubernetes.io/pod-name": {"other-plans-0"}},
+	}
+	k := kubernetes.NewForConfigOrDie(cfg)
+	for _, l := range []metav1.ObjectMeta{{Namespace: escalation.Upgrade, Name: "other-plans"}, {Namespace: "kube-system", Name: "constellation-node-upgrades"}} {
+		var err error
+		await(t, func() bool { // the authorizer observes the binding with a delay
+			_, err = k.CoordinationV1().Leases(l.Namespace).Create(t.Context(), &coordinationv1.Lease{ObjectMeta: l}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			return err == nil || strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
+		})
+		if err != nil {
+			t.Errorf("Lease %s of another controller of Plans: %v", l.Name, err)
+		}
+	}
 }
 
 // TestWithoutPoliciesManySucceed shows that the attempts can succeed: without admission policies
@@ -58,6 +89,8 @@ func TestWithoutPoliciesManySucceed(t *testing.T) {
 		{Subject: "edit in constellation-system", Attempt: "take the operator's leader Lease"},
 		{Subject: "ServiceAccount constellation-system/joinservice", Attempt: "take the operator's leader Lease"},
 		{Subject: "ServiceAccount constellation-system/constellation-operator", Attempt: "take the Lease of another program"},
+		{Subject: "ServiceAccount system-upgrade/system-upgrade-controller", Attempt: "take the operator's leader Lease"},
+		{Subject: "ServiceAccount system-upgrade/system-upgrade-controller without a pod", Attempt: "take the Lease of the controller of Plans"},
 	} {
 		if !slices.ContainsFunc(found, func(f escalation.Finding) bool { return f.Subject == want.Subject && f.Attempt == want.Attempt }) {
 			t.Errorf("%s: %s: it did not succeed without policies, so it shows nothing", want.Subject, want.Attempt)
