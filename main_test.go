@@ -13,6 +13,7 @@ import (
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
 	"constellation/engine/plan"
+	"constellation/internal/testneeds"
 )
 
 // TestDocumentedEventsAreEvents checks docs/events.md: each example is a valid event without
@@ -109,6 +110,7 @@ func TestVendorsAreRegistered(t *testing.T) {
 // dependencies lists the packages that pkg links.
 func dependencies(t *testing.T, pkg string) []string {
 	t.Helper()
+	testneeds.Tree()
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", pkg).CombinedOutput()
 	if err != nil {
 		t.Fatalf("go list: %v\n%s", err, out)

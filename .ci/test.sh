@@ -24,6 +24,8 @@ echo "running all tests (machines: $([ "$(id -u)" = 0 ] && echo yes || echo "no,
 # runs alone at the end. Debug information is left out: linking takes 45 % less processor time. The linters vet all packages.
 # API servers, which take a quarter of the processor time, collect garbage less often; so does all that tests start.
 export GOGC=300
+CONSTELLATION_TREE=$(.ci/tree)
+export CONSTELLATION_TREE
 rc=0
 go tool -modfile=.ci/go.mod gotestsum --format "${GOTESTSUM_FORMAT:-pkgname-and-test-fails}" --jsonfile bin/test.json \
   --rerun-fails=1 --rerun-fails-max-failures=10 --rerun-fails-run-root-test --packages ". ./engine/sandbox ./engine/kube ./operator ./..." -- -p 3 -vet=off -ldflags=-w -timeout 45m "$@" || rc=$?

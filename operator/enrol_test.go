@@ -148,6 +148,7 @@ func newEnrolRig(t *testing.T) *enrolRig {
 	t.Helper()
 	r := &enrolRig{hostRig: workerRig(t, "worker-1")}
 	built := filepath.Join(r.dir, "built")
+	testneeds.Tree()
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", built, "constellation/agent/cmd")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath")
 	if out, err := cmd.CombinedOutput(); err != nil {

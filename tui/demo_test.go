@@ -17,7 +17,7 @@ import (
 // `make demo` exits with 0 when the user leaves the console, and prints how to come back.
 // A failure keeps its exit code.
 func TestDemoExitCode(t *testing.T) {
-	demo, err := filepath.Abs("../.ci/demo.sh")
+	script, err := os.ReadFile("../.ci/demo.sh") // Go repeats the test if this process reads a changed file
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func TestDemoExitCode(t *testing.T) {
 				t.Skipf("needs pseudo terminals: %v", err)
 			}
 			defer tty.Close()
-			cmd := exec.Command("bash", demo)
+			cmd := exec.Command("bash", "-c", string(script), "demo.sh")
 			cmd.Dir = dir
 			cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "DEMO_DIR=" + filepath.Join(dir, ".demo"), "KUBERNETES=v1.35.4"}
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = own, own, own

@@ -135,6 +135,11 @@ func File(t T, path, pkg string) {
 	}
 }
 
+// Tree makes the cached result of a package's tests depend on all files of the repository, which .ci/run and .ci/test.sh
+// hash into CONSTELLATION_TREE. Call it before a test runs a program that reads these files, such as go list: Go observes
+// only the files and environment variables that the test process itself reads.
+func Tree() { _ = os.Getenv("CONSTELLATION_TREE") }
+
 // Short reports whether the test runs with -short. Tests that repeat something many times repeat it
 // less often then.
 func Short() bool {

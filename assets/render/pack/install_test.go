@@ -41,6 +41,7 @@ func newHelmUser(t *testing.T) *helmUser {
 	if _, err := os.Stat(u.kubectlBinary); err != nil {
 		t.Skipf("needs kubectl: %v", err)
 	}
+	testneeds.Tree()
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", u.dir, "helm.sh/helm/v3/cmd/helm")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build helm: %v\n%s", err, out)

@@ -15,6 +15,7 @@ import (
 	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/hollow"
+	"constellation/internal/testneeds"
 )
 
 var _ providers.Control = (*oddcloud.Cloud)(nil)
@@ -88,6 +89,7 @@ func TestNamesAndIDsAreReused(t *testing.T) {
 }
 
 func TestNoProgramContainsTheOddCloud(t *testing.T) {
+	testneeds.Tree()
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "constellation", "constellation/operator/cmd", "constellation/joinservice/cmd", "constellation/engine/sandbox/cmd").CombinedOutput()
 	if err != nil {
 		t.Fatalf("list imports: %v\n%s", err, out)

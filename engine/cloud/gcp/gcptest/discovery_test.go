@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"constellation/internal/testneeds"
 )
 
 var update = flag.Bool("update", false, "write methods.json")
@@ -61,6 +63,7 @@ func references(v any, types, found map[string]any) {
 }
 
 func TestMethodsAreCurrent(t *testing.T) {
+	testneeds.Tree()
 	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "google.golang.org/api").Output()
 	if err != nil {
 		t.Fatal(err)

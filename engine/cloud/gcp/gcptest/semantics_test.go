@@ -20,6 +20,7 @@ import (
 	"constellation/engine/cloud/cloudtest/wire"
 	"constellation/engine/cloud/gcp"
 	"constellation/engine/cloud/gcp/gcptest"
+	"constellation/internal/testneeds"
 )
 
 const (
@@ -603,6 +604,7 @@ func TestDocumentedSemantics(t *testing.T) {
 
 // TestNoProgramContainsTheEmulator leaves out constellation-sandbox, which runs the emulator.
 func TestNoProgramContainsTheEmulator(t *testing.T) {
+	testneeds.Tree()
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "constellation", "constellation/bootstrapper/cmd", "constellation/agent/cmd",
 		"constellation/operator/cmd", "constellation/joinservice/cmd").CombinedOutput()
 	if err != nil {

@@ -40,6 +40,7 @@ func install(t *testing.T, release string) string {
 	testneeds.Time(t, "half a minute: it links constellation-sandbox")
 	dir := t.TempDir()
 	p := filepath.Join(dir, Name)
+	testneeds.Tree()
 	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-s -w -X constellation/engine/version.Release="+release, "-o", p, "constellation/engine/sandbox/cmd")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
