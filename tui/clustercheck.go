@@ -51,10 +51,10 @@ kubelets are queried. Reads that the user may not make are listed with the missi
 rules; --print-rbac prints the least ClusterRole for a complete check.
 
 With --security, check compares the cluster with the CIS Kubernetes Benchmark and the NSA/CISA
-hardening guide instead. It reads kubelets through the API server, and sends two requests
-without credentials. Settings that the API does not show are listed as not visible, never as
-passed. --explain prints one check whole. Failed checks are findings: level 1 blocks, the rest
-warns.
+hardening guide instead. It reads kubelets through the API server, or else directly with the
+client certificate of the kubeconfig. It sends two requests without credentials. Settings that
+the API does not show are listed as not visible, never as passed. --explain prints one check
+whole. Failed checks are findings: level 1 blocks, the rest warns.
 
 Findings have stable IDs. --baseline, --ignore and --ignore-file exclude findings from
 --fail-on; they are still printed. A rule needs a reason and an end.

@@ -30,7 +30,7 @@ func securityResults() []check.SecurityResult {
 	env := of("cis-5.4.1", "5.4 Secrets", "Pods read Secrets from files, not from their environment", 2, check.SecurityFailed)
 	env.Evidence = []check.Evidence{{Text: "a variable comes from a Secret", Wrong: true, Objects: []string{"deployment/shop/api", "deployment/shop/web"}}}
 	limits := of("nsa-resource-limits", "NSA/CISA", "Containers have limits of CPU and memory", 0, check.SecurityManual)
-	limits.Automated, limits.Since, limits.Until = false, "v1.30", "v1.40"
+	limits.Automated = false
 	absent := of("cis-4.3.1", "5.4 Secrets", "kube-proxy serves metrics on the loopback address alone", 1, check.SecurityNotApplicable)
 	absent.Reason = "there is no kube-proxy"
 	return []check.SecurityResult{mode, second, third, passed, profiles, env, absent, limits}
@@ -80,7 +80,7 @@ func TestSecurityIsPrinted(t *testing.T) {
 		{name: "the role", args: []string{"--print-rbac"}, want: []string{"kind: ClusterRole # security"}},
 		{name: "one check", args: []string{"--explain", "1.2.15"}, want: []string{"cis-1.2.15", "level 1, decided by this program", "wrong", "node/b", "and 3 more", "a field of each kubelet"}},
 		{name: "a file", args: []string{"--explain=cis-1.1.1"}, want: []string{"decided by what you see on the machine", "stat -c"}},
-		{name: "a check with versions", args: []string{"--explain", "resource-limits"}, want: []string{"decided by a person", "v1.30 to v1.40"}},
+		{name: "a check for people", args: []string{"--explain", "resource-limits"}, want: []string{"decided by a person"}},
 		{name: "an unknown check", args: []string{"--explain", "9.9.9"}, code: plan.ExitUsage, want: []string{"no check has this ID"}},
 		{name: "markdown", args: []string{"-o", "markdown"}, want: []string{"## Security of `prod", "| `cis-1.2.15` | failed |", "```yaml\nrules:"}},
 		{name: "level 1 blocks", args: []string{"--fail-on=blocking"}, code: plan.ExitBlocked, want: nil},

@@ -80,14 +80,11 @@ type SecurityCheck struct {
 	Level int `json:"level,omitempty"`
 	// Automated is whether the program decides. Otherwise it shows evidence, and a person decides.
 	Automated bool `json:"automated"`
-	// LooksAt is what the result is decided by.
+	// LooksAt is the evidence that decides the result.
 	LooksAt string `json:"looksAt"`
-	// Remedy is what to do if the check fails, Command how to look oneself.
+	// Remedy is what to do if the check fails, Command how to check manually.
 	Remedy  string `json:"remedy,omitempty"`
 	Command string `json:"command,omitempty"`
-	// Since and Until are the first and the last minor that have what the check is about; empty: all.
-	Since string `json:"since,omitempty"`
-	Until string `json:"until,omitempty"`
 }
 
 // SecurityResult is the result of a check.

@@ -103,7 +103,7 @@ func securityMeaning(s *check.Security, x check.SecurityStatus) string {
 		}
 		return fmt.Sprintf("%d of level 1", n)
 	case check.SecurityNotVisible:
-		return "look yourself: --explain ID has the command"
+		return "check manually: --explain ID has the command"
 	case check.SecurityManual:
 		return "a person must decide: --explain ID"
 	}
@@ -199,14 +199,6 @@ func SecurityExplained(pg Page, w int, cluster string, r *check.SecurityResult) 
 	row("cluster", term.Plain, cluster)
 	row("source", term.Plain, strings.Join(r.Sources, "; "))
 	row("kind", term.Plain, level+kind)
-	switch {
-	case r.Since != "" && r.Until != "":
-		row("versions", term.Plain, r.Since+" to "+r.Until)
-	case r.Since != "":
-		row("versions", term.Plain, "since "+r.Since)
-	case r.Until != "":
-		row("versions", term.Plain, "until "+r.Until)
-	}
 	row("looks at", term.Plain, r.LooksAt)
 	row("why", term.Plain, r.Reason)
 	for _, e := range r.Evidence {

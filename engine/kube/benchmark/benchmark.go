@@ -12,7 +12,6 @@ package benchmark
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -59,8 +58,6 @@ type item struct {
 	level int
 	// manual: a person decides.
 	manual bool
-	// since and until are minors of Kubernetes 1; zero: all.
-	since, until int
 
 	title, looks, remedy, command string
 
@@ -95,7 +92,6 @@ func Checks() (out []check.SecurityCheck) {
 func (c *item) check(section string) check.SecurityCheck {
 	out := check.SecurityCheck{
 		ID: "nsa-" + c.id, Section: section, Title: c.title, Level: c.level, Automated: !c.manual && c.judge != nil, LooksAt: c.looks, Remedy: c.remedy, Command: c.command,
-		Since: minorOf(c.since), Until: minorOf(c.until),
 	}
 	if c.number != "" {
 		out.ID = "cis-" + c.number
@@ -107,21 +103,9 @@ func (c *item) check(section string) check.SecurityCheck {
 	return out
 }
 
-func minorOf(n int) string {
-	if n == 0 {
-		return ""
-	}
-	return fmt.Sprintf("v1.%d", n)
-}
-
 // run returns the result of the check.
 func (c *item) run(section string, f *facts) check.SecurityResult {
 	out := check.SecurityResult{SecurityCheck: c.check(section)}
-	minor := f.version.Minor()
-	if c.since > 0 && minor < c.since || c.until > 0 && minor > c.until {
-		out.Status, out.Reason = check.SecurityNotApplicable, "Kubernetes "+f.version.MinorString()+" does not have it"
-		return out
-	}
 	for _, s := range c.needs {
 		if why, unread := f.unread[s]; unread {
 			out.Status, out.Reason = check.SecurityNotVisible, why
@@ -144,7 +128,7 @@ func (c *item) run(section string, f *facts) check.SecurityResult {
 }
 
 // hiddenFiles is why checks of files have no result.
-const hiddenFiles = "the API does not show files of machines: look with the command"
+const hiddenFiles = "the API does not show files of machines: check manually with the command"
 
 // Request describes a run.
 type Request struct {

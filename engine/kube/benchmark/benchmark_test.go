@@ -3,6 +3,9 @@ package benchmark
 import (
 	"fmt"
 	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -45,6 +48,8 @@ func planesOf(args map[string]string) map[string][]staticPod {
 }
 
 var no, yes = new(bool), func() *bool { b := true; return &b }()
+
+func text(s string) *string { return &s }
 
 // podOf returns a pod of the namespace shop.
 func podOf(name string, change func(*corev1.Pod)) *corev1.Pod {
@@ -100,9 +105,9 @@ func strong() *facts {
 			{object: "rolebinding/shop/web", namespace: "shop", role: "Role shop/web", rules: all, subjects: []string{"serviceaccount/shop/web"}},
 			{object: "clusterrolebinding/system:controller:x", builtIn: true, role: "ClusterRole system:controller:x", rules: all, subjects: []string{"serviceaccount/kube-system/x"}},
 		},
-		roles: []role{{"clusterrole/cluster-admin", true, all}}, policies: map[string]isolation{"shop": {1, true, true}}, limits: map[string]bool{},
+		roles: []role{{"clusterrole/cluster-admin", true, all}}, policies: map[string]isolation{"shop": {1, true, true}},
 		user: "jane", groups: []string{"system:authenticated"}, anonymous: map[string]int{"/api": 401, "/livez": 200},
-		proxyConfig: "metricsBindAddress: 127.0.0.1:10249\n",
+		proxyConfig: text("metricsBindAddress: 127.0.0.1:10249\n"),
 	}
 	f.addPod(podOf("web", withToken))
 	f.addPod(cni("quay.io/cilium/cilium:v1"))
@@ -120,8 +125,8 @@ func weak() *facts {
 		bindings: []binding{
 			{object: "clusterrolebinding/x", role: "ClusterRole cluster-admin", rules: all, subjects: []string{"user mallory", "serviceaccount/shop/default", "group system:unauthenticated"}},
 		},
-		roles: []role{{"clusterrole/x", false, all}}, policies: map[string]isolation{}, limits: map[string]bool{}, user: "admin", groups: []string{"system:masters"}, anonymous: map[string]int{"/api": 403, "/livez": 200},
-		proxyConfig: "metricsBindAddress: 0.0.0.0:10249\n",
+		roles: []role{{"clusterrole/x", false, all}}, policies: map[string]isolation{}, user: "admin", groups: []string{"system:masters"}, anonymous: map[string]int{"/api": 403, "/livez": 200},
+		proxyConfig: text("metricsBindAddress: 0.0.0.0:10249\n"),
 	}
 	f.addPod(podOf("web", func(p *corev1.Pod) {
 		withToken(p)
@@ -218,6 +223,24 @@ func TestUnseenSettingsNeverPass(t *testing.T) {
 			f.namespaces["other"] = nil
 			f.reviewers = []string{"validatingwebhookconfiguration/kyverno"}
 		}, hidden: []string{"cis-5.2.1", "cis-5.2.2"}},
+		{name: "a control plane without a mirror pod of its API server", change: func(f *facts) {
+			f.nodes = append(f.nodes, node{name: "b", controlPlane: true, tainted: true, version: f.nodes[0].version})
+			f.namespaces["other"] = nil
+		}, hidden: []string{"cis-1.2.2", "cis-1.3.2", "cis-1.4.1", "cis-3.2.1", "cis-5.2.1"}},
+		{name: "a ConfigMap of kube-proxy without its configuration", change: func(f *facts) { f.proxyConfig = text("") }, hidden: []string{"cis-4.3.1"}},
+		{name: "a webhook that reviews pods while Pod Security is off", change: func(f *facts) {
+			f.planes[apiServer] = withFlags("--disable-admission-plugins=PodSecurity")
+			f.reviewers = []string{"validatingwebhookconfiguration/kyverno"}
+		}, hidden: []string{"cis-5.2.1", "cis-5.2.2"}},
+		{name: "a pod without a profile, and a kubelet that does not answer", change: func(f *facts) {
+			f.kubelets = append(f.kubelets, kubelet{node: "b", why: "no answer"})
+			f.addPod(podOf("plain", func(p *corev1.Pod) { p.Spec.SecurityContext.SeccompProfile = nil }))
+		}, hidden: []string{"cis-5.6.2"}},
+		{name: "bindings that cannot be read", change: func(f *facts) {
+			f.anonymous = map[string]int{"/api": 403, "/livez": 200}
+			f.unread[sourceRBAC] = "denied"
+			f.bindings = nil
+		}, hidden: []string{"nsa-anonymous-roles", "cis-5.1.1", "cis-5.1.3"}},
 		{name: "a kubelet that does not answer", change: func(f *facts) { f.kubelets = append(f.kubelets, kubelet{node: "b", why: "no answer"}) }, hidden: []string{"cis-4.2.1", "cis-4.2.14"}},
 		{name: "a kubelet that reports no flags", change: func(f *facts) { f.kubelets[0].flags = nil }, hidden: []string{"cis-4.2.7"}},
 		{name: "no answer to a request without credentials", change: func(f *facts) { f.anonymous = map[string]int{} }, hidden: []string{"cis-1.2.1"}},
@@ -232,6 +255,164 @@ func TestUnseenSettingsNeverPass(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// withFlags returns the API server of node a with further flags.
+func withFlags(flags string) []staticPod {
+	return planesOf(map[string]string{apiServer: planeArgs[apiServer] + " " + flags})[apiServer]
+}
+
+// TestOneWeaknessFails changes one thing of a strong cluster. Each row names the check that finds it.
+func TestOneWeaknessFails(t *testing.T) {
+	pod := func(change func(*corev1.Pod)) func(*facts) {
+		return func(f *facts) { f.addPod(podOf("odd", change)) }
+	}
+	container := func(change func(*corev1.Container)) func(*facts) {
+		return pod(func(p *corev1.Pod) { change(&p.Spec.Containers[0]) })
+	}
+	debug := func(x *corev1.SecurityContext) func(*facts) {
+		return pod(func(p *corev1.Pod) {
+			p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug", SecurityContext: x}}}
+		})
+	}
+	public := func(rules ...rbacv1.PolicyRule) func(*facts) {
+		return func(f *facts) {
+			f.anonymous = map[string]int{"/api": 403, "/livez": 200}
+			f.bindings = append(f.bindings, binding{object: "clusterrolebinding/system:public-info-viewer", builtIn: true, role: "ClusterRole system:public-info-viewer", rules: rules, subjects: []string{"group system:unauthenticated"}})
+		}
+	}
+	for _, tt := range []struct {
+		name, id string
+		change   func(*facts)
+		passes   bool
+	}{
+		{name: "labels without the plugin that enforces them", id: "cis-5.2.1", change: func(f *facts) { f.planes[apiServer] = withFlags("--disable-admission-plugins=PodSecurity") }},
+		{name: "no label against privileged pods has an effect", id: "cis-5.2.2", change: func(f *facts) { f.planes[apiServer] = withFlags("--disable-admission-plugins=PodSecurity") }},
+		{name: "a pod without limits", id: "nsa-resource-limits", change: container(func(c *corev1.Container) { c.Resources.Limits = nil })},
+		{name: "a limit of memory alone", id: "nsa-resource-limits", change: container(func(c *corev1.Container) { delete(c.Resources.Limits, "cpu") })},
+		{name: "limits of the pod as a whole", id: "nsa-resource-limits", passes: true, change: pod(func(p *corev1.Pod) {
+			whole := p.Spec.Containers[0].Resources
+			p.Spec.Resources, p.Spec.Containers[0].Resources = &whole, corev1.ResourceRequirements{}
+		})},
+		{name: "an ephemeral container, which cannot have limits", id: "nsa-resource-limits", passes: true, change: debug(&corev1.SecurityContext{})},
+		{name: "a privileged ephemeral container", id: "cis-5.2.2", change: debug(&corev1.SecurityContext{Privileged: yes})},
+		{name: "an ephemeral container that gains rights", id: "cis-5.2.6", change: debug(&corev1.SecurityContext{})},
+		{name: "an ephemeral container without a context", id: "nsa-read-only-root", change: debug(nil)},
+		{name: "a capability added after all were dropped", id: "cis-5.2.9", change: container(func(c *corev1.Container) { c.SecurityContext.Capabilities.Add = []corev1.Capability{"SYS_ADMIN"} })},
+		{name: "NET_RAW in lower case", id: "cis-5.2.8", change: container(func(c *corev1.Container) { c.SecurityContext.Capabilities.Add = []corev1.Capability{"net_raw"} })},
+		{name: "NET_BIND_SERVICE", id: "cis-5.2.9", passes: true, change: container(func(c *corev1.Container) {
+			c.SecurityContext.Capabilities.Add = []corev1.Capability{"NET_BIND_SERVICE"}
+		})},
+		{name: "Unconfined although kubelets give a profile", id: "cis-5.6.2", change: container(func(c *corev1.Container) {
+			c.SecurityContext.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeUnconfined}
+		})},
+		{name: "no profile, and kubelets give one", id: "cis-5.6.2", passes: true, change: pod(func(p *corev1.Pod) { p.Spec.SecurityContext.SeccompProfile = nil })},
+		{name: "no profile, and one kubelet gives none", id: "cis-5.6.2", change: func(f *facts) {
+			f.kubelets = append(f.kubelets, kubelet{node: "b", config: weakKubelet}, kubelet{node: "c", why: "no answer"})
+			f.addPod(podOf("odd", func(p *corev1.Pod) { p.Spec.SecurityContext.SeccompProfile = nil }))
+		}},
+		{name: "anybody is answered", id: "nsa-anonymous-roles", change: func(f *facts) { f.anonymous = map[string]int{"/api": 200, "/livez": 200} }},
+		{name: "version and health", id: "nsa-anonymous-roles", passes: true, change: public(rbacv1.PolicyRule{NonResourceURLs: []string{"/livez", "/version"}, Verbs: []string{"get"}})},
+		{name: "a changed role of version and health", id: "nsa-anonymous-roles", change: public(rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"list"}})},
+		{name: "all paths instead of version and health", id: "nsa-anonymous-roles", change: public(rbacv1.PolicyRule{NonResourceURLs: []string{"*"}, Verbs: []string{"get"}})},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := strong()
+			tt.change(f)
+			want := check.SecurityFailed
+			if tt.passes {
+				want = check.SecurityPassed
+			}
+			if r := results(f)[tt.id]; r.Status != want || len(r.Evidence) == 0 {
+				t.Errorf("%s is %s (%s), want %s: %+v", tt.id, r.Status, r.Reason, want, r.Evidence)
+			}
+		})
+	}
+}
+
+// A member of etcd need not run on each control plane.
+func TestEtcdOnSomeControlPlanesIsVisible(t *testing.T) {
+	f := strong()
+	f.nodes = append(f.nodes, node{name: "b", controlPlane: true})
+	if r := results(f)["cis-2.1"]; r.Status != check.SecurityPassed {
+		t.Errorf("%s (%s)", r.Status, r.Reason)
+	}
+}
+
+func TestTaintsThatKeepWorkloadsAway(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		taint corev1.Taint
+		want  bool
+	}{
+		{name: "kubeadm's taint of control planes", taint: corev1.Taint{Key: roleLabel, Effect: corev1.TaintEffectNoSchedule}, want: true},
+		{name: "a taint of the owner", taint: corev1.Taint{Key: "CriticalAddonsOnly", Effect: corev1.TaintEffectNoExecute}, want: true},
+		{name: "a cordon", taint: corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}},
+		{name: "a node that is not ready", taint: corev1.Taint{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoExecute}},
+		{name: "a preference", taint: corev1.Taint{Key: roleLabel, Effect: corev1.TaintEffectPreferNoSchedule}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := keepsAway(tt.taint); got != tt.want {
+				t.Errorf("keeps workloads away: %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestNetworkPluginsAreRecognised(t *testing.T) {
+	const agent = "602401143452.dkr.ecr.us-west-2.amazonaws.com/amazon/aws-network-policy-agent:v1"
+	for _, tt := range []struct {
+		name, image string
+		args        []string
+		want        check.SecurityStatus
+	}{
+		{name: "Cilium", image: "quay.io/cilium/cilium:v1", want: check.SecurityPassed},
+		{name: "flannel", image: "ghcr.io/flannel-io/flannel/flannel:v1", want: check.SecurityFailed},
+		{name: "the agent of the Amazon VPC CNI", image: agent, args: []string{"--enable-network-policy=true"}, want: check.SecurityPassed},
+		{name: "the agent without its flag", image: agent, args: []string{"--enable-network-policy=false"}, want: check.SecurityManual},
+		{name: "another program", image: "registry.example/shop/network-policy-agent-x:v1", want: check.SecurityManual},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := &facts{workloads: map[string]*workload{}}
+			p := cni(tt.image)
+			p.Spec.Containers[0].Args = tt.args
+			f.addPod(p)
+			if v := policyNetwork(f); v.status != tt.want {
+				t.Errorf("%s, want %s: %+v", v.status, tt.want, v.evidence)
+			}
+		})
+	}
+}
+
+// Each check of a file of the control planes also sees the folder of etcd's certificates.
+func TestCommandsOfCertificatesSeeThoseOfEtcd(t *testing.T) {
+	pki := t.TempDir()
+	for _, name := range []string{"ca.crt", "ca.key", "etcd/ca.crt", "etcd/ca.key"} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(pki, name)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(pki, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := map[string][]string{"cis-1.1.19": {"", "ca.crt", "ca.key", "etcd", "etcd/ca.crt", "etcd/ca.key"}, "cis-1.1.20": {"ca.crt", "etcd/ca.crt"}, "cis-1.1.21": {"ca.key", "etcd/ca.key"}}
+	for _, c := range Checks() {
+		files, ok := want[c.ID]
+		if !ok {
+			continue
+		}
+		out, err := exec.CommandContext(t.Context(), "sh", "-c", strings.ReplaceAll(c.Command, "/etc/kubernetes/pki", pki)).Output()
+		if err != nil {
+			t.Fatalf("%s: %s: %v", c.ID, c.Command, err)
+		}
+		var got []string
+		for line := range strings.Lines(string(out)) {
+			got = append(got, strings.TrimPrefix(strings.TrimPrefix(strings.Fields(line)[2], pki), "/"))
+		}
+		if slices.Sort(got); !slices.Equal(got, files) {
+			t.Errorf("%s shows %q, want %q", c.ID, got, files)
+		}
 	}
 }
 

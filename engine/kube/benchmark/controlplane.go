@@ -171,6 +171,9 @@ func on(component string, w want) func(*facts) verdict {
 			return notVisible(f.noPlane(component))
 		}
 		var t tally
+		for _, n := range f.withoutPod(component) {
+			t.add(hidden, "no mirror pod of "+component+" in kube-system", "node/"+n)
+		}
 		for _, p := range f.planes[component] {
 			if !p.readable {
 				t.add(hidden, "the command line of "+component+" has no flags that this program can read", "node/"+p.node)
@@ -183,6 +186,16 @@ func on(component string, w want) func(*facts) verdict {
 	}
 }
 
+// withoutPod returns the control planes on which a component has no mirror pod. etcd may run on some of them alone.
+func (f *facts) withoutPod(component string) (out []string) {
+	for _, n := range f.nodes {
+		if n.controlPlane && component != etcd && !slices.ContainsFunc(f.planes[component], func(p staticPod) bool { return p.node == n.name }) {
+			out = append(out, n.name)
+		}
+	}
+	return out
+}
+
 // noPlane is why a component is not visible.
 func (f *facts) noPlane(component string) string {
 	if f.distribution.Managed {
@@ -191,9 +204,12 @@ func (f *facts) noPlane(component string) string {
 	return "no mirror pod of " + component + " in kube-system: it runs in another way"
 }
 
+// ofPlanes are the sources of checks of control planes.
+var ofPlanes = []source{sourceNodes, sourcePods}
+
 // flag is a check of the flags of a component.
 func flag(number string, level int, component, title, looks, remedy string, w want) item {
-	return item{number: number, level: level, title: title, looks: looks + " in the command line of " + component, remedy: remedy, needs: []source{sourcePods}, judge: on(component, w)}
+	return item{number: number, level: level, title: title, looks: looks + " in the command line of " + component, remedy: remedy, needs: ofPlanes, judge: on(component, w)}
 }
 
 // file is a check of a file of a machine.
@@ -201,6 +217,14 @@ func file(number, path, what, fix string) item {
 	return item{
 		number: number, level: 1, title: what, looks: "mode and owner of " + path + " on the machine",
 		remedy: fix, command: "stat -c '%a %U:%G %n' " + path,
+	}
+}
+
+// tree is a check of the files below a folder of a machine. which are the arguments of find that select them.
+func tree(number, folder, which, looks, what, fix string) item {
+	return item{
+		number: number, level: 1, title: what, looks: "mode and owner of " + looks + " on the machine",
+		remedy: fix, command: "find " + folder + which + " -exec stat -c '%a %U:%G %n' {} +",
 	}
 }
 
@@ -228,9 +252,9 @@ func controlPlaneSections() []section {
 		private("1.1.13", conf+"admin.conf", "administrator's kubeconfig"), root("1.1.14", conf+"admin.conf", "administrator's kubeconfig"),
 		private("1.1.15", conf+"scheduler.conf", "kubeconfig of the scheduler"), root("1.1.16", conf+"scheduler.conf", "kubeconfig of the scheduler"),
 		private("1.1.17", conf+"controller-manager.conf", "kubeconfig of the controller manager"), root("1.1.18", conf+"controller-manager.conf", "kubeconfig of the controller manager"),
-		root("1.1.19", pki, "directory of keys and certificates"),
-		file("1.1.20", pki+"/*.crt", "Certificates are writable by root alone", "chmod 600 "+pki+"/*.crt"),
-		file("1.1.21", pki+"/*.key", "Private keys are readable by root alone", "chmod 600 "+pki+"/*.key"),
+		tree("1.1.19", pki, "", pki+", with its folders and files,", "Keys and certificates, and their folders, belong to root", "chown -R root:root "+pki),
+		tree("1.1.20", pki, " -name '*.crt'", pki+"/*.crt and "+pki+"/etcd/*.crt", "Certificates are writable by root alone", "find "+pki+" -name '*.crt' -exec chmod 644 {} +"),
+		tree("1.1.21", pki, " -name '*.key'", pki+"/*.key and "+pki+"/etcd/*.key", "Private keys are readable by root alone", "find "+pki+" -name '*.key' -exec chmod 600 {} +"),
 	}
 	return []section{
 		{"1.1 Files of control planes", files},
@@ -292,11 +316,11 @@ func apiServerItems() []item {
 		api("1.2.24", "The API server serves with a certificate that was given to it", "--tls-cert-file and --tls-private-key-file", inManifest(apiServer, "both flags"), isSet("tls-cert-file", "tls-private-key-file")),
 		api("1.2.25", "Client certificates are verified with an authority", "--client-ca-file", inManifest(apiServer, "--client-ca-file"), isSet("client-ca-file")),
 		api("1.2.26", "The API server verifies certificates of etcd", "--etcd-cafile", inManifest(apiServer, "--etcd-cafile"), isSet("etcd-cafile")),
-		api("1.2.27", "Secrets are encrypted before etcd stores them", "--encryption-provider-config", inManifest(apiServer, "--encryption-provider-config"), isSet("encryption-provider-config")),
+		api("1.2.27", "Encryption of Secrets in etcd is configured", "--encryption-provider-config", inManifest(apiServer, "--encryption-provider-config"), isSet("encryption-provider-config")),
 		{
 			number: "1.2.28", level: 1, manual: true, title: "The first provider of encryption is kms, secretbox or aescbc", looks: "--encryption-provider-config in the command line of kube-apiserver; the API does not show the file",
 			remedy: "name kms, secretbox or aescbc first, and write all Secrets again", command: "grep -A1 providers: FILE # on a control plane, with the file of --encryption-provider-config",
-			needs: []source{sourcePods}, judge: encryptionFile,
+			needs: ofPlanes, judge: encryptionFile,
 		},
 		api("1.2.29", "TLS connections to the API server use strong ciphers", "--tls-min-version and --tls-cipher-suites", inManifest(apiServer, "--tls-min-version=VersionTLS13"), func(f flags) (string, state) {
 			return strongTLS(f["tls-min-version"], f.list("tls-cipher-suites"))
@@ -379,7 +403,7 @@ func etcdSections() []section {
 		of("2.6", "Members of etcd do not use certificates that they made themselves", "--peer-auto-tls", "--peer-auto-tls=false", isOneOf("peer-auto-tls", "false", "false")),
 		{
 			number: "2.7", level: 2, nsa: guideNetwork, title: "etcd trusts an authority of its own, not that of the cluster", looks: "--trusted-ca-file of etcd and --client-ca-file of kube-apiserver: the files differ by path",
-			remedy: "make an authority for etcd alone, and name its file in --trusted-ca-file", needs: []source{sourcePods}, judge: ownAuthority,
+			remedy: "make an authority for etcd alone, and name its file in --trusted-ca-file", needs: ofPlanes, judge: ownAuthority,
 		},
 	}}}
 }
@@ -416,12 +440,12 @@ func configurationSections() []section {
 		{"3.2 Logging", []item{
 			{
 				number: "3.2.1", nsa: guideAudit, level: 1, title: "An audit policy says which requests are logged", looks: "--audit-policy-file in the command line of kube-apiserver", remedy: inManifest(apiServer, "--audit-policy-file"),
-				needs: []source{sourcePods}, judge: on(apiServer, isSet("audit-policy-file")),
+				needs: ofPlanes, judge: on(apiServer, isSet("audit-policy-file")),
 			},
 			{
 				number: "3.2.2", nsa: guideAudit, level: 2, manual: true, title: "The audit policy covers Secrets, workloads, and exec, port-forward and proxy", looks: "--audit-policy-file in the command line of kube-apiserver; the API does not show the file",
 				remedy: "log at least metadata of these requests, and no content of Secrets", command: "cat FILE # on a control plane, with the file of --audit-policy-file",
-				needs: []source{sourcePods}, judge: on(apiServer, isSet("audit-policy-file")),
+				needs: ofPlanes, judge: on(apiServer, isSet("audit-policy-file")),
 			},
 		}},
 	}

@@ -1,7 +1,6 @@
 package benchmark
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,7 +40,6 @@ const (
 	sourceAccounts   source = "accounts"
 	sourceRBAC       source = "rbac"
 	sourceNetwork    source = "network"
-	sourceQuotas     source = "quotas"
 	sourceKubelets   source = "kubelets"
 	sourceProxy      source = "proxy"
 	sourceAdmission  source = "admission"
@@ -52,7 +50,7 @@ const (
 // names are the kinds of objects of sources.
 var names = map[source]string{
 	sourceNodes: "Nodes", sourcePods: "Pods", sourceNamespaces: "Namespaces", sourceAccounts: "ServiceAccounts", sourceRBAC: "roles and bindings", sourceNetwork: "NetworkPolicies",
-	sourceQuotas: "LimitRanges", sourceKubelets: "configurations of kubelets", sourceProxy: "the configuration of kube-proxy", sourceAdmission: "webhooks and policies of admission",
+	sourceKubelets: "configurations of kubelets", sourceProxy: "the configuration of kube-proxy", sourceAdmission: "webhooks and policies of admission",
 	sourceSelf: "the user of the kubeconfig", sourceAnonymous: "answers to requests without credentials",
 }
 
@@ -71,7 +69,6 @@ var rightsOf = map[source][]preflight.Right{
 	sourceAccounts:   lists("", "serviceaccounts"),
 	sourceRBAC:       lists(rbacv1.GroupName, "clusterrolebindings", "clusterroles", "rolebindings", "roles"),
 	sourceNetwork:    lists("networking.k8s.io", "networkpolicies"),
-	sourceQuotas:     lists("", "limitranges"),
 	sourceKubelets:   append(lists("", "nodes"), preflight.Right{Verb: "get", Resource: "nodes/proxy"}),
 	sourceProxy:      {{Verb: "get", Resource: "configmaps", Name: "kube-proxy"}},
 	sourceAdmission:  lists(admissionv1.GroupName, "validatingadmissionpolicies", "validatingwebhookconfigurations"),
@@ -94,9 +91,8 @@ type facts struct {
 	roles      []role
 	bindings   []binding
 	policies   map[string]isolation // by namespace
-	limits     map[string]bool      // namespaces with a LimitRange
-	// proxyConfig is that of kube-proxy; empty without one.
-	proxyConfig string
+	// proxyConfig is that of kube-proxy; nil without its ConfigMap, empty if the ConfigMap has no config.conf.
+	proxyConfig *string
 	// reviewers are webhooks and policies of admission that look at pods.
 	reviewers []string
 	user      string
@@ -108,8 +104,16 @@ type facts struct {
 type node struct {
 	name         string
 	controlPlane bool
-	tainted      bool
-	version      string
+	// tainted: a taint keeps workloads away that is not a condition of the moment, such as a cordon.
+	tainted bool
+	version string
+}
+
+// momentary are prefixes of taints that Kubernetes, a cloud or a network plugin sets and removes by itself.
+var momentary = []string{"node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "node.cilium.io/"}
+
+func keepsAway(t corev1.Taint) bool {
+	return t.Effect != corev1.TaintEffectPreferNoSchedule && !slices.ContainsFunc(momentary, func(prefix string) bool { return strings.HasPrefix(t.Key, prefix) })
 }
 
 type account struct {
@@ -161,7 +165,7 @@ func collect(ctx context.Context, config *rest.Config, r Request, wanted []sourc
 	c := &collector{config: config, core: core, f: f}
 	sources := map[source]func(context.Context) error{
 		sourceNodes: c.readNodes, sourcePods: c.readPods, sourceNamespaces: c.readNamespaces, sourceAccounts: c.readAccounts, sourceRBAC: c.readRBAC, sourceNetwork: c.readNetwork,
-		sourceQuotas: c.readQuotas, sourceProxy: c.readProxy, sourceAdmission: c.readAdmission, sourceSelf: c.readSelf, sourceAnonymous: c.readAnonymous,
+		sourceProxy: c.readProxy, sourceAdmission: c.readAdmission, sourceSelf: c.readSelf, sourceAnonymous: c.readAnonymous,
 	}
 	maps.DeleteFunc(sources, func(s source, _ func(context.Context) error) bool {
 		return !slices.Contains(wanted, s) && (s != sourceNodes || !slices.Contains(wanted, sourceKubelets))
@@ -224,7 +228,7 @@ func (c *collector) readNodes(ctx context.Context) error {
 		_, plane := n.Labels[roleLabel]
 		c.f.nodes = append(c.f.nodes, node{
 			name: n.Name, controlPlane: plane, version: n.Status.NodeInfo.KubeletVersion,
-			tainted: slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }),
+			tainted: slices.ContainsFunc(n.Spec.Taints, keepsAway),
 		})
 		list = append(list, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}, Status: corev1.NodeStatus{Addresses: n.Status.Addresses, DaemonEndpoints: n.Status.DaemonEndpoints}})
 	})
@@ -309,11 +313,6 @@ func (c *collector) readRBAC(ctx context.Context) error {
 	return each(ctx, r.RoleBindings(metav1.NamespaceAll).List, func(o *rbacv1.RoleBinding) { add(&o.ObjectMeta, "rolebinding", o.RoleRef, o.Subjects) })
 }
 
-func (c *collector) readQuotas(ctx context.Context) error {
-	c.f.limits = map[string]bool{}
-	return each(ctx, c.core.CoreV1().LimitRanges(metav1.NamespaceAll).List, func(l *corev1.LimitRange) { c.f.limits[l.Namespace] = true })
-}
-
 func (c *collector) readProxy(ctx context.Context) error {
 	m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, "kube-proxy", metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -322,7 +321,8 @@ func (c *collector) readProxy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.f.proxyConfig = cmp.Or(m.Data["config.conf"], m.Data["kubeconfig.conf"])
+	config := m.Data["config.conf"]
+	c.f.proxyConfig = &config
 	return nil
 }
 

@@ -109,7 +109,7 @@ func nodeSections() []section {
 			private("4.1.1", unit, "unit of the kubelet"), root("4.1.2", unit, "unit of the kubelet"),
 			private("4.1.3", "/var/lib/kube-proxy/kubeconfig.conf", "kubeconfig of kube-proxy"), root("4.1.4", "/var/lib/kube-proxy/kubeconfig.conf", "kubeconfig of kube-proxy"),
 			private("4.1.5", "/etc/kubernetes/kubelet.conf", "kubeconfig of the kubelet"), root("4.1.6", "/etc/kubernetes/kubelet.conf", "kubeconfig of the kubelet"),
-			file("4.1.7", "/etc/kubernetes/pki/ca.crt", "The certificate of the cluster's authority is writable by root alone", "chmod 600 /etc/kubernetes/pki/ca.crt"),
+			file("4.1.7", "/etc/kubernetes/pki/ca.crt", "The certificate of the cluster's authority is writable by root alone", "chmod 644 /etc/kubernetes/pki/ca.crt, or a stricter mode"),
 			root("4.1.8", "/etc/kubernetes/pki/ca.crt", "certificate of the cluster's authority"),
 			private("4.1.9", "/var/lib/kubelet/config.yaml", "configuration of the kubelet"), root("4.1.10", "/var/lib/kubelet/config.yaml", "configuration of the kubelet"),
 		}},
@@ -184,13 +184,16 @@ func kubeletTLS(k kubelet) (string, state) {
 
 // proxyMetrics judges the address of kube-proxy's metrics.
 func proxyMetrics(f *facts) verdict {
-	if f.proxyConfig == "" {
+	switch {
+	case f.proxyConfig == nil:
 		return notApplicable("there is no ConfigMap kube-system/kube-proxy: something else forwards traffic of Services")
+	case *f.proxyConfig == "":
+		return notVisible("the ConfigMap kube-system/kube-proxy has no config.conf")
 	}
 	var c struct {
 		Address string `json:"metricsBindAddress"`
 	}
-	if err := yaml.Unmarshal([]byte(f.proxyConfig), &c); err != nil {
+	if err := yaml.Unmarshal([]byte(*f.proxyConfig), &c); err != nil {
 		return notVisible("the ConfigMap kube-system/kube-proxy cannot be read as YAML")
 	}
 	e := check.Evidence{Text: "metricsBindAddress: " + c.Address}

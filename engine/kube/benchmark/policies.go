@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"constellation/engine/check"
@@ -38,6 +39,12 @@ func (c *collector) readNetwork(ctx context.Context) error {
 	})
 }
 
+// policyAgent is in each DaemonSet of the Amazon VPC CNI. It does nothing without [policyAgentFlag].
+const (
+	policyAgent     = "aws-network-policy-agent"
+	policyAgentFlag = "--enable-network-policy=true"
+)
+
 // networks are network plugins, recognised by the images of its DaemonSet.
 var networks = []struct {
 	image, name string
@@ -52,7 +59,7 @@ var networks = []struct {
 	{"kube-ovn", "Kube-OVN", true},
 	{"ovn-kubernetes", "OVN-Kubernetes", true},
 	{"weave-npc", "Weave Net", true},
-	{"network-policy-agent", "the policy agent of the Amazon VPC CNI", true},
+	{policyAgent, "the policy agent of the Amazon VPC CNI", true},
 	{"kube-network-policies", "kube-network-policies", true},
 	{"flannel/flannel", "flannel", false},
 	{"kindest/kindnetd", "kindnet", true},
@@ -146,13 +153,13 @@ func policySections() []section {
 		}},
 		{"5.5 Images", []item{{
 			number: "5.5.1", nsa: guidePods, level: 2, manual: true, title: "Images are admitted only from where you trust", looks: "--enable-admission-plugins for ImagePolicyWebhook; webhooks that verify signatures are not recognised", remedy: "verify signatures of images with ImagePolicyWebhook or a webhook of admission",
-			needs: []source{sourcePods}, judge: on(apiServer, contains("enable-admission-plugins", "ImagePolicyWebhook")),
+			needs: ofPlanes, judge: on(apiServer, contains("enable-admission-plugins", "ImagePolicyWebhook")),
 		}}},
 		{"5.6 Namespaces and contexts", []item{
 			{number: "5.6.1", nsa: guideNetwork, level: 1, manual: true, title: "Namespaces separate teams and applications", looks: "namespaces with workloads", remedy: "give each team or application a namespace", needs: []source{sourcePods}, judge: boundaries},
 			{
 				number: "5.6.2", nsa: guidePods, level: 2, title: "Each pod has a seccomp profile", looks: "securityContext.seccompProfile of pods, and seccompDefault of kubelets", remedy: "set seccompProfile.type: RuntimeDefault in the pods, or seccompDefault: true in kubelets",
-				needs: []source{sourcePods, sourceKubelets}, judge: seccomp,
+				needs: []source{sourcePods, sourceNodes, sourceKubelets}, judge: seccomp,
 			},
 			{number: "5.6.3", nsa: guidePods, level: 2, title: "Each container has a securityContext", looks: "securityContext of containers", remedy: "set securityContext in each container", needs: []source{sourcePods}, judge: with(noContext, "a container has no securityContext")},
 			{number: "5.6.4", level: 2, title: "The namespace default is not used", looks: "pods in the namespace default", remedy: "move them to a namespace of their own", needs: []source{sourcePods}, judge: inDefault},
@@ -172,11 +179,11 @@ func guideSections() []section {
 			judge: with(addsCapabilities, "a container adds capabilities"),
 		},
 		{
-			id: "resource-limits", nsa: guideNetwork, title: "Containers have limits of CPU and memory", looks: "resources.limits of containers, and LimitRanges of their namespaces", remedy: "set limits, or a LimitRange in the namespace",
-			needs: []source{sourcePods, sourceQuotas}, judge: limited,
+			id: "resource-limits", nsa: guideNetwork, title: "Containers have limits of CPU and memory", looks: "resources.limits of containers, and of pods as a whole", remedy: "set limits; a LimitRange in the namespace gives them to pods that are created after it",
+			needs: []source{sourcePods}, judge: with(noLimits, "a container has no limit of CPU or memory"),
 		},
 		{
-			id: "default-deny", nsa: guideNetwork, title: "Namespaces deny traffic that nobody allowed", looks: "NetworkPolicies that select all pods, of namespaces with workloads", remedy: "create a NetworkPolicy with podSelector: {} and policyTypes: [Ingress, Egress]",
+			id: "default-deny", nsa: guideNetwork, title: "Namespaces deny traffic that no policy allows", looks: "NetworkPolicies that select all pods, of namespaces with workloads", remedy: "create a NetworkPolicy with podSelector: {} and policyTypes: [Ingress, Egress]",
 			needs: []source{sourcePods, sourceNetwork}, judge: denyByDefault,
 		},
 		{
@@ -197,24 +204,13 @@ func guideSections() []section {
 	}}}
 }
 
-// limited judges limits of containers.
-func limited(f *facts) verdict {
-	var t tally
-	for object, w := range f.workloads {
-		if w.has(noLimits) && !f.limits[w.namespace] {
-			t.add(bad, "a container has no limit of CPU or memory", object)
-		}
-	}
-	return t.verdict("no pod of " + workloadCount(len(f.workloads)))
-}
-
 // tainted judges the taints of control planes.
 func tainted(f *facts) verdict {
 	var t tally
 	for _, n := range f.nodes {
 		if n.controlPlane {
 			seen := "is tainted"
-			if !n.tainted {
+			if !n.tainted { // a cordon ends, and does not count
 				seen = "has no taint: workloads may run there"
 			}
 			t.add(goodIf(n.tainted), seen, "node/"+n.name)
@@ -226,8 +222,15 @@ func tainted(f *facts) verdict {
 	return t.verdict("")
 }
 
-// publicRoles are what the API server lets everybody read: its version and health.
-var publicRoles = []string{"clusterrolebinding/system:public-info-viewer"}
+// isPublic reports whether a binding of Kubernetes gives its version and health alone, as system:public-info-viewer does
+// unless its role was changed.
+func (b *binding) isPublic() bool {
+	return b.builtIn && !slices.ContainsFunc(b.rules, func(r rbacv1.PolicyRule) bool {
+		return len(r.Resources) > 0 || slices.ContainsFunc(r.NonResourceURLs, func(path string) bool { return !slices.Contains(publicPaths, path) })
+	})
+}
+
+var publicPaths = []string{"/healthz", "/livez", "/readyz", "/version", "/version/"}
 
 // anonymousRights judges what requests without credentials may do.
 func anonymousRights(f *facts) verdict {
@@ -239,10 +242,14 @@ func anonymousRights(f *facts) verdict {
 	for i := range f.bindings {
 		b := &f.bindings[i]
 		for _, s := range []string{"user system:anonymous", "group system:unauthenticated"} {
-			if slices.Contains(b.subjects, s) && !slices.Contains(publicRoles, b.object) {
+			if slices.Contains(b.subjects, s) && !b.isPublic() {
 				t.add(bad, s+", by "+b.role, b.object)
 			}
 		}
+	}
+	// Roles are not the only authorizer: with AlwaysAllow, no binding shows the rights.
+	if code := f.anonymous[anonymousPaths[0]]; code == 200 {
+		t.add(bad, fmt.Sprintf("%s without credentials: answered (%d)", anonymousPaths[0], code), "")
 	}
 	return t.verdict("version and health alone")
 }

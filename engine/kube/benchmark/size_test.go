@@ -99,8 +99,8 @@ func TestRequestsOfALargeCluster(t *testing.T) {
 	if out.Nodes != 1000 || out.Workloads != 100 {
 		t.Errorf("%d nodes and %d workloads were seen", out.Nodes, out.Workloads)
 	}
-	// 2 pages of nodes, 4 of pods, and 10 further lists.
-	if n := c.lists.Load(); n > 2+4+10 {
+	// 2 pages of nodes, 4 of pods, and 9 further lists.
+	if n := c.lists.Load(); n > 2+4+9 {
 		t.Errorf("%d requests for lists", n)
 	}
 	if n, most := c.kubelets.Load(), c.together.Load(); n != 1000 || most > 32 {

@@ -30,7 +30,8 @@ const (
 	hostPath
 	hostPort
 	secretInEnvironment
-	noSeccomp
+	noSeccomp  // no profile, or unconfined
+	unconfined // explicitly: seccompDefault of kubelets changes nothing
 	noContext
 	writableRoot
 	noLimits
@@ -84,7 +85,10 @@ func (f *facts) addPod(p *corev1.Pod) {
 	w.traits |= podTraits(p)
 	if strings.HasPrefix(object, "daemonset/") {
 		for i := range p.Spec.Containers {
-			if name := imageName(p.Spec.Containers[i].Image); !slices.Contains(w.images, name) {
+			c := &p.Spec.Containers[i]
+			name := imageName(c.Image)
+			off := strings.HasSuffix(name, policyAgent) && !slices.Contains(slices.Concat(c.Command, c.Args), policyAgentFlag)
+			if !off && !slices.Contains(w.images, name) {
 				w.images = append(w.images, name)
 			}
 		}
@@ -153,7 +157,12 @@ func podTraits(p *corev1.Pod) (out trait) {
 	for _, list := range [][]corev1.Container{s.InitContainers, s.Containers} {
 		for i := range list {
 			out |= containerTraits(&list[i], sc, windows)
+			set(noLimits, !limited(&list[i].Resources) && !limited(s.Resources))
 		}
+	}
+	for i := range s.EphemeralContainers { // they cannot have limits
+		c := corev1.Container(s.EphemeralContainers[i].EphemeralContainerCommon)
+		out |= containerTraits(&c, sc, windows)
 	}
 	return out
 }
@@ -185,18 +194,30 @@ func containerTraits(c *corev1.Container, sc *corev1.PodSecurityContext, windows
 			dropped, added = x.Capabilities.Drop, x.Capabilities.Add
 		}
 		all := slices.Contains(dropped, "ALL")
-		raw := slices.Contains(added, "NET_RAW") || slices.Contains(added, "ALL")
+		// Runtimes add capabilities whose names are in lower case, too.
+		raw := slices.ContainsFunc(added, func(c corev1.Capability) bool { return isOneFold(c, "NET_RAW", "ALL") })
+		more := slices.ContainsFunc(added, func(c corev1.Capability) bool { return !isOneFold(c, "NET_BIND_SERVICE") })
 		set(keepsRaw, is(x.Privileged) || raw || !all && !slices.Contains(dropped, "NET_RAW"))
-		set(keepsCapabilities, is(x.Privileged) || !all)
-		set(addsCapabilities, slices.ContainsFunc(added, func(c corev1.Capability) bool { return c != "NET_BIND_SERVICE" }))
-		set(noSeccomp, !confined(x.SeccompProfile, sc.SeccompProfile) || is(x.Privileged))
+		set(keepsCapabilities, is(x.Privileged) || !all || more)
+		set(addsCapabilities, more)
+		profile := x.SeccompProfile
+		if profile == nil {
+			profile = sc.SeccompProfile
+		}
+		open := is(x.Privileged) || profile != nil && profile.Type == corev1.SeccompProfileTypeUnconfined
+		set(unconfined, open)
+		set(noSeccomp, open || profile == nil)
 		set(writableRoot, !is(x.ReadOnlyRootFilesystem))
 	}
 	set(hostPort, slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.HostPort != 0 }))
 	set(secretInEnvironment, slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.ValueFrom != nil && e.ValueFrom.SecretKeyRef != nil }) ||
 		slices.ContainsFunc(c.EnvFrom, func(e corev1.EnvFromSource) bool { return e.SecretRef != nil }))
-	set(noLimits, c.Resources.Limits.Cpu().IsZero() || c.Resources.Limits.Memory().IsZero())
 	return out
+}
+
+// limited reports whether there are limits of CPU and memory.
+func limited(r *corev1.ResourceRequirements) bool {
+	return r != nil && !r.Limits.Cpu().IsZero() && !r.Limits.Memory().IsZero()
 }
 
 // runsAsRoot reports whether nothing keeps a container from running as root.
@@ -212,12 +233,9 @@ func runsAsRoot(x *corev1.SecurityContext, sc *corev1.PodSecurityContext) bool {
 	return !refused && (user == nil || *user == 0)
 }
 
-// confined reports whether a container has a seccomp profile.
-func confined(own, pods *corev1.SeccompProfile) bool {
-	if own == nil {
-		own = pods
-	}
-	return own != nil && own.Type != corev1.SeccompProfileTypeUnconfined
+// isOneFold compares the name of a capability without case.
+func isOneFold(c corev1.Capability, names ...string) bool {
+	return slices.ContainsFunc(names, func(n string) bool { return strings.EqualFold(string(c), n) })
 }
 
 // with judges which workloads have a trait.
@@ -248,11 +266,15 @@ var exempt = []string{systemNamespace, "kube-public", "kube-node-lease"}
 
 // admitting adds the namespaces that admit pods below a level of Pod Security.
 func (f *facts) admitting(t *tally, level string) {
-	why := f.otherAdmission()
+	why, off := f.otherAdmission(), f.withoutPodSecurity()
 	for name, labels := range f.namespaces {
 		has := labels[enforceLabel]
 		switch {
 		case slices.Contains(exempt, name):
+		case off && len(f.reviewers) > 0:
+			t.add(hidden, why, "namespace/"+name)
+		case off:
+			t.add(bad, "the admission plugin PodSecurity is off, so labels have no effect: such pods are admitted", "namespace/"+name)
 		case has == restricted || has == level:
 			t.add(good, "refused by the label "+enforceLabel+"="+has, "namespace/"+name)
 		case has == "" && why != "":
@@ -263,6 +285,13 @@ func (f *facts) admitting(t *tally, level string) {
 			t.add(bad, enforceLabel+"="+has+": such pods are admitted", "namespace/"+name)
 		}
 	}
+}
+
+// withoutPodSecurity reports whether an API server ignores the labels of Pod Security.
+func (f *facts) withoutPodSecurity() bool {
+	return slices.ContainsFunc(f.planes[apiServer], func(p staticPod) bool {
+		return slices.Contains(p.flags.list("disable-admission-plugins"), "PodSecurity")
+	})
 }
 
 // otherAdmission is what else may refuse pods; empty if nothing is known.
@@ -278,6 +307,9 @@ func (f *facts) otherAdmission() string {
 		if !p.readable || p.flags.has("admission-control-config-file") {
 			return "the file of --admission-control-config-file decides, which the API does not show"
 		}
+	}
+	if hidden := f.withoutPod(apiServer); len(hidden) > 0 {
+		return "the default of Pod Security of the API server on node " + hidden[0] + " is not visible: it has no mirror pod"
 	}
 	return ""
 }
@@ -338,7 +370,7 @@ func podItems() []item {
 		of("5.2.6", 1, "No process of a pod gains rights", "securityContext.allowPrivilegeEscalation", restricted, "allowPrivilegeEscalation is not false", escalates),
 		of("5.2.7", 2, "No container can run as root", "securityContext.runAsNonRoot and runAsUser", restricted, "a container may run as root", mayBeRoot),
 		of("5.2.8", 1, "No container can forge packets", "securityContext.capabilities: NET_RAW", restricted, "a container keeps the capability NET_RAW", keepsRaw),
-		of("5.2.9", 2, "No container keeps capabilities", "securityContext.capabilities: drop ALL", restricted, "a container does not drop all capabilities", keepsCapabilities),
+		of("5.2.9", 2, "No container keeps capabilities", "drop and add of securityContext.capabilities", restricted, "a container does not drop all capabilities, or adds some", keepsCapabilities),
 		of("5.2.10", 1, "No container is a process of a Windows host", "securityContext.windowsOptions.hostProcess", baseline, "a container is a HostProcess", hostProcess),
 		of("5.2.11", 1, "No pod mounts paths of its machine", "volumes of type hostPath", baseline, "a volume is a path of the machine", hostPath),
 		of("5.2.12", 1, "No container takes a port of its machine", "ports with hostPort", baseline, "a container has a hostPort", hostPort),
@@ -347,19 +379,32 @@ func podItems() []item {
 
 // seccomp judges pods without a profile. Kubelets may give them one.
 func seccomp(f *facts) verdict {
-	byDefault := len(f.kubelets) > 0
+	byDefault, why := good, ""
 	for _, k := range f.kubelets {
-		if _, s := fieldIs("seccompDefault", "true")(k); s != good {
-			byDefault = false
+		if k.config == nil {
+			why = k.why
+		} else if _, s := fieldIs("seccompDefault", "true")(k); s != good {
+			byDefault = bad
 		}
+	}
+	switch {
+	case byDefault == bad:
+	case why != "":
+		byDefault = hidden
+	case len(f.kubelets) == 0:
+		byDefault = bad
 	}
 	var t tally
 	for object, w := range f.workloads {
-		if w.has(noSeccomp) {
-			if byDefault && !w.has(privileged) {
-				t.add(good, "no profile: kubelets give it that of the runtime (seccompDefault)", object)
-				continue
-			}
+		switch {
+		case !w.has(noSeccomp):
+		case w.has(unconfined):
+			t.add(bad, "a container is privileged or has the seccomp profile Unconfined", object)
+		case byDefault == good:
+			t.add(good, "no profile: kubelets give it that of the runtime (seccompDefault)", object)
+		case byDefault == hidden:
+			t.add(hidden, "no profile, and whether kubelets give it one (seccompDefault) is not visible: "+why, object)
+		default:
 			t.add(bad, "a container has no seccomp profile", object)
 		}
 	}
