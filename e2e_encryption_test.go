@@ -66,8 +66,11 @@ func encryptsSecrets(t *testing.T, kind machineKind) {
 		at = "."
 	}
 	for _, m := range all {
-		// The ConfigMap shows that the search finds something.
-		c.shell(time.Minute, m, nil, fmt.Sprintf("grep -rqF %[1]s %[3]s/var/lib/etcd && ! grep -rlF -e %[2]s %[3]s/var/lib/etcd %[3]s/etc %[3]s/var/lib/constellation", openCanary, secretCanary, at))
+		// The ConfigMap shows that the search finds something. grep exits with 1 if it finds nothing, and with 2 if it cannot
+		// read something. A file that etcd removes meanwhile is not there to be read at the next try.
+		c.shell(time.Minute, m, nil, fmt.Sprintf(`grep -rqF -e %[1]s %[3]s/var/lib/etcd || exit 1
+for try in 1 2 3; do rc=0; grep -rlF -e %[2]s %[3]s/var/lib/etcd %[3]s/etc %[3]s/var/lib/constellation || rc=$?; [ "$rc" = 2 ] || break; done
+[ "$rc" = 1 ]`, openCanary, secretCanary, at))
 		c.shell(time.Minute, m, nil, fmt.Sprintf("grep -q encryption-provider-config= %s/etc/kubernetes/manifests/kube-apiserver.yaml", at))
 	}
 	if out := c.kubectl("get", "--raw", "/readyz?verbose"); !strings.Contains(out, "[+]kms-providers ok") {
