@@ -20,12 +20,14 @@ for n in one two/deeper; do
   make -C "$work/$n" release TARGET="${TARGET:-linux_amd64}" KEY="$KEY" ONLY="$part" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
 done
 # Not for users: both name the time or the folder of the build.
-compare() { (cd "$work/$1/bin/release" && find . -type f ! -name config.yaml ! -name metadata.json ! -name artifacts.json -print0 | sort -z | xargs -0 sha256sum); }
+compare() { (cd "$work/$1/bin/release" && find . -type f ! -name config.yaml ! -name metadata.json ! -name artifacts.json -print0 | sort -z | xargs -0r sha256sum); }
+files=$(compare two/deeper | wc -l)
+[ "$files" -gt 0 ] || { echo "the second build has no files to compare" >&2; exit 1; }
 if [ -z "$only" ]; then
   diff <(compare one) <(compare two/deeper) || { echo "two builds of one commit differ" >&2; exit 1; }
 else # each file of the second build is in the first one
   [ -z "$(comm -13 <(compare one | sort) <(compare two/deeper | sort) | tee /dev/stderr)" ] || { echo "two builds of one commit differ" >&2; exit 1; }
 fi
-compare two/deeper | wc -l | xargs printf 'reproducible: %s files are equal\n'
+echo "reproducible: $files files are equal"
 rm -rf "$work/two"
 CONSTELLATION_PACKAGES=$work/one/bin/release CONSTELLATION_PACKAGES_KEY=$KEY.pub CGO_ENABLED=0 GOFLAGS=-trimpath go test -count=1 -run '^TestPackages$' -v . | grep -v '=== ATTR'
