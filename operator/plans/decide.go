@@ -692,7 +692,7 @@ func (r *roller) take() {
 		marked[m.node.name] = true
 	}
 	for u := range r.turn() {
-		if n, ok := r.known[u.name]; marked[u.name] || ok && n.State == upgradev1.NodeFailed && r.current(n) {
+		if marked[u.name] || r.failedNow(u) {
 			continue
 		}
 		if problem, theirs := r.refuses(u); problem != "" {
