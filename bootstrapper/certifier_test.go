@@ -139,23 +139,6 @@ func TestJoinSealsTheKeysOfTheCertifier(t *testing.T) {
 	}
 }
 
-// TestWorkerRefusesTheKeysOfTheCertifier has a join service that sends them to the wrong machine.
-func TestWorkerRefusesTheKeysOfTheCertifier(t *testing.T) {
-	t.Parallel()
-	keys, canaries := certifierKeys(t)
-	r := newRig(t, cloud.Worker)
-	r.serveJoins(func(s *service) {
-		s.change = func(t *joinproto.IssueJoinTicketResponse) { t.CertifierKeys = bytes.Clone(keys) }
-	})
-	x := r.start()
-	wait(t, "the ticket is refused", func() bool { return strings.Contains(r.logged(), "which a worker must not have") })
-	x.stop(t)
-	r.scan("at the end", canaries)
-	if exists(filepath.Join(r.m.StateDir, signer.SealedFile)) || exists(filepath.Join(r.m.StateDir, ticketFile)) {
-		t.Error("something was stored")
-	}
-}
-
 // withSecret is the metadata of a machine whose owner has initSecret.
 type withSecret struct{ Metadata }
 

@@ -23,7 +23,7 @@ type secretKeys struct {
 	kms       []byte // for RunKeyService
 }
 
-// store seals the keys. Keys of an earlier attempt to initialize the cluster, which this one does not bring, are removed.
+// storeKeys seals the keys. It removes the keys of an earlier attempt to initialize the cluster.
 func (b *bootstrapper) storeKeys(ctx context.Context, clusterID []byte, keys secretKeys) error {
 	for _, k := range []struct {
 		keys  []byte

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"constellation/bootstrapper/initproto"
+	"constellation/engine/attestation/certifier/signer"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp/attest/attesttest/lab"
 	"constellation/engine/cloud/gcp/gcptest"
@@ -208,19 +209,32 @@ func TestJoinEncryptsSecrets(t *testing.T) {
 	r.scan("at the end", canaries)
 }
 
-// TestWorkerRefusesTheKeysOfTheAPIServer has a join service that sends them to the wrong machine.
-func TestWorkerRefusesTheKeysOfTheAPIServer(t *testing.T) {
+// TestWorkerRefusesSecretKeys has a join service that sends keys of control planes to the wrong machine.
+func TestWorkerRefusesSecretKeys(t *testing.T) {
 	t.Parallel()
-	keys, canaries := kmsKeys(t)
-	r := newRig(t, cloud.Worker)
-	r.serveJoins(func(s *service) {
-		s.change = func(t *joinproto.IssueJoinTicketResponse) { t.KmsKeys = bytes.Clone(keys) }
-	})
-	x := r.start()
-	wait(t, "the ticket is refused", func() bool { return strings.Contains(r.logged(), "which a worker must not have") })
-	x.stop(t)
-	r.scan("at the end", canaries)
-	if exists(filepath.Join(r.m.StateDir, kms.SealedFile)) {
-		t.Error("something was stored")
+	for _, tt := range []struct {
+		name string
+		keys func(*testing.T) (keys []byte, canaries [][]byte)
+		send func(*joinproto.IssueJoinTicketResponse, []byte)
+		file string
+	}{
+		{name: "of the certifier", keys: certifierKeys, send: func(t *joinproto.IssueJoinTicketResponse, keys []byte) { t.CertifierKeys = keys }, file: signer.SealedFile},
+		{name: "of the API server", keys: kmsKeys, send: func(t *joinproto.IssueJoinTicketResponse, keys []byte) { t.KmsKeys = keys }, file: kms.SealedFile},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			keys, canaries := tt.keys(t)
+			r := newRig(t, cloud.Worker)
+			r.serveJoins(func(s *service) {
+				s.change = func(t *joinproto.IssueJoinTicketResponse) { tt.send(t, bytes.Clone(keys)) }
+			})
+			x := r.start()
+			wait(t, "the ticket is refused", func() bool { return strings.Contains(r.logged(), "which a worker must not have") })
+			x.stop(t)
+			r.scan("at the end", canaries)
+			if exists(filepath.Join(r.m.StateDir, tt.file)) || exists(filepath.Join(r.m.StateDir, ticketFile)) {
+				t.Error("something was stored")
+			}
+		})
 	}
 }

@@ -91,7 +91,7 @@ func (k *Keys) ID() string {
 	return k.fingerprint() + "-" + strconv.FormatUint(uint64(k.generation), 10)
 }
 
-// fingerprint tells secrets apart, and tells nothing else about them.
+// fingerprint identifies a secret and reveals nothing else about it.
 func (k *Keys) fingerprint() string { return hex.EncodeToString(k.derive("fingerprint", 8)) }
 
 // derive returns n bytes for one use, named by info.
