@@ -29,6 +29,7 @@ import (
 	"constellation/engine/cloud/gcp/attest"
 	"constellation/engine/cloud/gcp/attest/attesttest/lab"
 	"constellation/engine/cloud/gcp/gcptest"
+	"constellation/internal/syncbuffer"
 	"constellation/joinservice/joinproto"
 )
 
@@ -39,13 +40,13 @@ type certifiedProject struct {
 	owner *signer.Owner
 	keys  []byte
 	dir   string
-	log   *logBuffer
+	log   *syncbuffer.Buffer
 	stop  func() // ends the certifier
 }
 
 func newCertifiedProject(t *testing.T) *certifiedProject {
 	t.Helper()
-	c := &certifiedProject{project: prepareProject(t), t: t, dir: t.TempDir(), log: &logBuffer{}}
+	c := &certifiedProject{project: prepareProject(t), t: t, dir: t.TempDir(), log: &syncbuffer.Buffer{}}
 	var err error
 	if c.owner, err = signer.NewOwner(bytes.Repeat([]byte{5}, signer.SecretSize)); err != nil {
 		t.Fatal(err)

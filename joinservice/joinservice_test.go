@@ -57,6 +57,7 @@ import (
 	"constellation/engine/revocation"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/controlplane/controlplanetest"
+	"constellation/internal/syncbuffer"
 	"constellation/internal/testneeds"
 	"constellation/joinservice/joinproto"
 	"constellation/operator/api/v1alpha1"
@@ -285,27 +286,10 @@ type replica struct {
 	*Server
 	addr   string
 	health string
-	log    *logBuffer
+	log    *syncbuffer.Buffer
 	stop   func()
 	// writes counts what it changed in the API server.
 	writes *atomic.Int64
-}
-
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -331,7 +315,7 @@ func (s *site) start(name string) *replica {
 // run runs a join service that listens on addr and is ready.
 func (s *site) run(issuer attestation.Issuer, addr string) *replica {
 	s.t.Helper()
-	r := &replica{log: &logBuffer{}, writes: &atomic.Int64{}}
+	r := &replica{log: &syncbuffer.Buffer{}, writes: &atomic.Int64{}}
 	cfg := s.access()
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(req *http.Request) (*http.Response, error) {

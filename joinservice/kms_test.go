@@ -19,6 +19,7 @@ import (
 	"constellation/engine/cloud/gcp/gcptest"
 	"constellation/engine/kms"
 	"constellation/engine/kms/plugin"
+	"constellation/internal/syncbuffer"
 )
 
 // TestTicketHasTheKeysOfTheAPIServer gives tickets to a control plane and a worker, with a key service and after its end.
@@ -43,7 +44,7 @@ func TestTicketHasTheKeysOfTheAPIServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	host.Join(clusterID)
-	log := &logBuffer{}
+	log := &syncbuffer.Buffer{}
 	service, err := plugin.Open(t.Context(), plugin.Config{Dir: dir, TPM: host.TPM, Log: slog.New(slog.NewJSONHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)

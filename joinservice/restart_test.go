@@ -23,6 +23,7 @@ import (
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
 	"constellation/engine/release/releasetest"
+	"constellation/internal/syncbuffer"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -110,7 +111,7 @@ func restarts(t *testing.T, s *site, r *replica) {
 		t.Fatal(err)
 	}
 	defer state.Close()
-	log := &logBuffer{}
+	log := &syncbuffer.Buffer{}
 	services := attestation.NewTPMValidator(s.ca.Roots(), attestation.Enforced(attestation.PredictPCRs(goodBoot)),
 		attestation.Options{PCR15: attestation.PCR15Member(), Role: cloud.ControlPlane})
 	join := func(cluster []byte) (stop context.CancelFunc, done <-chan error) {

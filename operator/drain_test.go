@@ -22,6 +22,7 @@ import (
 
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/controlplane/controlplanetest"
+	"constellation/internal/syncbuffer"
 )
 
 // workshop is a real control plane with controllers and scheduler, and two kubemark-style hollow
@@ -357,7 +358,7 @@ func TestDrainOutlivesTheAPIServer(t *testing.T) {
 	w.runs("default", "n1", 1)
 	w.budget("default", "web", "web")
 	w.cordon("n1", true)
-	var log syncBuffer
+	var log syncbuffer.Buffer
 	d := newDrainer(w.client, func() {}, slog.New(slog.NewTextHandler(&log, nil)))
 	defer d.close()
 	d.drain("n1")
@@ -382,22 +383,4 @@ func TestDrainOutlivesTheAPIServer(t *testing.T) {
 		drained, b := d.state("n1")
 		return b, drained
 	})
-}
-
-// syncBuffer is a log for concurrent reads and writes.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }

@@ -37,6 +37,7 @@ import (
 	signing "constellation/engine/release"
 	"constellation/engine/release/releasetest"
 	"constellation/engine/version"
+	"constellation/internal/syncbuffer"
 	"constellation/internal/testneeds"
 	"constellation/operator/decision"
 )
@@ -298,7 +299,7 @@ func TestEnrolmentThatFails(t *testing.T) {
 func TestEnrolmentWaitsForTheAgent(t *testing.T) {
 	r := newHostRig(t)
 	h := r.client()
-	var log syncBuffer
+	var log syncbuffer.Buffer
 	h.log = slog.New(slog.NewTextHandler(&log, nil))
 	if _, err := h.verifies(t.Context()); status.Code(err) != codes.Unavailable {
 		t.Fatalf("an agent that is not reachable: %v", err)

@@ -36,6 +36,7 @@ import (
 	"constellation/engine/kubeadm"
 	"constellation/engine/release/releasetest"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/internal/syncbuffer"
 	"constellation/internal/testneeds"
 	"constellation/operator/decision"
 )
@@ -209,7 +210,7 @@ func TestHostUpgrades(t *testing.T) {
 	const reference = "k8s-components-sha256-abc"
 	r := newHostRig(t)
 	h := r.client()
-	var log syncBuffer
+	var log syncbuffer.Buffer
 	h.log = slog.New(slog.NewTextHandler(&log, nil))
 	if _, err := h.Run(t.Context()); status.Code(err) != codes.Unavailable {
 		t.Errorf("an unreachable agent returns %v", err)

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -21,31 +20,14 @@ import (
 	"constellation/engine/machinecheck"
 	"constellation/engine/plan"
 	"constellation/engine/sshhost"
+	"constellation/internal/syncbuffer"
 	"constellation/tui/console"
 )
-
-// written is a buffer that is read while it is written.
-type written struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (x *written) Write(p []byte) (int, error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.b.Write(p)
-}
-
-func (x *written) String() string {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.b.String()
-}
 
 // callStage is an enrolStage whose machines call.
 type callStage struct {
 	*enrolStage
-	out, errs written
+	out, errs syncbuffer.Buffer
 	code      chan int
 }
 

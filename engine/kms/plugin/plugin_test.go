@@ -25,27 +25,10 @@ import (
 	"constellation/engine/cloud/gcp/attest/attesttest/lab"
 	"constellation/engine/cloud/gcp/gcptest"
 	"constellation/engine/kms"
+	"constellation/internal/syncbuffer"
 )
 
 var clusterID = bytes.Repeat([]byte{7}, 32)
-
-// logs is a log that may be read while it is written.
-type logs struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logs) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
 
 // machine is a control plane with a TPM and sealed keys.
 type machine struct {
@@ -53,7 +36,7 @@ type machine struct {
 	vm             *lab.VM
 	dir            string
 	socket, joiner string
-	log            logs
+	log            syncbuffer.Buffer
 }
 
 // encoded returns keys of a secret that is seed, 32 times.

@@ -32,6 +32,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp/attest/attesttest/lab"
 	"constellation/engine/cloud/gcp/gcptest"
+	"constellation/internal/syncbuffer"
 	"constellation/internal/testneeds"
 )
 
@@ -49,31 +50,13 @@ func TestMain(m *testing.M) {
 
 var clusterID = bytes.Repeat([]byte{7}, 32)
 
-// logs is a log that may be read while it is written.
-type logs struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logs) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // site is an emulated project, whose owner has a secret.
 type site struct {
 	t                      *testing.T
 	p                      *lab.Project
 	workers, controlPlanes string
 	owner                  *Owner
-	log                    logs
+	log                    syncbuffer.Buffer
 	dir                    string
 	all                    []*plane
 }
