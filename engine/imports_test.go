@@ -31,6 +31,8 @@ var imports = []struct {
 	{"mirror", []string{"chart", "registry", "release", "internal/ocipack"}},
 	{"workspace", []string{"assets", "attestation", "attestation/authority", "cloud", "cloud/machines", "cloud/providers", "cloud/section", "kubeadm", "plan", "registry", "release", "version", "words"}},
 	{"conformance", []string{"plan"}},
+	{"secretscan", nil},
+	{"support", []string{"cluster", "plan", "secretscan", "words", "workspace"}},
 	{"rollout", []string{"cloud/providers", "cluster", "plan", "version", "words"}},
 	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/machines", "cloud/providers", "cluster", "compat", "component", "distribution", "lifecycle", "plan", "registry", "release", "rollout", "version", "words", "workspace"}},
 }

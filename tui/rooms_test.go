@@ -16,7 +16,7 @@ func TestRooms(t *testing.T) {
 	values := []string{
 		"constellation/engine", "constellation/engine/plain", "constellation/engine/plan", "constellation/engine/check", "constellation/engine/adopt",
 		"constellation/engine/rollout", "constellation/engine/cluster", "constellation/engine/words", "constellation/engine/compat", "constellation/engine/workspace", "constellation/engine/cloud/providers", "constellation/engine/cloud/section", "constellation/engine/findings", "constellation/engine/provenance", "constellation/engine/mirror", "constellation/engine/version", "constellation/engine/preferences",
-		"constellation/engine/enrol", "constellation/engine/machinecheck", "constellation/engine/sshhost", "constellation/engine/infra", "constellation/engine/conformance",
+		"constellation/engine/enrol", "constellation/engine/machinecheck", "constellation/engine/sshhost", "constellation/engine/infra", "constellation/engine/conformance", "constellation/engine/support",
 	}
 	for _, tt := range []struct {
 		dir   string

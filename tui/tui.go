@@ -49,6 +49,7 @@ import (
 	"constellation/engine/machinecheck"
 	"constellation/engine/plan"
 	"constellation/engine/rollout"
+	"constellation/engine/support"
 	"constellation/engine/workspace"
 	"constellation/tui/console"
 	"constellation/tui/view"
@@ -176,6 +177,9 @@ type App struct {
 	CheckMachines func(ctx context.Context, r machinecheck.Request, done func(machinecheck.Result)) []machinecheck.Result
 	// Enrol works on machines that become nodes.
 	Enrol Enrol
+	// WriteSupportBundle writes a bundle for maintainers. SupportRole is the manifest of the least ClusterRole for a complete one.
+	WriteSupportBundle func(context.Context, support.Request) (support.Result, error)
+	SupportRole        func() string
 	// ServeMCP serves read-only tools to an assistant until its input ends.
 	ServeMCP func(context.Context, MCPRequest) error
 	// RunSandbox executes the verb sandbox, its help and its completions in another program.

@@ -83,7 +83,7 @@ var verbs = map[string]bool{}
 
 func init() {
 	for _, v := range []string{
-		"Abandon", "Accept", "Add", "Apply", "Approve", "Archive", "Attach", "Back", "Begin", "Bootstrap", "Bring", "Build", "Bundle", "Cancel", "Change", "Check",
+		"Abandon", "Accept", "Add", "Apply", "Approve", "Archive", "Attach", "Back", "Begin", "Bootstrap", "Bring", "Build", "Bundle", "Cancel", "Change", "Check", "Collect",
 		"Clear", "Compare", "Configure", "Convert", "Copy", "Create", "Cut", "Delete", "Describe", "Diagnose", "Diff", "Disable", "Download", "Drain",
 		"Edit", "Enable", "End", "Exclude", "Execute", "Export", "Fetch", "Follow", "Format", "Generate", "Get", "Import", "Init", "Initialize", "Inject", "Inspect",
 		"Install", "Join", "Keep", "Leave", "List", "Make", "Manage", "Measure", "Merge", "Migrate", "Move", "Open", "Operate", "Pack", "Pause", "Plan", "Play", "Postpone", "Power",
