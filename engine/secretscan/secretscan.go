@@ -9,6 +9,8 @@ package secretscan
 import (
 	"bytes"
 	"cmp"
+	"crypto"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
@@ -65,11 +67,17 @@ func New(secrets []Secret) *Scanner {
 	for _, x := range secrets {
 		s.add(x.Kind, x.Value)
 		s.add(x.Kind, bytes.TrimSpace(x.Value))
+		var public []byte
 		if block, _ := pem.Decode(x.Value); block != nil {
 			s.add(x.Kind, block.Bytes)
+			public = publicPart(block.Bytes)
 		}
 		for line := range bytes.Lines(x.Value) {
-			if line = bytes.TrimSpace(line); len(line) >= 24 && len(line) < len(x.Value)-2 && !bytes.HasPrefix(line, []byte("-----")) {
+			line = bytes.TrimSpace(line)
+			if len(line) < 24 || len(line) >= len(x.Value)-2 || bytes.HasPrefix(line, []byte("-----")) {
+				continue
+			}
+			if raw, err := base64.StdEncoding.DecodeString(string(line)); err != nil || !bytes.Contains(public, raw) {
 				s.add(x.Kind, line) // a file that was cut has lines of a key
 			}
 		}
@@ -80,6 +88,31 @@ func New(secrets []Secret) *Scanner {
 		}
 	}
 	return s
+}
+
+// publicPart returns the public key of a private one; nil if it is of another kind. The encoding of the private key contains it, and
+// certificates do, too.
+func publicPart(der []byte) []byte {
+	var key any
+	for _, parse := range []func([]byte) (any, error){
+		x509.ParsePKCS8PrivateKey,
+		func(b []byte) (any, error) { return x509.ParseECPrivateKey(b) },
+		func(b []byte) (any, error) { return x509.ParsePKCS1PrivateKey(b) },
+	} {
+		if k, err := parse(der); err == nil {
+			key = k
+			break
+		}
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok {
+		return nil
+	}
+	public, err := x509.MarshalPKIXPublicKey(signer.Public())
+	if err != nil {
+		return nil
+	}
+	return public
 }
 
 // add adds the forms of a value.

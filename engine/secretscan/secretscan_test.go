@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/hex"
@@ -164,6 +165,45 @@ func TestSecretsAreFoundByTheirForm(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestPublicKeysAreNoSecrets has keys whose encoding contains the public key.
+func TestPublicKeysAreNoSecrets(t *testing.T) {
+	elliptic, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	modular, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sec1, err := x509.MarshalECPrivateKey(elliptic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, k := range map[string]struct {
+		private pem.Block
+		public  any
+	}{
+		"an elliptic curve": {private: pem.Block{Type: "EC PRIVATE KEY", Bytes: sec1}, public: elliptic.Public()},
+		"RSA":               {private: pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(modular)}, public: modular.Public()},
+	} {
+		private := pem.EncodeToMemory(&k.private)
+		s := New([]Secret{{Kind: "it", Value: private}})
+		der, err := x509.MarshalPKIXPublicKey(k.public)
+		if err != nil {
+			t.Fatal(err)
+		}
+		public := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
+		for _, b := range [][]byte{public, der} {
+			if found := s.Kinds(b); len(found) > 0 {
+				t.Errorf("%s: found %v in the public key", name, found)
+			}
+		}
+		if line := bytes.Split(private, []byte("\n"))[1]; k.private.Type == "EC PRIVATE KEY" && s.Kinds(line)["it"] == 0 {
+			t.Errorf("%s: a line of the private key is not found", name)
+		}
 	}
 }
 

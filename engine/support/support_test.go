@@ -131,7 +131,10 @@ func plant(t *testing.T) planted {
 	write("key.txt", identity+"\n")
 	t.Setenv("CONSTELLATION_BACKUP_IDENTITY", filepath.Join(dir, "key.txt"))
 	write(workspace.KubeconfigFile, "users:\n- user:\n    client-key-data: "+base64.StdEncoding.EncodeToString(key)+"\n")
-	write(workspace.ConfigFile, "version: v1\nname: demo # hunter22hunter22\nregistryPassword: hunter22hunter22\n")
+	write(workspace.ConfigFile, "version: v1\nname: demo # hunter22hunter22\nregistryPassword: hunter22hunter22\nregistry:\n  pullSecret: registry.json\n")
+	const login = "s3cret-of-the-registry"
+	p.secrets = append(p.secrets, secretscan.Secret{Kind: "login", Value: []byte(login)})
+	write("registry.json", `{"auths":{"r.example":{"auth":"`+base64.StdEncoding.EncodeToString([]byte("me:"+login))+`"}}}`)
 	p.secrets = append(p.secrets, secretscan.Secret{Kind: "password", Value: []byte("hunter22hunter22")})
 
 	// A log that repeats each secret in several encodings.
@@ -210,7 +213,7 @@ func TestWorkspaceBundleHasNoSecret(t *testing.T) {
 	if err := json.Unmarshal([]byte(files["INDEX.json"]), &index); err != nil || index.Schema != plan.Schema || len(index.Files) != len(want)-2 {
 		t.Errorf("the index: %v, %+v", err, index)
 	}
-	for _, kind := range []string{"master secret", "init secret", "secret derived from the master secret", "private key of the workspace", secretscan.AgeIdentity, secretscan.Password} {
+	for _, kind := range []string{"master secret", "init secret", "secret derived from the master secret", "private key of the workspace", "login of the registry", secretscan.AgeIdentity, secretscan.Password} {
 		if !slices.ContainsFunc(index.Redacted, func(x support.Redaction) bool { return x.Kind == kind && x.Count > 0 }) {
 			t.Errorf("no %s is counted: %v", kind, index.Redacted)
 		}

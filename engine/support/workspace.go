@@ -61,8 +61,8 @@ func workspaceSecrets(w *workspace.Workspace) (out []secretscan.Secret) {
 	for _, name := range []string{workspace.AuthorityKeyFile, workspace.SigningKeyFile} {
 		add("private key of the workspace", readSome(w.Path(name)))
 	}
-	if c, err := w.Config(); err == nil && c.Registry != nil && c.Registry.PullSecret != "" {
-		file := c.Registry.PullSecret
+	for _, m := range pullSecretRE.FindAllSubmatch(readSome(w.Path(workspace.ConfigFile)), -1) {
+		file := string(m[1])
 		if !filepath.IsAbs(file) {
 			file = w.Path(file)
 		}
@@ -73,6 +73,7 @@ func workspaceSecrets(w *workspace.Workspace) (out []secretscan.Secret) {
 
 var (
 	initSecretRE = regexp.MustCompile(`(?m)^\s*initSecret:\s*["']?([0-9a-fA-F]{16,})`)
+	pullSecretRE = regexp.MustCompile(`(?m)^\s+pullSecret:\s*["']?([^"'\s#]+)`)
 	masterRE     = regexp.MustCompile(`"(?:key|salt)"\s*:\s*"([A-Za-z0-9+/=]{8,})"`)
 	ageRE        = regexp.MustCompile(`AGE-SECRET-KEY-[A-Z0-9-]+`)
 )
