@@ -60,7 +60,7 @@ type staticPod struct {
 	readable bool
 }
 
-// want decides about the flags of a component, and says what was seen.
+// want judges the flags of a component, and returns what was seen.
 type want func(flags) (seen string, s state)
 
 // show writes a flag: "--profiling=false", or that it is not set.
@@ -260,7 +260,7 @@ func controlPlaneSections() []section {
 		{"1.1 Files of control planes", files},
 		{"1.2 API server", apiServerItems()},
 		{"1.3 Controller manager", []item{
-			flag("1.3.1", 1, controllerManager, "Ended pods are deleted from a chosen number on", "--terminated-pod-gc-threshold", inManifest(controllerManager, "--terminated-pod-gc-threshold=1000"), atLeast("terminated-pod-gc-threshold", 1)),
+			flag("1.3.1", 1, controllerManager, "Terminated pods are deleted above a chosen number", "--terminated-pod-gc-threshold", inManifest(controllerManager, "--terminated-pod-gc-threshold=1000"), atLeast("terminated-pod-gc-threshold", 1)),
 			flag("1.3.2", 1, controllerManager, "Profiles of the controller manager are off", "--profiling", inManifest(controllerManager, "--profiling=false"), isOneOf("profiling", "true", "false")),
 			flag("1.3.3", 1, controllerManager, "Each controller has an account of its own", "--use-service-account-credentials", inManifest(controllerManager, "--use-service-account-credentials=true"), isOneOf("use-service-account-credentials", "false", "true")),
 			flag("1.3.4", 1, controllerManager, "Tokens of accounts are signed with a key of their own", "--service-account-private-key-file", inManifest(controllerManager, "--service-account-private-key-file"), isSet("service-account-private-key-file")),
@@ -295,7 +295,7 @@ func apiServerItems() []item {
 		api("1.2.3", "Services cannot claim external addresses", "--enable-admission-plugins", plugin("DenyServiceExternalIPs"), contains("enable-admission-plugins", "DenyServiceExternalIPs")),
 		api("1.2.4", "The API server has a client certificate for kubelets", "--kubelet-client-certificate and --kubelet-client-key", inManifest(apiServer, "both flags"), isSet("kubelet-client-certificate", "kubelet-client-key")),
 		api("1.2.5", "The API server verifies certificates of kubelets", "--kubelet-certificate-authority", inManifest(apiServer, "--kubelet-certificate-authority")+"; kubelets then need serverTLSBootstrap", isSet("kubelet-certificate-authority")),
-		api("1.2.6", "Not every request is allowed", "--authorization-mode", inManifest(apiServer, "--authorization-mode=Node,RBAC"), unlessFile("authorization-config", both(isSet("authorization-mode"), lacks("authorization-mode", "AlwaysAllow")))),
+		api("1.2.6", "Requests need authorization", "--authorization-mode", inManifest(apiServer, "--authorization-mode=Node,RBAC"), unlessFile("authorization-config", both(isSet("authorization-mode"), lacks("authorization-mode", "AlwaysAllow")))),
 		api("1.2.7", "Kubelets may access objects of their own node alone", "--authorization-mode", inManifest(apiServer, "--authorization-mode=Node,RBAC"), unlessFile("authorization-config", contains("authorization-mode", "Node"))),
 		api("1.2.8", "Roles decide about requests", "--authorization-mode", inManifest(apiServer, "--authorization-mode=Node,RBAC"), unlessFile("authorization-config", contains("authorization-mode", "RBAC"))),
 		api("1.2.9", "Events are limited in number", "--enable-admission-plugins", plugin("EventRateLimit")+", with a file in --admission-control-config-file", contains("enable-admission-plugins", "EventRateLimit")),
@@ -325,7 +325,7 @@ func apiServerItems() []item {
 		api("1.2.29", "TLS connections to the API server use strong ciphers", "--tls-min-version and --tls-cipher-suites", inManifest(apiServer, "--tls-min-version=VersionTLS13"), func(f flags) (string, state) {
 			return strongTLS(f["tls-min-version"], f.list("tls-cipher-suites"))
 		}),
-		api("1.2.30", "Tokens of accounts end when they say so", "--service-account-extend-token-expiration", inManifest(apiServer, "--service-account-extend-token-expiration=false"), isOneOf("service-account-extend-token-expiration", "true", "false")),
+		api("1.2.30", "Tokens of accounts are refused after their expiration", "--service-account-extend-token-expiration", inManifest(apiServer, "--service-account-extend-token-expiration=false"), isOneOf("service-account-extend-token-expiration", "true", "false")),
 	})
 }
 
@@ -397,10 +397,10 @@ func etcdSections() []section {
 	return []section{{"2 etcd", []item{
 		of("2.1", "etcd serves with a certificate", "--cert-file and --key-file", "both flags", isSet("cert-file", "key-file")),
 		of("2.2", "Clients of etcd need a certificate", "--client-cert-auth", "--client-cert-auth=true", isOneOf("client-cert-auth", "false", "true")),
-		of("2.3", "etcd does not serve with a certificate that it made itself", "--auto-tls", "--auto-tls=false", isOneOf("auto-tls", "false", "false")),
+		of("2.3", "etcd does not serve with a self-signed certificate", "--auto-tls", "--auto-tls=false", isOneOf("auto-tls", "false", "false")),
 		of("2.4", "Members of etcd have certificates for each other", "--peer-cert-file and --peer-key-file", "both flags", isSet("peer-cert-file", "peer-key-file")),
 		of("2.5", "Members of etcd verify each other's certificates", "--peer-client-cert-auth", "--peer-client-cert-auth=true", isOneOf("peer-client-cert-auth", "false", "true")),
-		of("2.6", "Members of etcd do not use certificates that they made themselves", "--peer-auto-tls", "--peer-auto-tls=false", isOneOf("peer-auto-tls", "false", "false")),
+		of("2.6", "Members of etcd do not use self-signed certificates for each other", "--peer-auto-tls", "--peer-auto-tls=false", isOneOf("peer-auto-tls", "false", "false")),
 		{
 			number: "2.7", level: 2, nsa: guideNetwork, title: "etcd trusts an authority of its own, not that of the cluster", looks: "--trusted-ca-file of etcd and --client-ca-file of kube-apiserver: the files differ by path",
 			remedy: "make an authority for etcd alone, and name its file in --trusted-ca-file", needs: ofPlanes, judge: ownAuthority,
@@ -439,7 +439,7 @@ func configurationSections() []section {
 		}},
 		{"3.2 Logging", []item{
 			{
-				number: "3.2.1", nsa: guideAudit, level: 1, title: "An audit policy says which requests are logged", looks: "--audit-policy-file in the command line of kube-apiserver", remedy: inManifest(apiServer, "--audit-policy-file"),
+				number: "3.2.1", nsa: guideAudit, level: 1, title: "An audit policy selects the requests that are logged", looks: "--audit-policy-file in the command line of kube-apiserver", remedy: inManifest(apiServer, "--audit-policy-file"),
 				needs: ofPlanes, judge: on(apiServer, isSet("audit-policy-file")),
 			},
 			{

@@ -13,7 +13,7 @@ import (
 // kubelet is what a kubelet reports.
 type kubelet struct {
 	node string
-	// config is its configuration with what flags and drop-in files change; nil: why says why.
+	// config is its configuration with what flags and drop-in files change; nil: why is the reason.
 	config map[string]any
 	// flags are nil if the kubelet does not report them.
 	flags map[string]string
@@ -42,7 +42,7 @@ func showField(config map[string]any, path ...string) string {
 	return fmt.Sprintf("%s: %v", strings.Join(path, "."), v)
 }
 
-// wantConfig decides about a kubelet, and says what was seen.
+// wantConfig judges a kubelet, and returns what was seen.
 type wantConfig func(kubelet) (seen string, s state)
 
 // fieldIs wants one of the values, as text. Absent fields are "".
@@ -115,7 +115,7 @@ func nodeSections() []section {
 		}},
 		{"4.2 Kubelet", nsaOf(map[string]string{"4.2.1": guideAccess, "4.2.2": guideAccess, "4.2.4": guideNetwork, "4.2.14": guidePods}, []item{
 			of("4.2.1", 1, "Kubelets refuse requests without credentials", "authentication.anonymous.enabled", "authentication.anonymous.enabled: false", fieldIs("authentication.anonymous.enabled", "false")),
-			of("4.2.2", 1, "Kubelets ask the API server whether a request is allowed", "authorization.mode", "authorization.mode: Webhook", fieldIs("authorization.mode", "Webhook")),
+			of("4.2.2", 1, "Kubelets authorize requests through the API server", "authorization.mode", "authorization.mode: Webhook", fieldIs("authorization.mode", "Webhook")),
 			of("4.2.3", 1, "Kubelets verify client certificates with an authority", "authentication.x509.clientCAFile", "authentication.x509.clientCAFile", fieldIsNot("authentication.x509.clientCAFile", "")),
 			of("4.2.4", 1, "Kubelets have no port without authentication", "readOnlyPort", "readOnlyPort: 0", fieldIs("readOnlyPort", "", "0")),
 			of("4.2.5", 1, "Idle connections into pods end", "streamingConnectionIdleTimeout", "streamingConnectionIdleTimeout: 4h0m0s", fieldIsNot("streamingConnectionIdleTimeout", "0", "0s")),
@@ -158,7 +158,7 @@ func servingCertificate(k kubelet) (string, state) {
 	if own && !strings.HasPrefix(fmt.Sprint(cert), "/var/lib/kubelet/pki/") {
 		return showField(k.config, "tlsCertFile"), good
 	}
-	return "a certificate that the kubelet made itself: serverTLSBootstrap is not set", bad
+	return "a self-signed certificate of the kubelet: serverTLSBootstrap is not set", bad
 }
 
 func renewedServing(k kubelet) (string, state) {

@@ -65,7 +65,7 @@ var networks = []struct {
 	{"kindest/kindnetd", "kindnet", true},
 }
 
-// policyNetwork judges whether the network plugin obeys NetworkPolicies.
+// policyNetwork judges whether the network plugin enforces NetworkPolicies.
 func policyNetwork(f *facts) verdict {
 	var yes, no tally
 	for object, w := range f.workloads {
@@ -75,9 +75,9 @@ func policyNetwork(f *facts) verdict {
 					continue
 				}
 				if n.policies {
-					yes.add(good, n.name+" obeys NetworkPolicies", object)
+					yes.add(good, n.name+" enforces NetworkPolicies", object)
 				} else {
-					no.add(bad, n.name+" does not obey NetworkPolicies", object)
+					no.add(bad, n.name+" does not enforce NetworkPolicies", object)
 				}
 			}
 		}
@@ -136,7 +136,7 @@ func policySections() []section {
 		{"5.2 Pods", podItems()},
 		{"5.3 Networks", []item{
 			{
-				number: "5.3.1", nsa: guideNetwork, level: 1, title: "The network plugin obeys NetworkPolicies", looks: "images of DaemonSets", remedy: "use a network plugin that does, or add one that only does this",
+				number: "5.3.1", nsa: guideNetwork, level: 1, title: "The network plugin enforces NetworkPolicies", looks: "images of DaemonSets", remedy: "use a network plugin that does, or add one that only does this",
 				needs: []source{sourcePods}, judge: policyNetwork,
 			},
 			{
@@ -152,7 +152,7 @@ func policySections() []section {
 			{number: "5.4.2", level: 2, manual: true, title: "Secrets are kept outside of the cluster", looks: "nothing: it depends on what you store", remedy: "consider a store such as that of your cloud, with the Secrets Store CSI driver"},
 		}},
 		{"5.5 Images", []item{{
-			number: "5.5.1", nsa: guidePods, level: 2, manual: true, title: "Images are admitted only from where you trust", looks: "--enable-admission-plugins for ImagePolicyWebhook; webhooks that verify signatures are not recognised", remedy: "verify signatures of images with ImagePolicyWebhook or a webhook of admission",
+			number: "5.5.1", nsa: guidePods, level: 2, manual: true, title: "Images are admitted only from trusted sources", looks: "--enable-admission-plugins for ImagePolicyWebhook; webhooks that verify signatures are not recognised", remedy: "verify signatures of images with ImagePolicyWebhook or a webhook of admission",
 			needs: ofPlanes, judge: on(apiServer, contains("enable-admission-plugins", "ImagePolicyWebhook")),
 		}}},
 		{"5.6 Namespaces and contexts", []item{
@@ -199,7 +199,7 @@ func guideSections() []section {
 			needs: []source{sourceNodes}, judge: supported,
 		},
 		{id: "metadata-service", nsa: guideNetwork, manual: true, title: "Pods cannot reach the metadata service of the cloud", looks: "nothing: firewalls are not visible", remedy: "deny the link-local address of the metadata service to pods, by a NetworkPolicy or a firewall"},
-		{id: "logs-elsewhere", nsa: guideAudit, manual: true, title: "Logs are kept outside of the cluster, and somebody is alerted", looks: "nothing: where logs go is not visible", remedy: "send audit logs and logs of pods to another system"},
+		{id: "logs-elsewhere", nsa: guideAudit, manual: true, title: "Logs are sent out of the cluster, and raise alerts", looks: "nothing: where logs go is not visible", remedy: "send audit logs and logs of pods to another system"},
 		{id: "scanned-images", nsa: guideUpgrade, manual: true, title: "Images are scanned for vulnerabilities", looks: "nothing: scanners are not visible", remedy: "scan images when they are built and while they run"},
 	}}}
 }

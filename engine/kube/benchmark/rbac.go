@@ -141,7 +141,7 @@ func rbacItems() []item {
 			remedy: "set automountServiceAccountToken: false in these pods or their ServiceAccounts", needs: []source{sourceRBAC, sourcePods}, judge: uselessTokens,
 		},
 		{
-			number: "5.1.7", nsa: guideAccess, level: 1, title: "Nobody works with the group system:masters", looks: "bindings that name the group, and the groups of the user of this kubeconfig; other certificates are not visible",
+			number: "5.1.7", nsa: guideAccess, level: 1, title: "No user is in the group system:masters", looks: "bindings that name the group, and the groups of the user of this kubeconfig; other certificates are not visible",
 			remedy: "give administrators another group, such as kubeadm:cluster-admins: rights of system:masters cannot be taken away", command: "kubectl auth whoami", needs: []source{sourceRBAC, sourceSelf}, judge: masters,
 		},
 		right("5.1.8", "Few may bind, escalate or impersonate", "subjects that may bind or escalate roles, or impersonate users, groups or accounts", "kubectl auth can-i impersonate users --as SUBJECT", anyOf(

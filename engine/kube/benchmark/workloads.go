@@ -364,7 +364,7 @@ func podItems() []item {
 			},
 		},
 		of("5.2.2", 1, "No container is privileged", "securityContext.privileged", baseline, "a container is privileged", privileged),
-		of("5.2.3", 1, "No pod sees the processes of its machine", "hostPID", baseline, "hostPID", hostPID),
+		of("5.2.3", 1, "No pod shares process IDs with its machine", "hostPID", baseline, "hostPID", hostPID),
 		of("5.2.4", 1, "No pod shares memory with its machine", "hostIPC", baseline, "hostIPC", hostIPC),
 		of("5.2.5", 1, "No pod uses the network of its machine", "hostNetwork", baseline, "hostNetwork", hostNetwork),
 		of("5.2.6", 1, "No process of a pod gains rights", "securityContext.allowPrivilegeEscalation", restricted, "allowPrivilegeEscalation is not false", escalates),
