@@ -22,6 +22,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -646,6 +647,74 @@ func TestPoliciesOfAdoptedClusters(t *testing.T) {
 	}
 	if _, err := render.Chart("constellation-policies", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0", "hardening": []any{"all"}}); err == nil {
 		t.Error("the chart accepts an unknown name")
+	}
+}
+
+// TestNetworkPoliciesOfOurNamespaces applies the policies to a real API server, and compares what they allow with the ports of the pods.
+func TestNetworkPoliciesOfOurNamespaces(t *testing.T) {
+	chart := func(values map[string]any) []byte {
+		t.Helper()
+		values["release"] = "v1.1.0"
+		b, err := render.Chart("constellation-operator", "v1.1.0", namespace, providers.LocalValues(), values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	if strings.Contains(string(chart(map[string]any{})), "NetworkPolicy\n") {
+		t.Error("the chart has NetworkPolicies that nobody switched on")
+	}
+	if b := chart(map[string]any{"networkPolicies": true, "plans": map[string]any{"enabled": false}}); strings.Contains(string(b), "namespace: system-upgrade") || !strings.Contains(string(b), "NetworkPolicy\n") {
+		t.Error("without Plans the policies are not those of one namespace")
+	}
+	cp := controlplane.ForTest(t, controlplane.Options{})
+	if err := cp.Apply(t.Context(), []byte("{apiVersion: v1, kind: Namespace, metadata: {name: "+namespace+"}}")); err != nil {
+		t.Fatal(err)
+	}
+	if err := cp.Apply(t.Context(), chart(map[string]any{"networkPolicies": true})); err != nil {
+		t.Fatal(err)
+	}
+	c, err := kubernetes.NewForConfig(cp.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.NetworkingV1().NetworkPolicies(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, p := range list.Items {
+		rule := fmt.Sprint("selects ", p.Spec.PodSelector.MatchLabels["app.kubernetes.io/name"], " ", p.Spec.PolicyTypes)
+		show := func(what string, ports []networkingv1.NetworkPolicyPort, peers int) {
+			for _, port := range ports {
+				rule += fmt.Sprintf(" %s %s %s", what, *port.Protocol, port.Port.String())
+			}
+			if len(ports) == 0 || peers > 0 {
+				t.Errorf("%s/%s: a rule has %d ports and %d peers", p.Namespace, p.Name, len(ports), peers)
+			}
+		}
+		for _, r := range p.Spec.Ingress {
+			show("in", r.Ports, len(r.From))
+		}
+		for _, r := range p.Spec.Egress {
+			show("out", r.Ports, len(r.To))
+		}
+		got[p.Namespace+"/"+p.Name] = rule
+	}
+	want := map[string]string{
+		namespace + "/constellation-default-deny":   "selects  [Ingress Egress]",
+		namespace + "/constellation-relay":          "selects constellation-relay [Egress] out TCP 443 out TCP 6443",
+		"system-upgrade/constellation-default-deny": "selects  [Ingress Egress]",
+		"system-upgrade/constellation-plans":        "selects constellation-plans [Ingress Egress] in TCP 9096 in TCP 9097 out UDP 53 out TCP 53 out TCP 80 out TCP 443 out TCP 6443",
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("NetworkPolicies\n%v, want\n%v", got, want)
+	}
+	// Each pod with a network of its own is selected by a policy of its name. Others are not covered.
+	for name, hostNetwork := range map[string]bool{"constellation-plans": false, "constellation-operator": true} {
+		if d := deployment(t, "v1.1.0", name); d.Name != name || d.Spec.Template.Spec.HostNetwork != hostNetwork || !hostNetwork && d.Spec.Template.Labels["app.kubernetes.io/name"] != name {
+			t.Errorf("pods of %s: hostNetwork %t, labels %v", name, d.Spec.Template.Spec.HostNetwork, d.Spec.Template.Labels)
+		}
 	}
 }
 

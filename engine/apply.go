@@ -549,7 +549,7 @@ func (a *applyRun) backUp(ctx context.Context, r *plan.Reporter) error {
 
 // executeFields are the fields of the configuration that PlanExecute needs.
 func executeFields() []string {
-	return []string{"releases", "charts", "plans", "registry", "provider", "podCIDR", "kubernetesVersion"}
+	return []string{"releases", "charts", "plans", "registry", "provider", "podCIDR", "kubernetesVersion", "hardening"}
 }
 
 // PlanExecute returns the plan to bring the services of the cluster to the release of this

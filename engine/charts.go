@@ -42,6 +42,7 @@ func (i *clusterRun) kinds() ([]assets.File, error) {
 func (f *facts) want(c *workspace.Config) {
 	f.extra, f.noPlans, f.pulls, f.section = c.Charts, c.Plans != nil && !*c.Plans, c.Registry, c.Provider.Section
 	f.pods, f.kubernetes = c.PodCIDR, c.Kubernetes
+	f.noNetworkPolicies = slices.Contains(c.HardeningOff(), kubeadm.ItemNetworkPolicies)
 }
 
 // operatorReplicas is the number of the operator's replicas where there are several control
@@ -111,6 +112,9 @@ func (i *clusterRun) charts(others string, running func() (string, error)) ([]cl
 		}
 		if (others != "" || i.noPlans) && assets.HasValue(files, "plans") {
 			assets.SetValue(values, false, "plans", "enabled")
+		}
+		if assets.HasValue(files, "networkPolicies") {
+			assets.SetValue(values, !i.noNetworkPolicies && !from.NoJoin, "networkPolicies") // the owner of an adopted cluster decides
 		}
 		out = append(out, cluster.Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs})
 	}

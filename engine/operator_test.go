@@ -14,8 +14,10 @@ import (
 	"constellation/assets"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/machines"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/section"
 	"constellation/engine/cluster"
+	"constellation/engine/kubeadm"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
@@ -170,10 +172,50 @@ func TestHardeningReachesThePolicies(t *testing.T) {
 		if i < 0 || fmt.Sprint(charts[i].Values["hardening"]) != "[kubelet-pods]" || charts[i].Values["ownAccountsOnly"] != true {
 			t.Errorf("with %s: chart %d of %d", name, i, len(charts))
 		}
+		if i := slices.IndexFunc(charts, func(c cluster.Chart) bool { return c.Name == "constellation-operator" }); i < 0 || charts[i].Values["networkPolicies"] != false {
+			t.Errorf("with %s: an adopted cluster gets NetworkPolicies", name)
+		}
 		// Nodes of an adopted cluster join by kubeadm's tokens.
 		if effect := run.chartsEffect(); strings.Contains(effect, release.JoinService) || !strings.Contains(effect, fmt.Sprintf("%d charts", len(charts))) {
 			t.Errorf("the plan says %q, and installs %d charts", effect, len(charts))
 		}
+	}
+}
+
+// TestNetworkPoliciesCanBeSwitchedOff reads the item of hardening.
+func TestNetworkPoliciesCanBeSwitchedOff(t *testing.T) {
+	t.Parallel()
+	feed, err := release.Embedded(assets.Releases())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, release string
+		hardening     map[string]bool
+		want          any
+	}{
+		{name: "not named", release: "v1.1.0", want: true},
+		{name: "switched on", release: "v1.1.0", hardening: map[string]bool{kubeadm.ItemNetworkPolicies: true}, want: true},
+		{name: "switched off", release: "v1.1.0", hardening: map[string]bool{kubeadm.ItemNetworkPolicies: false}, want: false},
+		{name: "a release whose chart has none", release: "v1.0.0", want: nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r, err := feed.Release(t.Context(), version.MustParse(tt.release))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := &workspace.State{}
+			s.Infrastructure.Provider = providers.Local
+			run := &clusterRun{facts: &facts{state: s, release: r}}
+			run.want(&workspace.Config{Hardening: tt.hardening})
+			charts, err := run.charts("", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i := slices.IndexFunc(charts, func(c cluster.Chart) bool { return c.Name == "constellation-operator" }); i < 0 || charts[i].Values["networkPolicies"] != tt.want {
+				t.Errorf("the chart of the operator has the values %v, want networkPolicies %v", charts[max(i, 0)].Values, tt.want)
+			}
+		})
 	}
 }
 

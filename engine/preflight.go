@@ -47,8 +47,10 @@ type facts struct {
 	// extra are the charts of the configuration, fetched those that do not come with the
 	// program, by name.
 	extra   []release.Chart
-	noPlans bool           // the cluster is not to carry out Plans
-	section section.Values // of the provider
+	noPlans bool // the cluster is not to carry out Plans
+	// noNetworkPolicies: our namespaces get none.
+	noNetworkPolicies bool
+	section           section.Values // of the provider
 	// pods and kubernetes are podCIDR and kubernetesVersion of the configuration.
 	pods       netip.Prefix
 	kubernetes version.Version

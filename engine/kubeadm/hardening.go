@@ -23,6 +23,8 @@ const (
 	itemEvents      = "eventRateLimit"
 	itemProfiling   = "noProfiling"
 	itemPodPids     = "podPidsLimit"
+	// ItemNetworkPolicies is not of kubeadm: the chart of the operator has it.
+	ItemNetworkPolicies = "networkPolicies"
 	// ItemPodSecurity enforces a level of Pod Security.
 	ItemPodSecurity = "podSecurity"
 	itemSeccomp     = "seccompDefault"
@@ -48,6 +50,10 @@ func Items() []Item {
 		{
 			itemEvents, "API servers limit events: 500 a second each, 100 for one namespace or one user, with bursts of ten times that. Admission plugin EventRateLimit",
 			"CIS 1.2.9",
+		},
+		{
+			ItemNetworkPolicies, "NetworkPolicies deny all connections of pods in `constellation-system` and `system-upgrade` but those that they need. They have an effect if the network plugin enforces them",
+			"CIS 5.3.2; NSA/CISA \"Network separation and hardening\"",
 		},
 		{
 			itemProfiling, "API server, controller manager and scheduler serve no profiles",
