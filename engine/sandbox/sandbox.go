@@ -207,7 +207,7 @@ func (s *Sandboxes) kind(ctx context.Context, spec engine.SandboxSpec) (simulate
 	case spec.Machines == machinesReal:
 		return false, ""
 	case emulatedCloud(spec) != "":
-		return true, "real machines are in the sandbox's own cloud only"
+		return true, "real machines of an emulated cloud need --machines real"
 	case !canReal():
 		return true, machine.ErrUnsupported.Error()
 	}
@@ -459,8 +459,6 @@ func checkCloud(op string, spec engine.SandboxSpec) error {
 		return usage(op, "pass --cloud "+words.Or(have)+", or omit the flag", "there is no sandbox of cloud %q", spec.Cloud)
 	case spec.Machines == hollowKind:
 		return usage(op, "leave --hollow or --cloud out", "hollow machines are in the sandbox's own cloud only")
-	case spec.Machines == machinesReal:
-		return usage(op, "leave --machines or --cloud out", "real machines are in the sandbox's own cloud only: names of replacements in %s are too long for them", spec.Cloud)
 	}
 	return nil
 }

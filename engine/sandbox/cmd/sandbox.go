@@ -104,7 +104,7 @@ simulated.
 
 With --cloud gcp, the machines are in an emulated Google Cloud: the console and the services
 use them through Google's client of Compute Engine and a metadata server. Nothing leaves
-this computer. These machines are simulated.
+this computer. These machines are simulated, unless --machines real is given.
 
 If Debian packages are missing, the command lists them and prompts before it installs them;
 --yes installs them without a prompt.

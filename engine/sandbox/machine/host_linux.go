@@ -63,8 +63,11 @@ type Host struct {
 	memMax int64                  // bytes; 0 is no limit
 }
 
-// nameRule is a DNS label, short enough for paths and cgroups.
-var nameRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
+// sandboxRule is a DNS label, short enough for paths and cgroups. nameRule is a DNS label, as host names are.
+var (
+	sandboxRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
+	nameRule    = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+)
 
 // NewHost returns the host of the machines in dir, the directory of the sandbox with
 // this name. It changes nothing. It can inspect machines, and run commands in them,
@@ -73,7 +76,7 @@ func NewHost(dir, name string, log *slog.Logger) (*Host, error) {
 	if os.Geteuid() != 0 {
 		return nil, ErrUnsupported
 	}
-	if !nameRule.MatchString(name) {
+	if !sandboxRule.MatchString(name) {
 		return nil, fmt.Errorf("open machines: %q cannot be the name of a sandbox: it needs small letters, digits and -, at most 40", name)
 	}
 	dir, err := filepath.Abs(dir)
@@ -85,7 +88,7 @@ func NewHost(dir, name string, log *slog.Logger) (*Host, error) {
 	}
 	h := &Host{dir: dir, log: log, busy: map[string]*sync.Mutex{}}
 	h.id = hostID(dir, name)
-	if usual := (tpm{h.path(strings.Repeat("m", 20), "tpm")}).socket(); len(usual) > socketPathMax {
+	if usual := (tpm{h.path(strings.Repeat("m", longestDir), "tpm")}).socket(); len(usual) > socketPathMax {
 		return nil, fmt.Errorf("open machines: the path %s is too long for sockets below it; choose a shorter one, for instance by XDG_STATE_HOME", dir)
 	}
 	return h, nil
@@ -98,7 +101,7 @@ func hostID(dir, name string) string {
 }
 
 func (h *Host) path(machine string, elements ...string) string {
-	return filepath.Join(append([]string{h.dir, machinesDir, machine}, elements...)...)
+	return filepath.Join(append([]string{h.dir, machinesDir, DirOf(machine)}, elements...)...)
 }
 
 func (h *Host) hub() string { return filepath.Join(h.dir, networkDir, hubName) }
@@ -190,8 +193,8 @@ func (h *Host) change(name string) (unlock func(), err error) {
 	if err := h.driven(); err != nil {
 		return nil, err
 	}
-	if !nameRule.MatchString(name) {
-		return nil, fmt.Errorf("%q cannot be the name of a machine: it needs small letters, digits and -, at most 40", name)
+	if !nameRule.MatchString(strings.ReplaceAll(name, ".", "-")) || strings.Contains(name, ".") && len(name) != longestDir {
+		return nil, fmt.Errorf("%q cannot be the name of a machine: it needs small letters, digits and -, at most 63", name)
 	}
 	h.mu.Lock()
 	m, ok := h.busy[name]
@@ -273,7 +276,11 @@ func (h *Host) names() ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries {
-		names = append(names, e.Name())
+		name := e.Name()
+		if r, err := h.read(name); err == nil {
+			name = r.Name
+		} // otherwise it is being created or removed, and has its directory alone
+		names = append(names, name)
 	}
 	return names, nil
 }
@@ -470,7 +477,7 @@ func (h *Host) remove(ctx context.Context, r record) error {
 	if err := h.powerOff(ctx, r); err != nil {
 		return err
 	}
-	return removeTree(filepath.Join(h.dir, machinesDir), r.Name)
+	return removeTree(filepath.Join(h.dir, machinesDir), DirOf(r.Name))
 }
 
 // Wait returns when the machine is off, for any reason.

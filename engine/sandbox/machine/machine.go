@@ -22,6 +22,8 @@ package machine
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"io"
 	"io/fs"
@@ -302,3 +304,16 @@ type Problem struct {
 }
 
 func (p Problem) String() string { return p.What + "; " + p.Remedy }
+
+// longestDir is the length of the name of a machine's directory, because paths of sockets must be short.
+const longestDir = 20
+
+// DirOf returns the name of a machine's directory: that of the machine, or its first characters and a hash. It returns such a name
+// as it is.
+func DirOf(name string) string {
+	if len(name) <= longestDir {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	return name[:longestDir-9] + "." + hex.EncodeToString(sum[:4])
+}

@@ -248,8 +248,8 @@ func TestSpecs(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	for name, ok := range map[string]bool{
-		"worker-0": true, "a": true, strings.Repeat("a", 40): true,
-		"": false, strings.Repeat("a", 41): false, "A": false, "-a": false, "a-": false, "a/b": false, "..": false, "a.b": false, "--root": false,
+		"worker-0": true, "a": true, strings.Repeat("a", 63): true,
+		"": false, strings.Repeat("a", 64): false, "A": false, "-a": false, "a-": false, "a/b": false, "..": false, "a.b": false, "--root": false,
 	} {
 		if got := nameRule.MatchString(name); got != ok {
 			t.Errorf("%q may be a name: %v, want %v", name, got, ok)

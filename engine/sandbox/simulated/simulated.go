@@ -29,7 +29,6 @@ package simulated
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -173,22 +172,9 @@ func NewHost(dir, sandbox, cache string, log *slog.Logger) *Host {
 // path returns a path in the directory of a machine, or of all machines.
 func (h *Host) path(elem ...string) string {
 	if len(elem) > 0 {
-		elem = append([]string{dirOf(elem[0])}, elem[1:]...)
+		elem = append([]string{machine.DirOf(elem[0])}, elem[1:]...)
 	}
 	return filepath.Join(append([]string{h.dir, machinesDir}, elem...)...)
-}
-
-// longestDir is the length of the name of a machine's directory, because paths of sockets must be short.
-const longestDir = 20
-
-// dirOf returns the directory of a machine: its name, or its first characters and a hash. It returns such a directory
-// as it is.
-func dirOf(name string) string {
-	if len(name) <= longestDir {
-		return name
-	}
-	sum := sha256.Sum256([]byte(name))
-	return name[:longestDir-9] + "." + hex.EncodeToString(sum[:4])
 }
 
 // Network takes the lock on the machines. The error wraps [machine.ErrBusy].
