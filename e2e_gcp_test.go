@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/plan"
+	"constellation/internal/testneeds"
 )
 
 // emulated returns the description of a sandbox that emulates a cloud, and the number of calls of its API.
@@ -136,4 +137,39 @@ func TestGoogleCloudOfSimulatedMachines(t *testing.T) {
 	c.run(2*time.Minute, "upgrade", "apply", "--non-interactive", "--yes", "--to", "v1.1.0", "--kubernetes", current).want(plan.ExitNothing)
 	c.wantNoProblems()
 	t.Logf("2 machines were replaced in %v with %.1f calls for each", took.Round(time.Second), float64(after-before)/2)
+}
+
+// TestGoogleCloudOfRealMachines does the same with real machines, whose systemd starts the certifier, while the API throttles and
+// fails.
+func TestGoogleCloudOfRealMachines(t *testing.T) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_GCP", "six minutes on two real machines in an emulated Google Cloud")
+	c := newCloud(t, 1, 1, "--cloud", "gcp", "--machines", "real", "--image", "v1.0.0")
+	c.run(8*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
+	c.wantVersions("constellation-v1-0-0", current, 1, 1)
+	if g := c.generation(); g != 1 {
+		t.Errorf("the certificate of the control plane is of generation %d", g)
+	}
+	c.run(time.Minute, "upgrade", "check", "--write-config", "--to", "v1.1.0", "--kubernetes", current).want(plan.ExitDone)
+	_, before := c.emulated()
+	begun := time.Now()
+	applied := make(chan *result, 1)
+	go func() { applied <- c.run(20*time.Minute, "upgrade", "apply", "--non-interactive", "--yes") }()
+	// Faults from then on do not stop the checks before the rollout.
+	c.eventually(5*time.Minute, "the rollout begins", func(out string) bool { return strings.TrimSpace(out) != "" },
+		"get", "pendingnodes,joiningnodes", "-A", "-o", "name", "--ignore-not-found")
+	c.run(time.Minute, "sandbox", "fault", "set", "api-500=0.1", "api-429=0.1").want(plan.ExitDone)
+	(<-applied).want(plan.ExitDone)
+	took := time.Since(begun)
+	c.run(time.Minute, "sandbox", "fault", "clear").want(plan.ExitDone)
+	_, after := c.emulated()
+	c.wantVersions("constellation-v1-1-0", current, 1, 1)
+	if g := c.generation(); g != 1 {
+		t.Errorf("the certificate of the new control plane is of generation %d", g)
+	}
+	c.run(3*time.Minute, "certifier", "rotate", "--non-interactive", "--yes").want(plan.ExitDone)
+	if g := c.generation(); g != 2 {
+		t.Errorf("after a rotation, it is of generation %d", g)
+	}
+	c.wantNoProblems()
+	t.Logf("2 real machines were replaced in %v with %.1f calls for each", took.Round(time.Second), float64(after-before)/2)
 }

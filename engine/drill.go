@@ -33,7 +33,7 @@ type DrillSpec struct {
 	// InPlace upgrades the nodes of all groups in place, by their agents. Else machines are replaced.
 	// Hollow machines have no agents and refuse it.
 	InPlace bool
-	// Cloud is the provider that is emulated in front of hollow machines, such as gcp. Empty means the cloud of the sandbox.
+	// Cloud is the provider that is emulated in front of the machines, such as gcp. Empty means the cloud of the sandbox.
 	Cloud string
 	// Faults are those that the seed may choose from; none means all that these machines
 	// can have.

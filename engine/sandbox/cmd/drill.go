@@ -94,7 +94,7 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 	f := cmd.Flags()
 	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: real (Linux and root), simulated, hollow, or auto")
 	f.IntVar(&spec.ControlPlanes, "control-planes", 0, "number of control planes: 1, 3 or 5; not for hollow machines (default 1)")
-	f.StringVar(&spec.Cloud, "cloud", "", "cloud that is emulated in front of hollow machines: gcp (default: the sandbox's own)")
+	f.StringVar(&spec.Cloud, "cloud", "", "cloud that is emulated in front of the machines: gcp (default: the sandbox's own)")
 	f.BoolVar(&spec.InPlace, "in-place", false, "upgrade all nodes in place; not for hollow machines (default: replace machines)")
 	f.Uint64Var(&spec.Seed, "seed", 0, "seed that determines faults and injection points (default: random)")
 	f.StringSliceVar(&spec.Faults, "faults", nil, "faults that the seed may choose from (default: all that the machines support)")

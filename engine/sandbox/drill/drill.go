@@ -87,6 +87,10 @@ type site struct {
 	laterPlanes func(ctx context.Context) []string
 	cluster     *rest.Config
 	cloud       *sandboxapi.Client
+	// machines are those of cloud, with their provider IDs at an emulated vendor; nil: cloud has them.
+	machines recorder.Cloud
+	// size is the number of machines outside of an upgrade.
+	size int
 	// setFaults replaces the faults of the cloud and its machines; nil: cloud does.
 	setFaults func(ctx context.Context, spec []string) error
 	host      recorder.Host // nil without access to machines
@@ -216,7 +220,11 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 		}
 	}()
 	r.Cluster = s.what
-	rec, err := recorder.Start(ctx, recorder.Config{Cluster: s.cluster, Cloud: s.cloud, Host: s.host, Service: s.service, Nameless: s.nameless, File: spec.Journal, Log: d.log})
+	var machines recorder.Cloud = s.cloud
+	if s.machines != nil {
+		machines = s.machines
+	}
+	rec, err := recorder.Start(ctx, recorder.Config{Cluster: s.cluster, Cloud: machines, Host: s.host, Service: s.service, Nameless: s.nameless, File: spec.Journal, Log: d.log})
 	if err != nil {
 		return r, &plan.Error{Op: op, Err: err}
 	}
@@ -599,10 +607,16 @@ func possible(kind string, spec engine.DrillSpec) error {
 			Remedy: "pass --machines=simulated or --machines=real, or leave out --in-place",
 		}
 	}
-	if spec.Cloud != "" && (kind != hollow || !slices.Contains(emulated, spec.Cloud)) {
+	if spec.Cloud != "" && !slices.Contains(emulated, spec.Cloud) {
 		return &plan.Error{
-			Op: op, Err: fmt.Errorf("there are no drills of %s machines with cloud %q", kind, spec.Cloud), Exit: plan.ExitUsage,
-			Remedy: "pass --machines=hollow with --cloud=" + strings.Join(emulated, " or ") + ", or leave out --cloud",
+			Op: op, Err: fmt.Errorf("there are no drills with cloud %q", spec.Cloud), Exit: plan.ExitUsage,
+			Remedy: "pass --cloud=" + strings.Join(emulated, " or ") + ", or leave out --cloud",
+		}
+	}
+	if spec.Cloud != "" && spec.InPlace {
+		return &plan.Error{
+			Op: op, Err: errors.New("groups of an emulated cloud are not upgraded in place"), Exit: plan.ExitUsage,
+			Remedy: "leave out --in-place or --cloud",
 		}
 	}
 	return nil

@@ -22,6 +22,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/gcp"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/plan"
 	"constellation/engine/sandbox"
@@ -92,6 +93,31 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 	if !different {
 		t.Error("all seeds are alike")
 	}
+	ofGoogle := map[string]bool{}
+	for seed := range uint64(100) {
+		for _, kind := range []string{hollow, simulated, real} {
+			l, err := scenario(kind, engine.DrillSpec{Seed: seed, Count: 6, Cloud: gcp.Name})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, in := range l {
+				ofGoogle[in.Fault] = true
+				if f := faultNamed(in.Fault); !slices.Contains(f.machines, kind) || !f.has(gcp.Name) {
+					t.Errorf("seed %d of %s machines at Google has %+v", seed, kind, in)
+				}
+			}
+		}
+	}
+	for _, name := range []string{"stockout", "name-reuse", "power-cut", "lost-writes", "api-server-killed"} {
+		if !ofGoogle[name] {
+			t.Errorf("no seed at Google has %s", name)
+		}
+	}
+	for _, name := range []string{"lost-delete", "partial-list", "agent-killed"} {
+		if ofGoogle[name] {
+			t.Errorf("a seed at Google has %s", name)
+		}
+	}
 	for seed := range uint64(50) {
 		same, err := scenario(real, engine.DrillSpec{Seed: seed, Count: 8, Kubernetes: kubernetesFrom})
 		if err != nil {
@@ -121,7 +147,7 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 		{what: "simulated ones have no disk in place either", kind: simulated, spec: engine.DrillSpec{InPlace: true, Faults: []string{"disk-full"}}, want: "say --machines=real"},
 		{what: "the cloud of the sandbox has no zones", kind: hollow, spec: engine.DrillSpec{Faults: []string{"stockout"}}, want: "choose the cloud with --cloud"},
 		{what: "lists of Google are whole", kind: hollow, spec: engine.DrillSpec{Cloud: "gcp", Faults: []string{"partial-list"}}, want: "choose the cloud with --cloud"},
-		{what: "an emulated cloud has hollow machines", kind: simulated, spec: engine.DrillSpec{Cloud: "gcp"}, want: "--machines=hollow with --cloud=gcp"},
+		{what: "groups of an emulated cloud are replaced", kind: simulated, spec: engine.DrillSpec{Cloud: "gcp", InPlace: true}, want: "leave out --in-place or --cloud"},
 		{what: "an unknown cloud", kind: hollow, spec: engine.DrillSpec{Cloud: "aws"}, want: "--cloud=gcp"},
 		{what: "Kubernetes stays, and with it etcd", kind: real, spec: engine.DrillSpec{Faults: []string{"power-cut-etcd"}, Kubernetes: kubernetesFrom}, want: "leave --kubernetes out"},
 	} {

@@ -17,7 +17,8 @@ import (
 type fault struct {
 	name, does string
 	machines   []string // kinds that support it
-	// clouds are the clouds that have it: emulated ones by their providers, and ownCloud. nil means ownCloud alone.
+	// clouds are the clouds that have it: emulated ones by their providers, and ownCloud. nil means ownCloud alone, and any cloud if
+	// hollow machines cannot have it: then it is of the machines.
 	clouds []string
 	// at are the points at which it can start; nil means those of a replacement. placed are those
 	// of an upgrade in place; nil means that it is not injected there.
@@ -40,17 +41,25 @@ type fault struct {
 const ownCloud = ""
 
 var (
-	// emulated are the clouds that can be emulated in front of hollow machines.
+	// emulated are the clouds that can be emulated in front of machines.
 	emulated = []string{gcp.Name}
 	anyCloud = append([]string{ownCloud}, emulated...)
 )
 
 // has reports whether the fault exists with a cloud.
 func (f *fault) has(cloud string) bool {
-	if f.clouds == nil {
-		return cloud == ownCloud
+	return slices.Contains(f.of(), cloud)
+}
+
+// of returns the clouds that have the fault.
+func (f *fault) of() []string {
+	switch {
+	case f.clouds != nil:
+		return f.clouds
+	case slices.Contains(f.machines, hollow):
+		return []string{ownCloud}
 	}
-	return slices.Contains(f.clouds, cloud)
+	return anyCloud
 }
 
 // longestFault is the maximum duration of a fault.
@@ -241,11 +250,16 @@ var faults = []fault{
 	inStage("power-cut-kubelet", "a node loses its power while its agent downloads the kubelet", "download-kubelet"),
 	// Of emulated clouds alone.
 	ofGCP("stockout", "the zone has no machines left", "stockout"),
-	ofGCP("quota", "the project may not have more machines than it has", fmt.Sprint("quota=", hollowWorkers+hollowControlPlanes)),
+	{
+		name: "quota", does: "the project may not have more machines than it has", machines: everywhere, clouds: []string{gcp.Name}, anywhere: true, lasts: true,
+		happen: func(ctx context.Context, x *run, on string, wait func()) error {
+			return ofCloud(always(fmt.Sprint("quota=", x.site.size)))(ctx, x, on, wait)
+		},
+	},
 	ofGCP("role-revoked", "the account of the operator may not change groups", "role-revoked=compute.instanceGroupManagers.update"),
 	ofGCP("operation-lost", "operations of the cloud that start meanwhile never end, and have no effect", "operation-lost"),
 	{
-		name: "name-reuse", does: "a machine is gone, and its group makes another one of its name", machines: []string{hollow}, clouds: []string{gcp.Name},
+		name: "name-reuse", does: "a machine is gone, and its group makes another one of its name", machines: everywhere, clouds: []string{gcp.Name},
 		at: []string{pointAdopted, pointReady, pointCordoned}, lasts: true, excuses: hurt,
 		happen: ofCloud(func(on string) string { return "name-reuse=" + on }),
 	},
@@ -254,7 +268,7 @@ var faults = []fault{
 // ofGCP is a temporary fault of the emulated Google Cloud.
 func ofGCP(name, does, spec string) fault {
 	return fault{
-		name: name, does: does, machines: []string{hollow}, clouds: []string{gcp.Name}, anywhere: true, lasts: true, happen: ofCloud(always(spec)),
+		name: name, does: does, machines: everywhere, clouds: []string{gcp.Name}, anywhere: true, lasts: true, happen: ofCloud(always(spec)),
 	}
 }
 

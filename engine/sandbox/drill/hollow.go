@@ -138,7 +138,7 @@ func (d *Drills) hollow(ctx context.Context, place, cloudName string, v versions
 	return &site{
 		kubernetes: v.kubernetesTo,
 		what:       fmt.Sprintf("%d hollow workers %s; %d control planes are at the target and stay (hollow machines run nothing)%s", hollowWorkers, v, hollowControlPlanes, in),
-		cluster:    cp.Config(), cloud: owner, limit: limit,
+		cluster:    cp.Config(), cloud: owner, limit: limit, size: hollowWorkers + hollowControlPlanes,
 		setFaults: func(_ context.Context, spec []string) error { return vendor.SetFaults(spec) },
 		unseen:    []recorder.Rule{recorder.EtcdVoters, recorder.LeaseMoved, recorder.ServiceAnswers},
 		limits:    recorder.Limits{Surge: hollowSurge, NoMembers: true, Join: time.Minute},

@@ -25,6 +25,8 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/gcp"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/plan"
 	"constellation/engine/sandbox"
@@ -33,6 +35,7 @@ import (
 	"constellation/engine/sandbox/recorder"
 	standins "constellation/engine/sandbox/simulated"
 	"constellation/engine/workspace"
+	"constellation/operator/decision"
 )
 
 // workers is the number of workers in a drill with processes: with one control plane
@@ -88,7 +91,7 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 		}
 	}()
 	info, err := d.boxes.Up(ctx, engine.SandboxSpec{
-		Workspace: ws, ControlPlanes: spec.ControlPlanes, Workers: workers, Kubernetes: vs.kubernetesFrom, Image: vs.releaseFrom, Release: vs.releaseFrom, Machines: kind, Faults: lasting,
+		Workspace: ws, ControlPlanes: spec.ControlPlanes, Workers: workers, Kubernetes: vs.kubernetesFrom, Image: vs.releaseFrom, Release: vs.releaseFrom, Machines: kind, Faults: lasting, Cloud: spec.Cloud,
 	}, nil)
 	if err != nil {
 		return nil, err
@@ -134,30 +137,43 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 	if spec.ControlPlanes > 1 {
 		planes = fmt.Sprint(spec.ControlPlanes, " control planes")
 	}
-	var names []string
-	for i := range spec.ControlPlanes {
-		names = append(names, fmt.Sprint("control-plane-", i))
+	laterPlanes := func(ctx context.Context) (names []string) {
+		all, err := box.Instances(ctx)
+		if err != nil {
+			return nil // it is listed again soon
+		}
+		for _, i := range all {
+			if i.Role == cloud.ControlPlane {
+				names = append(names, i.Name)
+			}
+		}
+		return names
+	}
+	names := laterPlanes(ctx)
+	if len(names) != spec.ControlPlanes {
+		return nil, fmt.Errorf("list control planes: the sandbox has %q, want %d", names, spec.ControlPlanes)
+	}
+	slices.Sort(names)
+	machines, err := atVendor(box, spec.Cloud, info.Name)
+	if err != nil {
+		return nil, err
+	}
+	limit := 15*time.Minute + time.Duration(spec.ControlPlanes)*5*time.Minute // one is replaced after the other
+	where := ""
+	if spec.Cloud != ownCloud {
+		limit += decision.CreateDeadline // a machine whose operation is lost is given up then
+		where = " in an emulated " + spec.Cloud
 	}
 	return &site{
+		machines: machines, size: spec.ControlPlanes + workers,
 		kubernetes:    vs.kubernetesTo,
-		what:          fmt.Sprintf("%s and %d workers, %s machines, %s%s", planes, workers, kind, how, vs),
-		controlPlanes: names, limit: 15*time.Minute + time.Duration(spec.ControlPlanes)*5*time.Minute, // one is replaced after the other
+		what:          fmt.Sprintf("%s and %d workers, %s machines%s, %s%s", planes, workers, kind, where, how, vs),
+		controlPlanes: names, limit: limit,
 		cluster: access, cloud: box, host: host, service: service, unseen: cannot, nameless: kind == simulated,
 		limits: recorder.Limits{Join: 3 * time.Minute},
 		begin:  con.begin, rest: con.rest, close: func(ctx context.Context) error { con.stop(); return down(ctx) },
 
-		laterPlanes: func(ctx context.Context) (names []string) {
-			all, err := box.Instances(ctx)
-			if err != nil {
-				return nil // it is listed again soon
-			}
-			for _, i := range all {
-				if i.Role == cloud.ControlPlane {
-					names = append(names, i.Name)
-				}
-			}
-			return names
-		},
+		laterPlanes:  laterPlanes,
 		killOperator: kill,
 		killConsole:  con.kill,
 		kill:         killUnit,
@@ -167,6 +183,39 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 			return errors.Join(box.StopInstance(ctx, id), box.RebootInstance(ctx, id))
 		},
 	}, nil
+}
+
+// vendorMachines are the machines of a sandbox as an emulated Google Cloud names them.
+type vendorMachines struct {
+	box           *sandboxapi.Client
+	project, zone string
+}
+
+// atVendor returns the machines of a sandbox with the provider IDs of an emulated cloud; nil without one.
+func atVendor(box *sandboxapi.Client, provider, name string) (recorder.Cloud, error) {
+	if provider == ownCloud {
+		return nil, nil
+	}
+	p, ok := providers.Named(provider)
+	if !ok || provider != gcp.Name {
+		return nil, fmt.Errorf("list machines of cloud %q: its provider IDs are not known", provider)
+	}
+	section, _ := p.Sandbox(providers.SandboxOf{Name: name})
+	zones := section.List("zones")
+	return vendorMachines{box, section.Text("project"), zones[0]}, nil
+}
+
+// Instances implements [recorder.Cloud].
+func (v vendorMachines) Instances(ctx context.Context) ([]cloud.Instance, error) {
+	all, err := v.box.Instances(ctx)
+	for i := range all {
+		_, group, perr := sandboxapi.ParseGroupID(all[i].Group)
+		if perr != nil {
+			return nil, perr
+		}
+		all[i].ProviderID, all[i].Group = gcp.ProviderID(v.project, v.zone, all[i].Name), gcp.GroupID(v.project, v.zone, group)
+	}
+	return all, err
 }
 
 // agnhostImage begins the reference of the image with the web server.

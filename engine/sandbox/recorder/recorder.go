@@ -38,7 +38,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/sandbox/machine"
 	"constellation/internal/delay"
 	"constellation/operator/api/v1alpha1"
@@ -50,7 +49,8 @@ const Poll = 500 * time.Millisecond
 // Config selects what to watch. Cluster and Cloud are required.
 type Config struct {
 	Cluster *rest.Config
-	Cloud   *sandboxapi.Client
+	// Cloud lists the machines, with the provider IDs that their Nodes have.
+	Cloud Cloud
 	// Host gives access to the machines. Without it (nil) neither etcd nor a
 	// service is polled; see [Limits.NoMembers].
 	Host Host
@@ -66,6 +66,11 @@ type Config struct {
 	// File is the path of the journal in JSON Lines. If it is empty, none is written.
 	File string
 	Log  *slog.Logger
+}
+
+// Cloud lists machines.
+type Cloud interface {
+	Instances(ctx context.Context) ([]cloud.Instance, error)
 }
 
 // Host gives access to machines.
