@@ -16,6 +16,7 @@ var imports = []struct {
 	{"words", nil},
 	{"plan", []string{"plain", "version", "words"}},
 	{"distribution", nil},
+	{"backup", nil},
 	{"sshhost", []string{"plain", "plan"}},
 	{"callhome", []string{"callhome/caller", "plan", "provenance", "sshhost"}},
 	{"callhome/caller", []string{"internal/delay"}},
@@ -29,11 +30,11 @@ var imports = []struct {
 	{"registry", []string{"component/componentproto"}},
 	{"infra", []string{"cloud", "cloud/section", "plan", "version", "words"}},
 	{"mirror", []string{"chart", "registry", "release", "internal/ocipack"}},
-	{"workspace", []string{"assets", "attestation", "attestation/authority", "cloud", "cloud/machines", "cloud/providers", "cloud/section", "kubeadm", "plan", "registry", "release", "version", "words"}},
+	{"workspace", []string{"assets", "attestation", "attestation/authority", "backup", "cloud", "cloud/machines", "cloud/providers", "cloud/section", "kubeadm", "plan", "registry", "release", "version", "words"}},
 	{"conformance", []string{"plan"}},
 	{"secretscan", nil},
 	{"support", []string{"cluster", "plan", "secretscan", "words", "workspace"}},
-	{"rollout", []string{"cloud/providers", "cluster", "plan", "version", "words"}},
+	{"rollout", []string{"cloud", "cloud/providers", "cluster", "plan", "version", "words"}},
 	{"check", []string{"assets", "attestation", "chart", "cloud", "cloud/machines", "cloud/providers", "cluster", "compat", "component", "distribution", "lifecycle", "plan", "registry", "release", "rollout", "version", "words", "workspace"}},
 }
 
