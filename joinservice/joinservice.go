@@ -86,6 +86,7 @@ type Config struct {
 	Log    *slog.Logger
 
 	certifierPoll time.Duration // 0: certifierPoll
+	kmsPoll       time.Duration // 0: kmsPoll
 }
 
 // Server issues tickets. Create it with New.
@@ -105,8 +106,9 @@ type Server struct {
 	registers *registers
 	// certification is nil without a certifier.
 	certification *certification
-	// kms is nil if API servers do not encrypt.
-	kms *kms.Client
+	// kms is nil if API servers do not encrypt. kmsEvery is the poll interval for a greater generation in join-config.
+	kms      *kms.Client
+	kmsEvery time.Duration
 
 	// snapshot has the present attestation requirements; nil until they were read.
 	snapshot atomic.Pointer[snapshot]
@@ -162,7 +164,7 @@ func New(c Config) (*Server, error) {
 		slots: make(chan struct{}, concurrent),
 	}
 	if c.KMS != "" {
-		s.kms = &kms.Client{Socket: c.KMS}
+		s.kms, s.kmsEvery = &kms.Client{Socket: c.KMS}, cmp.Or(c.kmsPoll, kmsPoll)
 	}
 	if c.Certifier != "" {
 		s.certification = &certification{Client: certifier.Client{Socket: c.Certifier}, changed: make(chan struct{}, 1), every: cmp.Or(c.certifierPoll, certifierPoll)}
@@ -193,6 +195,7 @@ func (s *Server) Run(ctx context.Context, join, health net.Listener) error {
 	first := make(chan struct{})
 	g.Go(func() error { return s.watchDemands(ctx, sync.OnceFunc(func() { close(first) })) })
 	g.Go(func() error { s.runCertification(ctx, first); return nil })
+	g.Go(func() error { s.runKeyService(ctx, first); return nil })
 	g.Go(func() error {
 		select {
 		case <-ctx.Done():

@@ -120,6 +120,8 @@ type site struct {
 	kms string
 	// rotation is that of the certifier's keys in join-config.
 	rotation string
+	// generation is that of the key service in join-config.
+	generation string
 }
 
 // sky is the cloud's metadata.
@@ -266,6 +268,9 @@ func (s *site) rawJoinConfig(attestationConfig string, generations map[string]st
 	if s.rotation != "" {
 		data[keyRotation] = s.rotation
 	}
+	if s.generation != "" {
+		data[keyKMSGeneration] = s.generation
+	}
 	for image, g := range generations {
 		data["attestationConfig."+image] = g
 	}
@@ -332,7 +337,7 @@ func (s *site) run(issuer attestation.Issuer, addr string) *replica {
 	}
 	r.Server, err = New(Config{
 		Cluster: cfg, Namespace: namespace, Metadata: list, Issuer: issuer, Attestation: method, PKI: s.cp.PKI(), APIServerPort: 6443,
-		RegistrySecret: s.registrySecret, Spares: s.spares, Certifier: s.certifier, KMS: s.kms, certifierPoll: 50 * time.Millisecond, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
+		RegistrySecret: s.registrySecret, Spares: s.spares, Certifier: s.certifier, KMS: s.kms, certifierPoll: 50 * time.Millisecond, kmsPoll: 50 * time.Millisecond, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
 	})
 	if err != nil {
 		s.t.Fatal(err)

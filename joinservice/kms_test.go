@@ -45,7 +45,7 @@ func TestTicketHasTheKeysOfTheAPIServer(t *testing.T) {
 	}
 	host.Join(clusterID)
 	log := &syncbuffer.Buffer{}
-	service, err := plugin.Open(t.Context(), plugin.Config{Dir: dir, TPM: host.TPM, Log: slog.New(slog.NewJSONHandler(log, nil))})
+	service, err := plugin.Open(t.Context(), plugin.Config{Dir: dir, TPM: host.TPM, ClusterID: clusterID, Log: slog.New(slog.NewJSONHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,6 +76,33 @@ func TestTicketHasTheKeysOfTheAPIServer(t *testing.T) {
 	id, issuer := s.machine("control-plane-1", cloud.ControlPlane, goodBoot, nil)
 	if got, err := s.ask(r.addr, id, issuer); err != nil || !bytes.Equal(got.GetKmsKeys(), keys) || !strings.Contains(log.String(), "keys of the key service handed over") {
 		t.Errorf("a control plane gets %d bytes, %v\n%s", len(got.GetKmsKeys()), err, log)
+	}
+	c := kms.Client{Socket: s.kms}
+	for _, tt := range []struct {
+		name, text, logged string
+		want               uint32
+	}{
+		{name: "no number", text: "two", logged: `generation not passed to the key service`, want: 1},
+		{name: "the present one", text: "1", want: 1},
+		{name: "a forged one", text: "1000000", logged: `"msg":"generation passed to the key service","from":1,"generation":17,"wanted":1000000`, want: 1 + kms.MaxRaise},
+		{name: "a forged one, again", text: "1000000", logged: "less than 30s ago", want: 1 + kms.MaxRaise},
+		{name: "a smaller one", text: "2", want: 1 + kms.MaxRaise},
+	} {
+		s.generation = tt.text
+		s.rawJoinConfig(s.demand(goodBoot), nil)
+		eventually(t, tt.name, func() (string, bool) {
+			now, err := c.Ready(t.Context())
+			return r.log.String(), err == nil && now == tt.want && strings.Contains(r.log.String(), tt.logged)
+		})
+	}
+	if k, err = kms.First(bytes.Repeat([]byte{0xc4}, kms.SecretSize), 1+kms.MaxRaise); err != nil {
+		t.Fatal(err)
+	}
+	if keys, err = k.Encode(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.ask(r.addr, id, issuer); err != nil || !bytes.Equal(got.GetKmsKeys(), keys) {
+		t.Errorf("after a rotation, a control plane gets %d bytes, %v", len(got.GetKmsKeys()), err)
 	}
 	stop()
 	_, err = s.ask(r.addr, id, issuer)

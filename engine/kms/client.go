@@ -17,12 +17,19 @@ type Client struct {
 
 // HandOver returns the keys for a new control plane, as Keys.Encode returns them. The key service logs it.
 func (c Client) HandOver(ctx context.Context, to attestation.Identity) ([]byte, error) {
-	a, err := keyprocess.Call(ctx, "key service", c.Socket, keyprocess.Message{Op: keyprocess.HandOver, Machine: &to})
+	a, err := keyprocess.Call(ctx, keyprocess.KeyService, c.Socket, keyprocess.Message{Op: keyprocess.HandOver, Machine: &to})
 	return a.Keys, err
+}
+
+// Raise has the key service encrypt with the keys of a greater generation, and store that. A generation that it has already changes
+// nothing. It returns the one that encrypts. The key service logs it, and refuses another raise for a while.
+func (c Client) Raise(ctx context.Context, generation uint32) (now uint32, err error) {
+	a, err := keyprocess.Call(ctx, keyprocess.KeyService, c.Socket, keyprocess.Message{Op: keyprocess.Raise, Generation: generation})
+	return a.Generation, err
 }
 
 // Ready returns the generation that encrypts on this machine, and an error if the key service does not answer.
 func (c Client) Ready(ctx context.Context) (generation uint32, err error) {
-	a, err := keyprocess.Call(ctx, "key service", c.Socket, keyprocess.Message{Op: keyprocess.Generation})
+	a, err := keyprocess.Call(ctx, keyprocess.KeyService, c.Socket, keyprocess.Message{Op: keyprocess.Generation})
 	return a.Generation, err
 }

@@ -36,6 +36,9 @@ const (
 	// SecretSize is the size of the secret that keys are derived from, in bytes.
 	SecretSize = 32
 
+	// MaxRaise bounds how far one request raises the generation, so that a forged number uses few of them up.
+	MaxRaise = 16
+
 	version = 1
 	// maxGeneration bounds how often keys are rotated.
 	maxGeneration = 1 << 20
@@ -88,11 +91,28 @@ func (k *Keys) Generation() uint32 { return k.generation }
 
 // ID names the key that encrypts: a fingerprint of the secret and the generation, such as "5f0c3a9be1d27a46-1".
 func (k *Keys) ID() string {
-	return k.fingerprint() + "-" + strconv.FormatUint(uint64(k.generation), 10)
+	return k.Fingerprint() + "-" + strconv.FormatUint(uint64(k.generation), 10)
 }
 
-// fingerprint identifies a secret and reveals nothing else about it.
-func (k *Keys) fingerprint() string { return hex.EncodeToString(k.derive("fingerprint", 8)) }
+// Fingerprint identifies a secret and reveals nothing else about it. Keys of all generations have the same one.
+func (k *Keys) Fingerprint() string { return hex.EncodeToString(k.derive("fingerprint", 8)) }
+
+// Raised returns the keys with a greater generation that encrypts, at most MaxRaise more.
+func (k *Keys) Raised(generation uint32) (*Keys, error) {
+	switch {
+	case generation <= k.generation:
+		return nil, fmt.Errorf("raise generation of the key service: it is %d already, and never falls to %d", k.generation, generation)
+	case generation-k.generation > MaxRaise:
+		return nil, fmt.Errorf("raise generation of the key service: from %d to %d, at most %d more are allowed at once", k.generation, generation, MaxRaise)
+	}
+	return First(k.secret, generation)
+}
+
+// HashedID is an ID of a key, or of an API server, as metrics of API servers have it.
+func HashedID(id string) string {
+	h := sha256.Sum256([]byte(id))
+	return "sha256:" + hex.EncodeToString(h[:])
+}
 
 // derive returns n bytes for one use, named by info.
 func (k *Keys) derive(info string, n int) []byte {
@@ -136,7 +156,7 @@ func (k *Keys) Decrypt(ciphertext []byte, id string) ([]byte, error) {
 	if !ok || err != nil || generation < 1 || generation > maxGeneration {
 		return nil, fmt.Errorf("decrypt: %.80q is no ID of a key", id)
 	}
-	if fingerprint != k.fingerprint() {
+	if fingerprint != k.Fingerprint() {
 		return nil, fmt.Errorf("decrypt: %w: key %.80s, and this control plane has %s", ErrOtherKey, id, k.ID())
 	}
 	a, err := k.aead(uint32(generation))

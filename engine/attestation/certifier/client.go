@@ -19,7 +19,7 @@ type Client struct {
 
 // call sends one request and returns the answer.
 func (c Client) call(ctx context.Context, m keyprocess.Message) (keyprocess.Message, error) {
-	return keyprocess.Call(ctx, "certifier", c.Socket, m)
+	return keyprocess.Call(ctx, keyprocess.Certifier, c.Socket, m)
 }
 
 // Authorities returns the authorities whose certificates are accepted now, the present one first, and the generation of the keys.

@@ -12,6 +12,12 @@ import (
 	"constellation/engine/attestation"
 )
 
+// Names of processes with keys, in errors and in requests of machines that lost keys.
+const (
+	KeyService = "key service"
+	Certifier  = "certifier"
+)
+
 // timeout bounds one connection. A TPM may take seconds to seal.
 const timeout = 30 * time.Second
 
@@ -45,6 +51,7 @@ const (
 	HandOver    = "hand-over"
 	Rotate      = "rotate"
 	Generation  = "generation"
+	Raise       = "raise"
 )
 
 // Send writes a message and ends the direction.

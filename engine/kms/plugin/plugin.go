@@ -14,6 +14,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -33,16 +35,28 @@ type Config struct {
 	Dir string
 	// TPM is the address of the machine's TPM, see attestation.OpenTPM.
 	TPM string
-	// Log gets each hand-over, and refusals. Nil: none.
+	// ClusterID is that of the cluster, to seal keys of a greater generation.
+	ClusterID []byte
+	// Log gets each hand-over, each raise, and refusals. Nil: none.
 	Log *slog.Logger
+
+	now func() time.Time
 }
+
+// raiseEvery is the least time between two raises of the generation. With kms.MaxRaise it bounds how fast a forged number in the
+// cluster uses generations up.
+const raiseEvery = 30 * time.Second
 
 // Server is a key service. Create it with Open.
 type Server struct {
 	kmsapi.UnimplementedKeyManagementServiceServer
+	c      Config
 	log    *slog.Logger
-	keys   *kms.Keys
+	keys   atomic.Pointer[kms.Keys]
 	seldom rate.Sometimes // failures are logged once a second: an API server repeats them
+
+	raising sync.Mutex // held while keys are replaced
+	raised  time.Time
 }
 
 // Store seals keys, as kms.Keys.Encode returns them, for the Server of a directory on a machine that is, or becomes, a member of the
@@ -69,7 +83,12 @@ func Open(ctx context.Context, c Config) (*Server, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Server{log: c.Log, keys: keys, seldom: rate.Sometimes{Interval: time.Second}}, nil
+	if c.now == nil {
+		c.now = time.Now
+	}
+	s := &Server{c: c, log: c.Log, seldom: rate.Sometimes{Interval: time.Second}}
+	s.keys.Store(keys)
+	return s, nil
 }
 
 // Serve serves the API server and the join service, at listeners of keyprocess.Listen, until ctx ends. It closes both.
@@ -80,7 +99,7 @@ func (s *Server) Serve(ctx context.Context, apiServer, joinService net.Listener)
 	kmsapi.RegisterKeyManagementServiceServer(g, s)
 	stop := context.AfterFunc(ctx, g.Stop)
 	defer stop()
-	s.log.Info("key service started", "key", s.keys.ID())
+	s.log.Info("key service started", "key", s.keys.Load().ID())
 	ended := make(chan error, 2)
 	go func() {
 		err := g.Serve(apiServer)
@@ -97,12 +116,12 @@ func (s *Server) Serve(ctx context.Context, apiServer, joinService net.Listener)
 
 // Status implements KMS v2.
 func (s *Server) Status(context.Context, *kmsapi.StatusRequest) (*kmsapi.StatusResponse, error) {
-	return &kmsapi.StatusResponse{Version: "v2", Healthz: "ok", KeyId: s.keys.ID()}, nil
+	return &kmsapi.StatusResponse{Version: "v2", Healthz: "ok", KeyId: s.keys.Load().ID()}, nil
 }
 
 // Encrypt implements KMS v2.
 func (s *Server) Encrypt(_ context.Context, r *kmsapi.EncryptRequest) (*kmsapi.EncryptResponse, error) {
-	c, id, err := s.keys.Encrypt(r.GetPlaintext())
+	c, id, err := s.keys.Load().Encrypt(r.GetPlaintext())
 	if err != nil {
 		return nil, s.refuse("encryption refused", r.GetUid(), err)
 	}
@@ -111,7 +130,7 @@ func (s *Server) Encrypt(_ context.Context, r *kmsapi.EncryptRequest) (*kmsapi.E
 
 // Decrypt implements KMS v2.
 func (s *Server) Decrypt(_ context.Context, r *kmsapi.DecryptRequest) (*kmsapi.DecryptResponse, error) {
-	plain, err := s.keys.Decrypt(r.GetCiphertext(), r.GetKeyId())
+	plain, err := s.keys.Load().Decrypt(r.GetCiphertext(), r.GetKeyId())
 	if err != nil {
 		return nil, s.refuse("decryption refused", r.GetUid(), err)
 	}
@@ -125,20 +144,52 @@ func (s *Server) refuse(text, uid string, err error) error {
 }
 
 // answer serves the join service.
-func (s *Server) answer(_ context.Context, m keyprocess.Message, log *slog.Logger) (keyprocess.Message, error) {
+func (s *Server) answer(ctx context.Context, m keyprocess.Message, log *slog.Logger) (keyprocess.Message, error) {
 	switch m.Op {
 	case keyprocess.Generation:
-		return keyprocess.Message{Generation: s.keys.Generation()}, nil
+		return keyprocess.Message{Generation: s.keys.Load().Generation()}, nil
 	case keyprocess.HandOver:
 		if m.Machine == nil || m.Machine.Role != cloud.ControlPlane {
 			return keyprocess.Message{}, errors.New("only control planes get the keys of the key service")
 		}
-		b, err := s.keys.Encode()
+		keys := s.keys.Load()
+		b, err := keys.Encode()
 		if err != nil {
 			return keyprocess.Message{}, err
 		}
-		log.Info("keys of the key service handed over", "node", m.Machine.Name, "provider_id", m.Machine.ProviderID, "key", s.keys.ID())
+		log.Info("keys of the key service handed over", "node", m.Machine.Name, "provider_id", m.Machine.ProviderID, "key", keys.ID())
 		return keyprocess.Message{Keys: b}, nil
+	case keyprocess.Raise:
+		return s.raise(ctx, m.Generation, log)
 	}
 	return keyprocess.Message{}, fmt.Errorf("operation %.20q is not known", m.Op)
+}
+
+// raise has the keys of a greater generation encrypt. They are on disk before the first use, so that a restart does not go back.
+func (s *Server) raise(ctx context.Context, generation uint32, log *slog.Logger) (keyprocess.Message, error) {
+	s.raising.Lock()
+	defer s.raising.Unlock()
+	old := s.keys.Load()
+	if generation <= old.Generation() {
+		return keyprocess.Message{Generation: old.Generation()}, nil
+	}
+	next, err := old.Raised(generation)
+	if err != nil {
+		return keyprocess.Message{}, err
+	}
+	if wait := raiseEvery - s.c.now().Sub(s.raised); !s.raised.IsZero() && wait > 0 {
+		return keyprocess.Message{}, fmt.Errorf("the generation was raised to %d less than %s ago; try again in %s", old.Generation(), raiseEvery, wait.Round(time.Second))
+	}
+	b, err := next.Encode()
+	if err != nil {
+		return keyprocess.Message{}, err
+	}
+	defer clear(b)
+	if err := Store(ctx, s.c.Dir, s.c.TPM, s.c.ClusterID, b); err != nil {
+		return keyprocess.Message{}, err
+	}
+	s.keys.Store(next)
+	s.raised = s.c.now()
+	log.Info("generation of the key service raised", "from", old.Generation(), "key", next.ID())
+	return keyprocess.Message{Generation: next.Generation()}, nil
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -37,6 +38,7 @@ type machine struct {
 	dir            string
 	socket, joiner string
 	log            syncbuffer.Buffer
+	now            func() time.Time // nil: the real time
 }
 
 // encoded returns keys of a secret that is seed, 32 times.
@@ -78,7 +80,7 @@ func (m *machine) store(keys []byte) {
 func (m *machine) serve() (stop func()) {
 	m.t.Helper()
 	log := slog.New(slog.NewJSONHandler(&m.log, nil))
-	s, err := Open(m.t.Context(), Config{Dir: m.dir, TPM: m.vm.TPM, Log: log})
+	s, err := Open(m.t.Context(), Config{Dir: m.dir, TPM: m.vm.TPM, ClusterID: clusterID, Log: log, now: m.now})
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -207,5 +209,56 @@ func TestKeysAreOfOneMachine(t *testing.T) {
 	}
 	if err := Store(t.Context(), m.dir, m.vm.TPM, clusterID, []byte("none")); err == nil {
 		t.Error("malformed keys are stored")
+	}
+}
+
+// TestGenerationIsRaised has a join service raise the generation, and try what the key service refuses.
+func TestGenerationIsRaised(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	clock := time.Now()
+	m.now = func() time.Time { return clock }
+	m.store(encoded(t, 1, 1))
+	m.vm.Join(clusterID)
+	stop := m.serve()
+	c := kms.Client{Socket: m.joiner}
+	raise := func(to, want uint32, refusal string) {
+		t.Helper()
+		got, err := c.Raise(t.Context(), to)
+		if refusal == "" && (err != nil || got != want) || refusal != "" && (err == nil || !strings.Contains(err.Error(), refusal)) {
+			t.Errorf("raised to %d: %d, %v, want %d or %q", to, got, err, want, refusal)
+		}
+		if now, err := c.Ready(t.Context()); err != nil || now != want {
+			t.Errorf("raised to %d: it uses %d, %v, want %d", to, now, err, want)
+		}
+	}
+	raise(1, 1, "")
+	raise(2, 2, "")
+	raise(2, 2, "")
+	raise(1, 2, "") // never back
+	raise(3, 2, "less than 30s ago")
+	clock = clock.Add(raiseEvery)
+	raise(3+kms.MaxRaise, 2, "at most 16 more are allowed at once")
+	raise(1<<31, 2, "at most 16 more are allowed at once")
+	raise(2+kms.MaxRaise, 18, "")
+	stop()
+	stop = m.serve()
+	if now, err := c.Ready(t.Context()); err != nil || now != 18 {
+		t.Errorf("after a restart: %d, %v", now, err)
+	}
+	if keys, err := c.HandOver(t.Context(), attestation.Identity{Role: cloud.ControlPlane}); err != nil || !bytes.Equal(keys, encoded(t, 1, 18)) {
+		t.Errorf("a new control plane gets %d bytes, %v", len(keys), err)
+	}
+	// The key service does not use a generation that it cannot store.
+	if err := os.Rename(m.dir+"/"+kms.SealedFile, m.dir+"/away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(m.dir+"/"+kms.SealedFile, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	raise(19, 18, "store "+kms.SealedFile)
+	stop()
+	if !strings.Contains(m.log.String(), `"msg":"generation of the key service raised"`) {
+		t.Error("a raise was not logged")
 	}
 }
