@@ -18,14 +18,17 @@ import (
 
 // Reasons for refusing a console. answer maps them to the console's error.
 var (
-	errSecret      = errors.New("the init secret differs from the one in this machine's cloud")
-	errOtherInit   = errors.New("another init, for another cluster, has claimed this machine")
-	errCluster     = errors.New("there is a cluster behind the load balancer already; this machine is about to join it")
-	errNotFinished = errors.New("there is no result to acknowledge yet")
-	errFailedInit  = errors.New("the init failed; there is no result to acknowledge")
-	errNothing     = errors.New("no init was started on this machine")
-	errFetched     = errors.New("the result was fetched and acknowledged")
-	errStopping    = errors.New("the bootstrapper is stopping")
+	errSecret       = errors.New("the init secret differs from the one in this machine's cloud")
+	errOtherInit    = errors.New("another init, for another cluster, has claimed this machine")
+	errCluster      = errors.New("there is a cluster behind the load balancer already; this machine is about to join it")
+	errNotFinished  = errors.New("there is no result to acknowledge yet")
+	errFailedInit   = errors.New("the init failed; there is no result to acknowledge")
+	errNoMember     = errors.New("the machine is no control plane of a cluster that waits for keys")
+	errOtherCluster = errors.New("the machine belongs to another cluster")
+	errOtherKeys    = errors.New("the keys are derived from another master secret")
+	errNothing      = errors.New("no init was started on this machine")
+	errFetched      = errors.New("the result was fetched and acknowledged")
+	errStopping     = errors.New("the bootstrapper is stopping")
 )
 
 // fieldError is an invalid field of a request.
@@ -57,6 +60,7 @@ func answer(err error) error {
 		return status.Error(codes.AlreadyExists, err.Error())
 	case errors.Is(err, errJoinHolds), errors.Is(err, errMember), errors.Is(err, errCluster), errors.Is(err, errFetched),
 		errors.Is(err, errNotFinished), errors.Is(err, errFailedInit), errors.Is(err, errNothing),
+		errors.Is(err, errNoMember), errors.Is(err, errOtherCluster), errors.Is(err, errOtherKeys),
 		errors.Is(err, release.ErrNoMachineKeys):
 		return status.Error(codes.FailedPrecondition, err.Error())
 	case errors.Is(err, errStopping):

@@ -34,6 +34,8 @@
 // clears the file itself when the bootstrapper starts again: a reboot does no more elsewhere.
 //
 // A member that boots extends register 15 before anything else, starts its kubelet, and exits.
+// A control plane that cannot read its secret keys then listens until the owner has sent them
+// ([initproto.BootstrapperServer]).
 //
 // The package does not decide which version is installed, and does not use the Kubernetes API.
 package bootstrapper
@@ -43,6 +45,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -57,6 +60,7 @@ import (
 	"constellation/bootstrapper/initproto"
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/certifier/signer"
+	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/kms"
@@ -181,7 +185,7 @@ func (b *bootstrapper) offer(ctx context.Context) error {
 	switch {
 	case !held:
 		// Left by a process that died before its claim, so no caller depends on it.
-		if err := removeAll(b.state, ticketFile, requestFile, recordFile, kubeconfigFile, signer.SealedFile, kms.SealedFile); err != nil {
+		if err := removeAll(b.state, ticketFile, requestFile, recordFile, kubeconfigFile, signer.SealedFile, kms.SealedFile, keyIDsFile); err != nil {
 			return err
 		}
 		return b.free(ctx)
@@ -192,7 +196,7 @@ func (b *bootstrapper) offer(ctx context.Context) error {
 		if err := b.lock.seal(ctx); err != nil {
 			return err
 		}
-		return b.serve(ctx, nil)
+		return b.serve(ctx, nil, nil)
 	default:
 		return b.resumeJoin(ctx, h)
 	}
@@ -289,12 +293,13 @@ func (b *bootstrapper) free(ctx context.Context) error {
 		b.m.Ready()
 		return join()
 	}
-	return b.serve(ctx, join)
+	return b.serve(ctx, join, nil)
 }
 
 // serve runs the InitServer until a console has fetched the result of its init, or until join,
-// unless nil, has made the machine a member. It resumes an init in progress.
-func (b *bootstrapper) serve(ctx context.Context, join func() error) error {
+// unless nil, has made the machine a member. It resumes an init in progress. A member with lost
+// keys also waits for those.
+func (b *bootstrapper) serve(ctx context.Context, join func() error, lost []lostKeys) error {
 	rec, err := openRecord(b.state, b.m.Log)
 	if err != nil {
 		return err
@@ -310,9 +315,21 @@ func (b *bootstrapper) serve(ctx context.Context, join func() error) error {
 	if err != nil {
 		return fmt.Errorf("listen for a console: %w", err)
 	}
-	if err := s.resume(); err != nil {
+	acked, recovered := s.acked, s.recovered
+	if s.lost = lost; len(lost) == 0 {
+		recovered = nil
+	} else if acked, err = b.unfetched(s); err != nil {
 		l.Close()
 		return err
+	}
+	if acked != nil {
+		if err := s.resume(); err != nil {
+			l.Close()
+			return err
+		}
+	}
+	if recovered != nil {
+		wg.Go(func() { s.awaitKeys(ctx) })
 	}
 	joined := make(chan error, 1)
 	if join != nil {
@@ -335,9 +352,16 @@ func (b *bootstrapper) serve(ctx context.Context, join func() error) error {
 			cause := context.Cause(ctx)
 			cancel()
 			return errors.Join(cause, end())
-		case <-s.acked:
+		case <-acked:
 			b.m.Log.Info("init result fetched, bootstrapper done")
-			return end()
+			if acked = nil; recovered == nil {
+				return end()
+			}
+		case <-recovered:
+			b.m.Log.Info("keys of this control plane are there, and its key service answers")
+			if recovered = nil; acked == nil {
+				return end()
+			}
 		case err := <-joined:
 			h, _ := b.lock.holder()
 			if err == nil && h.By == byInit {
@@ -355,12 +379,18 @@ func (b *bootstrapper) member(ctx context.Context, h holder) error {
 	if err := b.lock.seal(ctx); err != nil {
 		return err
 	}
+	lost, err := b.findLost(ctx)
+	if err != nil {
+		return err
+	}
 	// The kubelet starts the API server. One that waits for its keys is better than none: other control planes may have the cluster run.
-	if err := b.awaitKeyService(ctx); err != nil {
-		if ctx.Err() != nil {
-			return err
+	if !isLost(lost, keyprocess.KeyService) {
+		if err := b.awaitKeyService(ctx); err != nil {
+			if ctx.Err() != nil {
+				return err
+			}
+			b.m.Log.Error("API server started without the key service", "err", err)
 		}
-		b.m.Log.Error("API server started without the key service", "err", err)
 	}
 	if err := b.m.StartKubelet(ctx); err != nil {
 		return err
@@ -370,11 +400,26 @@ func (b *bootstrapper) member(ctx context.Context, h holder) error {
 	if err := removeAll(b.state, ticketFile, keyFile, requestCSR); err != nil {
 		return err
 	}
-	if _, err := b.state.Lstat(kubeconfigFile); err == nil {
-		return b.serve(ctx, nil) // the result has not been fetched yet
+	if lost, err = b.recoverable(ctx, lost); err != nil {
+		return err
+	}
+	if _, err := b.state.Lstat(kubeconfigFile); err == nil || len(lost) > 0 {
+		return b.serve(ctx, nil, lost) // the result has not been fetched yet, or keys are awaited
 	}
 	b.m.Ready()
 	return nil
+}
+
+// unfetched returns the channel that is closed when the result of an init was fetched; nil if there is none to fetch.
+func (b *bootstrapper) unfetched(s *initServer) (chan struct{}, error) {
+	_, err := b.state.Lstat(kubeconfigFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find the result of the init: %w", err)
+	}
+	return s.acked, nil
 }
 
 // resumeJoin continues a join whose process died.

@@ -23,25 +23,26 @@ type secretKeys struct {
 	kms       []byte // for RunKeyService
 }
 
-// storeKeys seals the keys. It removes the keys of an earlier attempt to initialize the cluster.
+// storeKeys seals the keys, and records their fingerprints. It removes the keys of an earlier attempt to initialize the cluster.
 func (b *bootstrapper) storeKeys(ctx context.Context, clusterID []byte, keys secretKeys) error {
-	for _, k := range []struct {
-		keys  []byte
-		file  string
-		store func(ctx context.Context, dir, tpm string, clusterID, keys []byte) error
-	}{
-		{keys.certifier, signer.SealedFile, signer.Store},
-		{keys.kms, kms.SealedFile, plugin.Store},
-	} {
-		err := removeAll(b.state, k.file)
-		if err == nil && len(k.keys) > 0 {
-			err = k.store(ctx, b.m.StateDir, b.m.TPM, clusterID, k.keys)
+	ids := map[string]string{}
+	for _, k := range keyKinds() {
+		if err := removeAll(b.state, k.file); err != nil {
+			return err
 		}
+		if len(k.of(keys)) == 0 {
+			continue
+		}
+		id, err := k.fingerprint(k.of(keys))
 		if err != nil {
 			return err
 		}
+		if err := k.store(ctx, b.m.StateDir, b.m.TPM, clusterID, k.of(keys)); err != nil {
+			return err
+		}
+		ids[k.process] = id
 	}
-	return nil
+	return b.writeKeyIDs(ids)
 }
 
 // encrypts reports whether the API server of this machine encrypts Secrets.
@@ -107,10 +108,11 @@ func RunCertifier(ctx context.Context, m Machine, socket string) error {
 
 // RunKeyService serves the API server of this machine at a socket, and its join service at m.KeysSocket, like RunCertifier.
 func RunKeyService(ctx context.Context, m Machine, socket string) error {
-	if _, err := openKeys(m); err != nil {
+	h, err := openKeys(m)
+	if err != nil {
 		return err
 	}
-	s, err := plugin.Open(ctx, plugin.Config{Dir: m.StateDir, TPM: m.TPM, Log: m.Log})
+	s, err := plugin.Open(ctx, plugin.Config{Dir: m.StateDir, TPM: m.TPM, ClusterID: h.clusterID(), Log: m.Log})
 	if err != nil {
 		return err
 	}

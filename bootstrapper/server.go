@@ -65,6 +65,9 @@ type initServer struct {
 	refusals refusals
 	stopping chan struct{} // closed when streams must end
 	acked    chan struct{} // closed when the result was fetched
+	// recovered is closed when a member with lost keys has them. awaitKeys owns it.
+	recovered chan struct{}
+	lost      []lostKeys // of a member; mu guards them
 
 	mu      sync.Mutex // serializes decisions
 	working bool
@@ -80,7 +83,7 @@ type initServer struct {
 }
 
 func newInitServer(b *bootstrapper, rec *record, spawn func(func(context.Context))) *initServer {
-	return &initServer{b: b, rec: rec, spawn: spawn, stopping: make(chan struct{}), acked: make(chan struct{}), asking: make(chan struct{}, 1)}
+	return &initServer{b: b, rec: rec, spawn: spawn, stopping: make(chan struct{}), acked: make(chan struct{}), recovered: make(chan struct{}), asking: make(chan struct{}, 1)}
 }
 
 // run serves on l until stop is closed.

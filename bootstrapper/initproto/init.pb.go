@@ -679,6 +679,281 @@ func (*AckResponse) Descriptor() ([]byte, []int) {
 	return file_bootstrapper_initproto_init_proto_rawDescGZIP(), []int{7}
 }
 
+type RecoveryRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	InitSecret    []byte                 `protobuf:"bytes,1,opt,name=init_secret,json=initSecret,proto3" json:"init_secret,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoveryRequest) Reset() {
+	*x = RecoveryRequest{}
+	mi := &file_bootstrapper_initproto_init_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoveryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoveryRequest) ProtoMessage() {}
+
+func (x *RecoveryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bootstrapper_initproto_init_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoveryRequest.ProtoReflect.Descriptor instead.
+func (*RecoveryRequest) Descriptor() ([]byte, []int) {
+	return file_bootstrapper_initproto_init_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RecoveryRequest) GetInitSecret() []byte {
+	if x != nil {
+		return x.InitSecret
+	}
+	return nil
+}
+
+type RecoveryResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	NodeName string                 `protobuf:"bytes,1,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// Empty: the machine has all its keys.
+	Lost          []*LostKeys `protobuf:"bytes,2,rep,name=lost,proto3" json:"lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoveryResponse) Reset() {
+	*x = RecoveryResponse{}
+	mi := &file_bootstrapper_initproto_init_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoveryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoveryResponse) ProtoMessage() {}
+
+func (x *RecoveryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bootstrapper_initproto_init_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoveryResponse.ProtoReflect.Descriptor instead.
+func (*RecoveryResponse) Descriptor() ([]byte, []int) {
+	return file_bootstrapper_initproto_init_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RecoveryResponse) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *RecoveryResponse) GetLost() []*LostKeys {
+	if x != nil {
+		return x.Lost
+	}
+	return nil
+}
+
+// LostKeys are secret keys that a control plane cannot read.
+type LostKeys struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "key service" or "certifier".
+	Process string `protobuf:"bytes,1,opt,name=process,proto3" json:"process,omitempty"`
+	Reason  string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// That of the keys that the machine had. Empty: an earlier release did not record it.
+	Fingerprint   string `protobuf:"bytes,3,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LostKeys) Reset() {
+	*x = LostKeys{}
+	mi := &file_bootstrapper_initproto_init_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LostKeys) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LostKeys) ProtoMessage() {}
+
+func (x *LostKeys) ProtoReflect() protoreflect.Message {
+	mi := &file_bootstrapper_initproto_init_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LostKeys.ProtoReflect.Descriptor instead.
+func (*LostKeys) Descriptor() ([]byte, []int) {
+	return file_bootstrapper_initproto_init_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *LostKeys) GetProcess() string {
+	if x != nil {
+		return x.Process
+	}
+	return ""
+}
+
+func (x *LostKeys) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *LostKeys) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+type RecoverRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	InitSecret []byte                 `protobuf:"bytes,1,opt,name=init_secret,json=initSecret,proto3" json:"init_secret,omitempty"`
+	// That of the cluster of the machine.
+	ClusterId []byte `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// As in InitRequest.
+	CertifierKeys []byte `protobuf:"bytes,3,opt,name=certifier_keys,json=certifierKeys,proto3" json:"certifier_keys,omitempty"`
+	KmsKeys       []byte `protobuf:"bytes,4,opt,name=kms_keys,json=kmsKeys,proto3" json:"kms_keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoverRequest) Reset() {
+	*x = RecoverRequest{}
+	mi := &file_bootstrapper_initproto_init_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoverRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoverRequest) ProtoMessage() {}
+
+func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bootstrapper_initproto_init_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
+func (*RecoverRequest) Descriptor() ([]byte, []int) {
+	return file_bootstrapper_initproto_init_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RecoverRequest) GetInitSecret() []byte {
+	if x != nil {
+		return x.InitSecret
+	}
+	return nil
+}
+
+func (x *RecoverRequest) GetClusterId() []byte {
+	if x != nil {
+		return x.ClusterId
+	}
+	return nil
+}
+
+func (x *RecoverRequest) GetCertifierKeys() []byte {
+	if x != nil {
+		return x.CertifierKeys
+	}
+	return nil
+}
+
+func (x *RecoverRequest) GetKmsKeys() []byte {
+	if x != nil {
+		return x.KmsKeys
+	}
+	return nil
+}
+
+type RecoverResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The processes whose keys were stored.
+	Stored        []string `protobuf:"bytes,1,rep,name=stored,proto3" json:"stored,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoverResponse) Reset() {
+	*x = RecoverResponse{}
+	mi := &file_bootstrapper_initproto_init_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoverResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoverResponse) ProtoMessage() {}
+
+func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bootstrapper_initproto_init_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
+func (*RecoverResponse) Descriptor() ([]byte, []int) {
+	return file_bootstrapper_initproto_init_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RecoverResponse) GetStored() []string {
+	if x != nil {
+		return x.Stored
+	}
+	return nil
+}
+
 var File_bootstrapper_initproto_init_proto protoreflect.FileDescriptor
 
 const file_bootstrapper_initproto_init_proto_rawDesc = "" +
@@ -739,10 +1014,31 @@ const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"AckRequest\x12\x1f\n" +
 	"\vinit_secret\x18\x01 \x01(\fR\n" +
 	"initSecret\"\r\n" +
-	"\vAckResponse2w\n" +
+	"\vAckResponse\"2\n" +
+	"\x0fRecoveryRequest\x12\x1f\n" +
+	"\vinit_secret\x18\x01 \x01(\fR\n" +
+	"initSecret\"V\n" +
+	"\x10RecoveryResponse\x12\x1b\n" +
+	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12%\n" +
+	"\x04lost\x18\x02 \x03(\v2\x11.init.v1.LostKeysR\x04lost\"^\n" +
+	"\bLostKeys\x12\x18\n" +
+	"\aprocess\x18\x01 \x01(\tR\aprocess\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12 \n" +
+	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\"\x92\x01\n" +
+	"\x0eRecoverRequest\x12\x1f\n" +
+	"\vinit_secret\x18\x01 \x01(\fR\n" +
+	"initSecret\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x02 \x01(\fR\tclusterId\x12%\n" +
+	"\x0ecertifier_keys\x18\x03 \x01(\fR\rcertifierKeys\x12\x19\n" +
+	"\bkms_keys\x18\x04 \x01(\fR\akmsKeys\")\n" +
+	"\x0fRecoverResponse\x12\x16\n" +
+	"\x06stored\x18\x01 \x03(\tR\x06stored2\xf6\x01\n" +
 	"\fBootstrapper\x125\n" +
 	"\x04Init\x12\x14.init.v1.InitRequest\x1a\x15.init.v1.InitResponse0\x01\x120\n" +
-	"\x03Ack\x12\x13.init.v1.AckRequest\x1a\x14.init.v1.AckResponseB&Z$constellation/bootstrapper/initprotob\x06proto3"
+	"\x03Ack\x12\x13.init.v1.AckRequest\x1a\x14.init.v1.AckResponse\x12?\n" +
+	"\bRecovery\x12\x18.init.v1.RecoveryRequest\x1a\x19.init.v1.RecoveryResponse\x12<\n" +
+	"\aRecover\x12\x17.init.v1.RecoverRequest\x1a\x18.init.v1.RecoverResponseB&Z$constellation/bootstrapper/initprotob\x06proto3"
 
 var (
 	file_bootstrapper_initproto_init_proto_rawDescOnce sync.Once
@@ -756,7 +1052,7 @@ func file_bootstrapper_initproto_init_proto_rawDescGZIP() []byte {
 	return file_bootstrapper_initproto_init_proto_rawDescData
 }
 
-var file_bootstrapper_initproto_init_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_bootstrapper_initproto_init_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_bootstrapper_initproto_init_proto_goTypes = []any{
 	(*InitRequest)(nil),              // 0: init.v1.InitRequest
 	(*InitResponse)(nil),             // 1: init.v1.InitResponse
@@ -766,27 +1062,37 @@ var file_bootstrapper_initproto_init_proto_goTypes = []any{
 	(*Failure)(nil),                  // 5: init.v1.Failure
 	(*AckRequest)(nil),               // 6: init.v1.AckRequest
 	(*AckResponse)(nil),              // 7: init.v1.AckResponse
-	(*componentproto.Component)(nil), // 8: component.v1.Component
-	(*componentproto.Registry)(nil),  // 9: component.v1.Registry
-	(*timestamppb.Timestamp)(nil),    // 10: google.protobuf.Timestamp
+	(*RecoveryRequest)(nil),          // 8: init.v1.RecoveryRequest
+	(*RecoveryResponse)(nil),         // 9: init.v1.RecoveryResponse
+	(*LostKeys)(nil),                 // 10: init.v1.LostKeys
+	(*RecoverRequest)(nil),           // 11: init.v1.RecoverRequest
+	(*RecoverResponse)(nil),          // 12: init.v1.RecoverResponse
+	(*componentproto.Component)(nil), // 13: component.v1.Component
+	(*componentproto.Registry)(nil),  // 14: component.v1.Registry
+	(*timestamppb.Timestamp)(nil),    // 15: google.protobuf.Timestamp
 }
 var file_bootstrapper_initproto_init_proto_depIdxs = []int32{
-	8,  // 0: init.v1.InitRequest.components:type_name -> component.v1.Component
-	9,  // 1: init.v1.InitRequest.registry:type_name -> component.v1.Registry
-	10, // 2: init.v1.InitResponse.time:type_name -> google.protobuf.Timestamp
+	13, // 0: init.v1.InitRequest.components:type_name -> component.v1.Component
+	14, // 1: init.v1.InitRequest.registry:type_name -> component.v1.Registry
+	15, // 2: init.v1.InitResponse.time:type_name -> google.protobuf.Timestamp
 	2,  // 3: init.v1.InitResponse.progress:type_name -> init.v1.Progress
 	3,  // 4: init.v1.InitResponse.log:type_name -> init.v1.Log
 	4,  // 5: init.v1.InitResponse.success:type_name -> init.v1.Success
 	5,  // 6: init.v1.InitResponse.failure:type_name -> init.v1.Failure
-	0,  // 7: init.v1.Bootstrapper.Init:input_type -> init.v1.InitRequest
-	6,  // 8: init.v1.Bootstrapper.Ack:input_type -> init.v1.AckRequest
-	1,  // 9: init.v1.Bootstrapper.Init:output_type -> init.v1.InitResponse
-	7,  // 10: init.v1.Bootstrapper.Ack:output_type -> init.v1.AckResponse
-	9,  // [9:11] is the sub-list for method output_type
-	7,  // [7:9] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	10, // 7: init.v1.RecoveryResponse.lost:type_name -> init.v1.LostKeys
+	0,  // 8: init.v1.Bootstrapper.Init:input_type -> init.v1.InitRequest
+	6,  // 9: init.v1.Bootstrapper.Ack:input_type -> init.v1.AckRequest
+	8,  // 10: init.v1.Bootstrapper.Recovery:input_type -> init.v1.RecoveryRequest
+	11, // 11: init.v1.Bootstrapper.Recover:input_type -> init.v1.RecoverRequest
+	1,  // 12: init.v1.Bootstrapper.Init:output_type -> init.v1.InitResponse
+	7,  // 13: init.v1.Bootstrapper.Ack:output_type -> init.v1.AckResponse
+	9,  // 14: init.v1.Bootstrapper.Recovery:output_type -> init.v1.RecoveryResponse
+	12, // 15: init.v1.Bootstrapper.Recover:output_type -> init.v1.RecoverResponse
+	12, // [12:16] is the sub-list for method output_type
+	8,  // [8:12] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_bootstrapper_initproto_init_proto_init() }
@@ -806,7 +1112,7 @@ func file_bootstrapper_initproto_init_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bootstrapper_initproto_init_proto_rawDesc), len(file_bootstrapper_initproto_init_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,8 +22,10 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Bootstrapper_Init_FullMethodName = "/init.v1.Bootstrapper/Init"
-	Bootstrapper_Ack_FullMethodName  = "/init.v1.Bootstrapper/Ack"
+	Bootstrapper_Init_FullMethodName     = "/init.v1.Bootstrapper/Init"
+	Bootstrapper_Ack_FullMethodName      = "/init.v1.Bootstrapper/Ack"
+	Bootstrapper_Recovery_FullMethodName = "/init.v1.Bootstrapper/Recovery"
+	Bootstrapper_Recover_FullMethodName  = "/init.v1.Bootstrapper/Recover"
 )
 
 // BootstrapperClient is the client API for Bootstrapper service.
@@ -38,6 +40,12 @@ type BootstrapperClient interface {
 	// Ack says that the client has stored the result. The bootstrapper then
 	// forgets the kubeconfig and stops.
 	Ack(ctx context.Context, in *AckRequest, opts ...grpc.CallOption) (*AckResponse, error)
+	// Recovery returns which secret keys this control plane waits for. The bootstrapper of a member
+	// listens while it waits for keys, and until the result of an init was fetched.
+	Recovery(ctx context.Context, in *RecoveryRequest, opts ...grpc.CallOption) (*RecoveryResponse, error)
+	// Recover gives the machine the keys that it waits for, and returns when its key service answers.
+	// Keys that it has are neither compared nor replaced. Repeating a request changes nothing.
+	Recover(ctx context.Context, in *RecoverRequest, opts ...grpc.CallOption) (*RecoverResponse, error)
 }
 
 type bootstrapperClient struct {
@@ -77,6 +85,26 @@ func (c *bootstrapperClient) Ack(ctx context.Context, in *AckRequest, opts ...gr
 	return out, nil
 }
 
+func (c *bootstrapperClient) Recovery(ctx context.Context, in *RecoveryRequest, opts ...grpc.CallOption) (*RecoveryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RecoveryResponse)
+	err := c.cc.Invoke(ctx, Bootstrapper_Recovery_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *bootstrapperClient) Recover(ctx context.Context, in *RecoverRequest, opts ...grpc.CallOption) (*RecoverResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RecoverResponse)
+	err := c.cc.Invoke(ctx, Bootstrapper_Recover_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // BootstrapperServer is the server API for Bootstrapper service.
 // All implementations must embed UnimplementedBootstrapperServer
 // for forward compatibility.
@@ -89,6 +117,12 @@ type BootstrapperServer interface {
 	// Ack says that the client has stored the result. The bootstrapper then
 	// forgets the kubeconfig and stops.
 	Ack(context.Context, *AckRequest) (*AckResponse, error)
+	// Recovery returns which secret keys this control plane waits for. The bootstrapper of a member
+	// listens while it waits for keys, and until the result of an init was fetched.
+	Recovery(context.Context, *RecoveryRequest) (*RecoveryResponse, error)
+	// Recover gives the machine the keys that it waits for, and returns when its key service answers.
+	// Keys that it has are neither compared nor replaced. Repeating a request changes nothing.
+	Recover(context.Context, *RecoverRequest) (*RecoverResponse, error)
 	mustEmbedUnimplementedBootstrapperServer()
 }
 
@@ -104,6 +138,12 @@ func (UnimplementedBootstrapperServer) Init(*InitRequest, grpc.ServerStreamingSe
 }
 func (UnimplementedBootstrapperServer) Ack(context.Context, *AckRequest) (*AckResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Ack not implemented")
+}
+func (UnimplementedBootstrapperServer) Recovery(context.Context, *RecoveryRequest) (*RecoveryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Recovery not implemented")
+}
+func (UnimplementedBootstrapperServer) Recover(context.Context, *RecoverRequest) (*RecoverResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Recover not implemented")
 }
 func (UnimplementedBootstrapperServer) mustEmbedUnimplementedBootstrapperServer() {}
 func (UnimplementedBootstrapperServer) testEmbeddedByValue()                      {}
@@ -155,6 +195,42 @@ func _Bootstrapper_Ack_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Bootstrapper_Recovery_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RecoveryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BootstrapperServer).Recovery(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Bootstrapper_Recovery_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BootstrapperServer).Recovery(ctx, req.(*RecoveryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Bootstrapper_Recover_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RecoverRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BootstrapperServer).Recover(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Bootstrapper_Recover_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BootstrapperServer).Recover(ctx, req.(*RecoverRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Bootstrapper_ServiceDesc is the grpc.ServiceDesc for Bootstrapper service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -165,6 +241,14 @@ var Bootstrapper_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Ack",
 			Handler:    _Bootstrapper_Ack_Handler,
+		},
+		{
+			MethodName: "Recovery",
+			Handler:    _Bootstrapper_Recovery_Handler,
+		},
+		{
+			MethodName: "Recover",
+			Handler:    _Bootstrapper_Recover_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

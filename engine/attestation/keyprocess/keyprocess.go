@@ -59,7 +59,7 @@ func Load(ctx context.Context, dir, name, tpm string) ([]byte, error) {
 	}
 	keys, err := attestation.Unseal(ctx, tpm, sealed)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w; if this machine was changed on purpose, replace it: the new control plane gets the keys of another one", name, err)
+		return nil, fmt.Errorf("open %s: %w; if this machine was changed on purpose, `constellation recover` sends it the keys, or replace it: the new control plane gets those of another one", name, err)
 	}
 	return keys, nil
 }

@@ -10,6 +10,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/x509"
+	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -226,6 +227,12 @@ func (k *Keys) ownerKey() (*ecdsa.PublicKey, error) {
 		return nil, errors.New("read keys of the certifier: the key of the owner is malformed")
 	}
 	return key, nil
+}
+
+// Fingerprint identifies an owner. Keys of all generations of one owner have the same one.
+func (k *Keys) Fingerprint() string {
+	h := sha256.Sum256(k.owner)
+	return hex.EncodeToString(h[:8])
 }
 
 // Generation counts the rotations, from 1 on.
