@@ -199,7 +199,8 @@ func (d *daemon) servers(ctx context.Context, st *state, on listeners) *errgroup
 	}
 	apiServers := d.balancer("kubernetes", func() []backend { return d.fleet.controlPlanes(apiServerPort) })
 	apiServers.probe = readyz(d.host.Dial)
-	inits := d.balancer("init", func() []backend { return d.fleet.initBackend(initPort) })
+	inits := d.balancer("init", func() []backend { return d.fleet.initBackends() })
+	inits.ordered = true
 	joins := d.balancer("join", func() []backend { return d.fleet.controlPlanes(joinPort) })
 
 	g, gctx := errgroup.WithContext(ctx)

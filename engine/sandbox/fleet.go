@@ -858,11 +858,12 @@ func (f *fleet) controlPlanes(port uint16) []backend {
 	return out
 }
 
-// initBackend returns the one control plane behind the init port. It stays
+// initBackends returns the control planes behind the init port. The first one stays
 // the same while that machine exists, also during a reboot or a restart of its
 // bootstrapper: a console that reconnects must find the init that it began,
-// not begin another one elsewhere.
-func (f *fleet) initBackend(port uint16) []backend {
+// not begin another one elsewhere. The others follow when that machine is ready,
+// for consoles that recover control planes.
+func (f *fleet) initBackends() []backend {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	usable := func(i *instance) bool {
@@ -886,7 +887,13 @@ func (f *fleet) initBackend(port uint16) []backend {
 		}
 		f.log.Info("init machine chosen", "node", i.Name)
 	}
-	return []backend{{i.Name, netip.AddrPortFrom(i.ip(), port)}}
+	out := []backend{{i.Name, netip.AddrPortFrom(i.ip(), initPort)}}
+	for _, c := range f.st.ordered() {
+		if c != i && usable(c) && c.Boot == sandboxapi.BootReady && i.Boot == sandboxapi.BootReady {
+			out = append(out, backend{c.Name, netip.AddrPortFrom(c.ip(), initPort)})
+		}
+	}
+	return out
 }
 
 // pass injects the fault "kill" if it is set for the machine at ip and

@@ -664,7 +664,7 @@ func TestInitPortStaysWithItsMachine(t *testing.T) {
 		f, stop := testFleet(t, c, nil)
 		defer stop()
 		at := func() string {
-			if b := f.initBackend(9000); len(b) == 1 {
+			if b := f.initBackends(); len(b) > 0 {
 				return b[0].name
 			}
 			return "nobody"
@@ -689,6 +689,13 @@ func TestInitPortStaysWithItsMachine(t *testing.T) {
 		}
 		if got := at(); got != "control-plane-1" {
 			t.Errorf("while it reboots: %s", got)
+		}
+		if n := len(f.initBackends()); n != 1 {
+			t.Errorf("while it reboots, %d machines are behind the port", n)
+		}
+		time.Sleep(3 * time.Second)
+		if got, n := at(), len(f.initBackends()); got != "control-plane-1" || n != 3 {
+			t.Errorf("after its reboot: %s is the first of %d machines", got, n)
 		}
 		if err := f.stop(t.Context(), "control-plane-1", ""); err != nil {
 			t.Fatal(err)

@@ -15,7 +15,7 @@
 //	169.254.169.254:80   metadata, to machines, by their address
 //	10.42.0.1:8090       control API, to control planes, by a token
 //	10.42.0.1:6443       load balancer to the API servers
-//	10.42.0.1:9000       to the bootstrapper of one control plane, always the same
+//	10.42.0.1:9000       to the bootstrapper of one control plane, always the same while it listens
 //	10.42.0.1:30090      load balancer to the join service
 //	10.42.0.1:5000       image registry, mirror of every registry
 //	10.42.0.1:8080       Kubernetes' binaries
