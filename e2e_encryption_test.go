@@ -2,11 +2,15 @@ package main
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"constellation/engine"
+	"constellation/engine/kms"
 	"constellation/engine/plan"
 	"constellation/engine/workspace"
 	"constellation/internal/testneeds"
@@ -75,5 +79,86 @@ for try in 1 2 3; do rc=0; grep -rlF -e %[2]s %[3]s/var/lib/etcd %[3]s/etc %[3]s
 	}
 	if out := c.kubectl("get", "--raw", "/readyz?verbose"); !strings.Contains(out, "[+]kms-providers ok") {
 		t.Errorf("the API server reports\n%s", out)
+	}
+	c.rotatesKeys(all, at)
+	c.recoversKeys(all, at, value)
+}
+
+// rotatesKeys rotates the key that encrypts Secrets, and starts an interrupted rotation again.
+func (c *cloud) rotatesKeys(all []string, at string) {
+	t := c.t
+	t.Helper()
+	id := func(generation uint32) string {
+		t.Helper()
+		w, err := workspace.OpenWorkspace(c.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := w.MasterSecret()
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := kms.First(m.KMSSecret(), generation)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k.ID()
+	}
+	c.run(time.Minute, "encryption", "rotate", "--dry-run", "--non-interactive", "--yes").want(plan.ExitDone)
+	begun := time.Now()
+	c.run(5*time.Second, "encryption", "rotate", "--non-interactive", "--yes", "--timeout", "3s") // it waits for API servers when it is stopped
+	c.run(5*time.Minute, "encryption", "rotate", "--non-interactive", "--yes").want(plan.ExitDone)
+	t.Logf("the key was rotated in %s", time.Since(begun).Round(100*time.Millisecond))
+	var status engine.EncryptionStatus
+	out := c.run(time.Minute, "encryption", "status", "-o", "json").want(plan.ExitDone).stdout
+	if err := json.Unmarshal([]byte(out), &status); err != nil || status.Generation != 2 || status.Recorded != 2 || !status.Rewritten || len(status.APIServers) == 0 {
+		t.Fatalf("status %s, %v", out, err)
+	}
+	for _, a := range status.APIServers {
+		if a.Generation != 2 {
+			t.Errorf("API server %s encrypts with generation %d", a.ID, a.Generation)
+		}
+	}
+	for _, m := range all {
+		c.shell(time.Minute, m, nil, fmt.Sprintf("grep -rqF %s %s/var/lib/etcd", id(2), at))
+	}
+}
+
+// recoversKeys has all control planes lose their keys and their power.
+func (c *cloud) recoversKeys(all []string, at string, value func(string) string) {
+	t := c.t
+	t.Helper()
+	c.run(time.Minute, "recover", "--non-interactive", "--yes", "--timeout", "30s").want(plan.ExitNothing)
+	for _, m := range all {
+		c.shell(time.Minute, m, nil, fmt.Sprintf("rm %s/var/lib/constellation/kms-key.json", at))
+	}
+	begun := time.Now()
+	c.run(2*time.Minute, "sandbox", "machine", "power-cut", "--all").want(plan.ExitDone)
+	secret := c.dir + "/" + workspace.MasterSecretFile
+	if err := os.Rename(secret, secret+".kept"); err != nil {
+		t.Fatal(err)
+	}
+	c.run(time.Minute, "recover", "--non-interactive", "--yes").want(plan.ExitUsage)
+	if err := os.Rename(secret+".kept", secret); err != nil {
+		t.Fatal(err)
+	}
+	c.run(5*time.Minute, "recover", "--non-interactive", "--yes").want(plan.ExitDone)
+	t.Logf("all control planes had their keys %s after they lost their power", time.Since(begun).Round(100*time.Millisecond))
+	c.wantReady(begun, all)
+	for _, name := range []string{"first", "second"} {
+		if v := value(name); v != secretCanary {
+			t.Errorf("after a recovery, Secret %s is %q", name, v)
+		}
+	}
+	c.kubectl("create", "secret", "generic", "third", "--from-literal=v="+secretCanary)
+	for _, m := range all {
+		c.shell(time.Minute, m, nil, fmt.Sprintf("test -s %s/var/lib/constellation/kms-key.json", at))
+	}
+	// The next boot needs no owner.
+	begun = time.Now()
+	c.run(2*time.Minute, "sandbox", "machine", "power-cut", "--all").want(plan.ExitDone)
+	c.wantReady(begun, all)
+	if v := value("third"); v != secretCanary {
+		t.Errorf("after another power cut, a Secret is %q", v)
 	}
 }

@@ -355,6 +355,9 @@ type testMachine struct {
 	certifierKeys []byte // of the request
 	kmsKeys       []byte // likewise
 	old           bool   // its image has no key service
+	// lost is what it waits for, and recoveredKMS and recoveredCertifier what it got.
+	lost                             []*initproto.LostKeys
+	recoveredKMS, recoveredCertifier []byte
 	initproto.UnimplementedBootstrapperServer
 	s    *stage
 	name string
@@ -650,4 +653,47 @@ func checkStream(t *testing.T, events []plan.Event, err error) {
 	if err != nil && last.Text == "" {
 		t.Errorf("the result does not say why: %+v", last)
 	}
+}
+
+// Recovery implements the contract of package initproto for a member that lost keys.
+func (m *testMachine) Recovery(_ context.Context, r *initproto.RecoveryRequest) (*initproto.RecoveryResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !bytes.Equal(r.InitSecret, m.s.secret) {
+		return nil, status.Error(codes.Unauthenticated, "wrong init secret")
+	}
+	return &initproto.RecoveryResponse{NodeName: m.name, Lost: m.lost}, nil
+}
+
+// Recover implements the contract of package initproto: it stops listening afterwards, as the real one.
+func (m *testMachine) Recover(_ context.Context, r *initproto.RecoverRequest) (*initproto.RecoverResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !bytes.Equal(r.InitSecret, m.s.secret) || !bytes.Equal(r.ClusterId, m.clusterID) {
+		return nil, status.Error(codes.FailedPrecondition, "not of this cluster")
+	}
+	m.recoveredKMS, m.recoveredCertifier, m.lost = r.GetKmsKeys(), r.GetCertifierKeys(), nil
+	go func() {
+		m.s.balancer.remove(m.addr)
+		m.server.GracefulStop()
+	}()
+	return &initproto.RecoverResponse{}, nil
+}
+
+// lose restarts the machine without keys of a process. It waits for them, and had keys with a fingerprint.
+func (m *testMachine) lose(process, fingerprint string) {
+	m.stop()
+	m.mu.Lock()
+	id := []byte(m.s.state().ClusterValues.ClusterID)
+	m.clusterID = id
+	m.lost = append(m.lost, &initproto.LostKeys{Process: process, Reason: "its file is missing", Fingerprint: fingerprint})
+	m.mu.Unlock()
+	m.start(id)
+}
+
+// got returns the keys of a recovery.
+func (m *testMachine) got() (kms, certifier []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.recoveredKMS, m.recoveredCertifier
 }

@@ -87,7 +87,7 @@ Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or 
 	}
 	root.SetHelpCommandGroupID("around")
 	root.AddGroup(&cobra.Group{ID: "cluster", Title: "Cluster commands:"}, &cobra.Group{ID: "around", Title: "Other commands:"})
-	for _, c := range []*cobra.Command{initCommand(s), adoptCommand(s), checkCommand(s), upgradeCommand(s), backupCommand(s), machineCommand(s), infraCommand(s), certifierCommand(s), statusCommand(s), verifyCommand(s), watchCommand(s), historyCommand(s), supportCommand(s)} {
+	for _, c := range []*cobra.Command{initCommand(s), adoptCommand(s), checkCommand(s), upgradeCommand(s), backupCommand(s), machineCommand(s), infraCommand(s), certifierCommand(s), encryptionCommand(s), recoverCommand(s), statusCommand(s), verifyCommand(s), watchCommand(s), historyCommand(s), supportCommand(s)} {
 		c.GroupID = "cluster"
 		root.AddCommand(c)
 	}

@@ -93,6 +93,12 @@ type Engine interface {
 	PlanRemoveOperator(context.Context) (*plan.Plan, error)
 	// PlanRotate returns the plan to rotate the keys of the certifier. It changes nothing.
 	PlanRotate(context.Context, engine.RotateRequest) (*plan.Plan, error)
+	// PlanRecover returns the plan to send secret keys to control planes that lost theirs. It changes nothing.
+	PlanRecover(context.Context, engine.RecoverRequest) (*plan.Plan, error)
+	// PlanRotateKey returns the plan to rotate the key that encrypts Secrets. It changes nothing.
+	PlanRotateKey(context.Context, engine.RotateKeyRequest) (*plan.Plan, error)
+	// Encryption describes the key that encrypts Secrets.
+	Encryption(context.Context) (engine.EncryptionStatus, error)
 	// PlanRevoke returns the plan to revoke a machine and to delete it. It changes nothing.
 	PlanRevoke(context.Context, engine.RevokeRequest) (*plan.Plan, error)
 	// Infrastructure reports what the cluster needs of its cloud, and what exists. It changes nothing.

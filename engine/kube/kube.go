@@ -77,6 +77,7 @@ type Client struct {
 var (
 	_ engine.Cluster   = (*Client)(nil)
 	_ engine.Snapshots = (*Client)(nil)
+	_ engine.Encryptor = (*Client)(nil)
 )
 
 // Connect returns the client for a kubeconfig. It sends no request.

@@ -80,6 +80,8 @@ const (
 	VerbRevoke  Verb = "machine revoke"
 	VerbRotate  Verb = "certifier rotate"
 	VerbAdopt   Verb = "adopt"
+	VerbRecover Verb = "recover"
+	VerbEncrypt Verb = "encryption rotate"
 
 	VerbInfraCreate    Verb = "infra create"
 	VerbInfraTerminate Verb = "infra terminate"

@@ -60,6 +60,8 @@ type Cluster struct {
 	revoked      revocation.List
 	tokens       map[string]bool // nodes that have a bootstrap token
 	tainted      map[string]bool
+	keys         cluster.KeyRotation
+	apiServers   func() (servers []string, server, key string)
 }
 
 // holding is the current holder of the cluster's lock.
@@ -84,7 +86,10 @@ func New() *Cluster {
 	}
 }
 
-var _ engine.Cluster = (*Cluster)(nil)
+var (
+	_ engine.Cluster   = (*Cluster)(nil)
+	_ engine.Encryptor = (*Cluster)(nil)
+)
 
 // SetDown makes every call fail as if the API server did not answer; nil ends that. Watches end.
 func (c *Cluster) SetDown(down bool) {
@@ -301,6 +306,83 @@ func (c *Cluster) JoinConfig(ctx context.Context) (cluster.JoinConfig, error) {
 	out.Generations = maps.Clone(out.Generations)
 	out.Revision = strconv.Itoa(c.joinRevision)
 	return out, nil
+}
+
+// SecretsReadable implements [engine.SecretReader].
+func (c *Cluster) SecretsReadable(ctx context.Context) error {
+	if err := c.enter(ctx, "SecretsReadable", false); err != nil {
+		return err
+	}
+	c.mu.Unlock()
+	return nil
+}
+
+// KeyRotation implements [engine.Encryptor].
+func (c *Cluster) KeyRotation(ctx context.Context) (cluster.KeyRotation, error) {
+	if err := c.enter(ctx, "KeyRotation", false); err != nil {
+		return cluster.KeyRotation{}, err
+	}
+	defer c.mu.Unlock()
+	return c.keys, nil
+}
+
+// PublishKeyRotation implements [engine.Encryptor].
+func (c *Cluster) PublishKeyRotation(ctx context.Context, old, next cluster.KeyRotation) error {
+	if err := c.enter(ctx, "PublishKeyRotation", true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	if c.keys != old && c.keys != next {
+		return cluster.ErrConflict
+	}
+	c.keys = next
+	return nil
+}
+
+// SetAPIServers sets the API servers, the one that answers next, and the key with which that encrypts. They are hashed.
+func (c *Cluster) SetAPIServers(f func() (servers []string, server, key string)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.apiServers = f
+}
+
+// APIServers implements [engine.Encryptor].
+func (c *Cluster) APIServers(ctx context.Context) ([]string, error) {
+	if err := c.enter(ctx, "APIServers", false); err != nil {
+		return nil, err
+	}
+	defer c.mu.Unlock()
+	if c.apiServers == nil {
+		return nil, nil
+	}
+	servers, _, _ := c.apiServers()
+	return servers, nil
+}
+
+// APIServerKey implements [engine.Encryptor].
+func (c *Cluster) APIServerKey(ctx context.Context) (server, key string, err error) {
+	if err := c.enter(ctx, "APIServerKey", false); err != nil {
+		return "", "", err
+	}
+	defer c.mu.Unlock()
+	if c.apiServers == nil {
+		return "", "", errors.New("it reports no key")
+	}
+	_, server, key = c.apiServers()
+	return server, key, nil
+}
+
+// secretCount is the number of Secrets of the twin.
+const secretCount = 3
+
+// RewriteSecrets implements [engine.Encryptor].
+func (c *Cluster) RewriteSecrets(ctx context.Context, progress func(done, total int64)) (int64, error) {
+	if err := c.enter(ctx, "RewriteSecrets", true); err != nil {
+		return 0, err
+	}
+	defer c.mu.Unlock()
+	progress(secretCount, secretCount)
+	return secretCount, nil
 }
 
 // PublishJoinConfig implements [engine.Cluster].

@@ -60,6 +60,10 @@ type Engine struct {
 	VerifiedErr  error
 	// RotatedAs is the request of PlanRotate.
 	RotatedAs engine.RotateRequest
+	// RecoveredAs and KeyRotatedAs are the requests of PlanRecover and PlanRotateKey, Encrypted is what Encryption returns.
+	RecoveredAs  engine.RecoverRequest
+	KeyRotatedAs engine.RotateKeyRequest
+	Encrypted    engine.EncryptionStatus
 	// RevokedAs is the request of PlanRevoke.
 	RevokedAs engine.RevokeRequest
 	// Infra and Roles are results of Infrastructure and InfraRoles.
@@ -277,6 +281,23 @@ func (f *Engine) PlanRevoke(_ context.Context, r engine.RevokeRequest) (*plan.Pl
 func (f *Engine) PlanRotate(_ context.Context, r engine.RotateRequest) (*plan.Plan, error) {
 	f.RotatedAs = r
 	return f.Plan, f.PlanErr
+}
+
+// PlanRecover returns Plan.
+func (f *Engine) PlanRecover(_ context.Context, r engine.RecoverRequest) (*plan.Plan, error) {
+	f.RecoveredAs = r
+	return f.Plan, f.PlanErr
+}
+
+// PlanRotateKey returns Plan.
+func (f *Engine) PlanRotateKey(_ context.Context, r engine.RotateKeyRequest) (*plan.Plan, error) {
+	f.KeyRotatedAs = r
+	return f.Plan, f.PlanErr
+}
+
+// Encryption returns Encrypted.
+func (f *Engine) Encryption(context.Context) (engine.EncryptionStatus, error) {
+	return f.Encrypted, f.PlanErr
 }
 
 func (f *Engine) Infrastructure(context.Context) (engine.InfraReport, error) {

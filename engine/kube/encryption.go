@@ -1,0 +1,350 @@
+package kube
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+
+	"constellation/engine/cluster"
+	"constellation/engine/kms"
+)
+
+const (
+	keyGeneration        = "kmsGeneration" // joinservice reads it
+	generationManager    = "constellation-kms"
+	annotationGeneration = "constellation.edgeless.systems/kms-generation"
+	annotationRewritten  = "constellation.edgeless.systems/kms-rewritten"
+
+	// secretsPage is the number of Secrets that are listed at once, secretsAtOnce that of concurrent writes.
+	secretsPage   = 500
+	secretsAtOnce = 32
+	// maxRefused bounds the Secrets whose refusals an error names.
+	maxRefused = 5
+)
+
+// Secrets are listed and written without their content.
+var secrets = corev1.SchemeGroupVersion.WithResource("secrets")
+
+// SecretsReadable implements [engine.SecretReader].
+func (c *Client) SecretsReadable(ctx context.Context) error {
+	accept := "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+	if _, err := c.getAlone(ctx, "/api/v1/secrets", url.Values{"limit": {"1"}}, accept); err != nil {
+		return fmt.Errorf("read Secrets: %w", err)
+	}
+	return nil
+}
+
+// getAlone makes one request on a connection of its own, which a load balancer may lead to another API server than the last one.
+func (c *Client) getAlone(ctx context.Context, path string, query url.Values, accept string) ([]byte, error) {
+	config := rest.CopyConfig(c.config)
+	config.NextProtos = []string{"http/1.1"}
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("make HTTP client: %w", err)
+	}
+	defer utilnet.CloseIdleConnectionsFor(client.Transport)
+	u, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("make HTTP client: %w", err)
+	}
+	w := &wire{client, strings.TrimSuffix(u.String(), "/")}
+	limited, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	b, err := w.do(limited, http.MethodGet, path, query, accept, nil)
+	return b, classify(err)
+}
+
+// KeyRotation implements [engine.Encryptor].
+func (c *Client) KeyRotation(ctx context.Context) (cluster.KeyRotation, error) {
+	var out cluster.KeyRotation
+	err := retry(ctx, func(ctx context.Context) error {
+		m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, joinConfigName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		out, err = keyRotationOf(m)
+		return err
+	})
+	if err != nil {
+		return cluster.KeyRotation{}, fmt.Errorf("read ConfigMap %s: %w", joinConfigName, err)
+	}
+	return out, nil
+}
+
+func keyRotationOf(m *corev1.ConfigMap) (cluster.KeyRotation, error) {
+	out := cluster.KeyRotation{Record: m.Annotations[annotationGeneration]}
+	for _, n := range []struct {
+		key, text string
+		to        *uint32
+	}{{keyGeneration, m.Data[keyGeneration], &out.Generation}, {annotationRewritten, m.Annotations[annotationRewritten], &out.Rewritten}} {
+		if n.text == "" {
+			continue
+		}
+		v, err := strconv.ParseUint(n.text, 10, 32)
+		if err != nil {
+			return cluster.KeyRotation{}, fmt.Errorf("%s is %.40q, want a number", n.key, n.text)
+		}
+		*n.to = uint32(v)
+	}
+	return out, nil
+}
+
+// PublishKeyRotation implements [engine.Encryptor]. It has a field manager of its own, so that PublishJoinConfig keeps the keys.
+func (c *Client) PublishKeyRotation(ctx context.Context, old, next cluster.KeyRotation) error {
+	err := retry(ctx, func(ctx context.Context) error {
+		m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, joinConfigName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		switch have, err := keyRotationOf(m); {
+		case err != nil:
+			return err
+		case have == next:
+			return nil // an answer was lost
+		case have != old:
+			return cluster.ErrConflict
+		}
+		notes := map[string]string{annotationGeneration: next.Record}
+		if next.Rewritten > 0 {
+			notes[annotationRewritten] = strconv.FormatUint(uint64(next.Rewritten), 10)
+		}
+		a := applycorev1.ConfigMap(joinConfigName, systemNamespace).WithResourceVersion(m.ResourceVersion).
+			WithAnnotations(notes).WithData(map[string]string{keyGeneration: strconv.FormatUint(uint64(next.Generation), 10)})
+		_, err = c.core.CoreV1().ConfigMaps(systemNamespace).Apply(ctx, a, metav1.ApplyOptions{FieldManager: generationManager, Force: true})
+		if apierrors.IsConflict(err) {
+			err = cluster.ErrConflict
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("apply ConfigMap %s: %w", joinConfigName, err)
+	}
+	return nil
+}
+
+// aliveFor is how much older than the newest one the Lease of a running API server may be. They are renewed every 10 s.
+const aliveFor = time.Minute
+
+// APIServers implements [engine.Encryptor].
+func (c *Client) APIServers(ctx context.Context) ([]string, error) {
+	var l *coordinationv1.LeaseList
+	err := retry(ctx, func(ctx context.Context) (err error) {
+		l, err = c.core.CoordinationV1().Leases(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: "apiserver.kubernetes.io/identity=kube-apiserver"})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list Leases of API servers: %w", err)
+	}
+	var newest time.Time // by the clocks of API servers
+	for _, x := range l.Items {
+		if t := x.Spec.RenewTime; t != nil && t.After(newest) {
+			newest = t.Time
+		}
+	}
+	var out []string
+	for _, x := range l.Items {
+		if t := x.Spec.RenewTime; t != nil && newest.Sub(t.Time) < aliveFor {
+			out = append(out, kms.HashedID(x.Name))
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// keyMetric has the time at which a key service returned a key, for each API server and key.
+const keyMetric = "apiserver_envelope_encryption_key_id_hash_status_last_timestamp_seconds{"
+
+var labelRE = regexp.MustCompile(`([a-z_]+)="([^"]*)"`)
+
+// APIServerKey implements [engine.Encryptor].
+func (c *Client) APIServerKey(ctx context.Context) (server, key string, err error) {
+	b, err := c.getAlone(ctx, "/metrics", nil, "text/plain")
+	if err != nil {
+		return "", "", fmt.Errorf("read metrics of an API server: %w", err)
+	}
+	server, key = newestKey(b)
+	if key == "" {
+		return "", "", errors.New("read metrics of an API server: it reports no key of a key service")
+	}
+	return server, key, nil
+}
+
+// newestKey returns the API server of metrics, and the key that its key service returned last.
+func newestKey(metrics []byte) (server, key string) {
+	var newest float64
+	lines := bufio.NewScanner(bytes.NewReader(metrics))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		line := lines.Text()
+		if !strings.HasPrefix(line, keyMetric) {
+			continue
+		}
+		labels := map[string]string{}
+		for _, m := range labelRE.FindAllStringSubmatch(line, -1) {
+			labels[m[1]] = m[2]
+		}
+		_, value, _ := strings.Cut(line, "} ")
+		at, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+		if err == nil && at > newest {
+			newest, server, key = at, labels["apiserver_id_hash"], labels["key_id_hash"]
+		}
+	}
+	return server, key
+}
+
+// RewriteSecrets implements [engine.Encryptor]. It patches each Secret with nothing: the API server then writes those that another key
+// encrypted, and no others. The content of Secrets stays in the cluster.
+func (c *Client) RewriteSecrets(ctx context.Context, progress func(done, total int64)) (int64, error) {
+	config := rest.CopyConfig(c.config)
+	config.QPS = -1 // secretsAtOnce bounds the load
+	client, err := metadata.NewForConfig(config)
+	if err != nil {
+		return 0, fmt.Errorf("make client of Secrets: %w", err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	w := &rewriting{progress: progress}
+	jobs := make(chan types.NamespacedName)
+	var workers sync.WaitGroup
+	for range secretsAtOnce {
+		workers.Go(func() {
+			for j := range jobs {
+				err := retry(ctx, func(ctx context.Context) error {
+					_, err := client.Resource(secrets).Namespace(j.Namespace).Patch(ctx, j.Name, types.MergePatchType, []byte("{}"), metav1.PatchOptions{FieldManager: generationManager})
+					if apierrors.IsConflict(err) { // somebody writes it all the time
+						err = fmt.Errorf("%w: %w", cluster.ErrUnreachable, err)
+					}
+					return err
+				})
+				if err := w.wrote(j, err); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	err = eachSecret(ctx, client, w, jobs)
+	close(jobs)
+	workers.Wait()
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	return w.result(err)
+}
+
+// eachSecret sends the names of all Secrets to jobs, page by page.
+func eachSecret(ctx context.Context, client metadata.Interface, w *rewriting, jobs chan<- types.NamespacedName) error {
+	next, listed := "", int64(0)
+	for {
+		var page *metav1.PartialObjectMetadataList
+		err := retry(ctx, func(ctx context.Context) (err error) {
+			page, err = client.Resource(secrets).List(ctx, metav1.ListOptions{Limit: secretsPage, Continue: next})
+			return err
+		})
+		if apierrors.IsResourceExpired(err) && next != "" {
+			next, listed = "", 0 // those that were written are not written again
+			w.restart()
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("list Secrets: %w", err)
+		}
+		listed += int64(len(page.Items))
+		w.expect(listed + rest0(page.RemainingItemCount))
+		for _, m := range page.Items {
+			select {
+			case jobs <- types.NamespacedName{Namespace: m.Namespace, Name: m.Name}:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		if next = page.Continue; next == "" {
+			return nil
+		}
+	}
+}
+
+func rest0(n *int64) int64 {
+	if n == nil {
+		return 0
+	}
+	return *n
+}
+
+// rewriting counts Secrets that are written.
+type rewriting struct {
+	progress func(done, total int64)
+
+	mu          sync.Mutex
+	done, total int64
+	refused     []string
+	refusals    int
+	told        time.Time
+}
+
+func (w *rewriting) expect(total int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.total = total
+}
+
+func (w *rewriting) restart() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.done, w.refused, w.refusals = 0, nil, 0
+}
+
+// wrote notes the result of a write. It returns an error that ends all of them: one that the other Secrets have, too.
+func (w *rewriting) wrote(name types.NamespacedName, err error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case err == nil, errors.Is(err, cluster.ErrAbsent): // deleted meanwhile
+	case errors.Is(err, context.Canceled), errors.Is(err, cluster.ErrUnreachable), errors.Is(err, cluster.ErrDenied):
+		return err
+	default:
+		if w.refusals++; w.refusals <= maxRefused {
+			w.refused = append(w.refused, fmt.Sprintf("%s: %v", name, err))
+		}
+	}
+	w.done++
+	if now := time.Now(); now.Sub(w.told) > 200*time.Millisecond || w.done >= w.total {
+		w.told = now
+		w.progress(w.done, max(w.total, w.done))
+	}
+	return nil
+}
+
+// result returns the number of Secrets, and an error if not all of them were written.
+func (w *rewriting) result(err error) (int64, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil {
+		return w.done, err
+	}
+	if w.refusals > 0 {
+		slices.SortFunc(w.refused, cmp.Compare[string])
+		return w.done, fmt.Errorf("write Secrets again: %d were refused: %s", w.refusals, strings.Join(w.refused, "; "))
+	}
+	return w.done, nil
+}
