@@ -344,6 +344,7 @@ func attemptsOn(c Cluster) []attempt {
 		{name: "make a JoiningNode", method: post, path: ours + "/joiningnodes", body: object{"apiVersion": "update.edgeless.systems/v1alpha1", "kind": "JoiningNode", "metadata": meta, "spec": object{"name": "escalation-suite", "componentsReference": "k8s-components-sha256-escalation", "providerID": "sandbox://x/y"}}},
 		{name: "take a snapshot of etcd", method: post, path: ours + "/etcdsnapshots", connect: true, wet: true},
 		review("be allowed snapshots of etcd", object{"verb": "create", "group": "update.edgeless.systems", "resource": "etcdsnapshots"}),
+		{name: "raise the generation of the key that encrypts Secrets", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/join-config", body: object{"data": object{"kmsGeneration": "1000"}}},
 		{name: "change what machines must prove", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/join-config", body: object{"data": object{"trustRoots": "x"}}},
 		{name: "publish components", method: post, path: ns(core, "kube-system", "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "k8s-components-sha256-escalation"}}},
 		{name: "change what Jobs of Plans run", method: post, path: ns(core, Upgrade, "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "default-controller-env"}, "data": object{"SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE": "registry.invalid/escalation"}}},
