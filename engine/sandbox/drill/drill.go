@@ -622,6 +622,9 @@ func possible(kind string, spec engine.DrillSpec) error {
 	return nil
 }
 
+// lone reports whether a loss of a control plane could be that of etcd. Those of hollow machines are none.
+func lone(kind string, spec engine.DrillSpec) bool { return kind != hollow && spec.ControlPlanes < 3 }
+
 // scenario returns the faults of a seed.
 func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, error) {
 	if err := possible(kind, spec); err != nil {
@@ -641,7 +644,7 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 		if len(pointsOf(f)) == 0 { // its points do not occur here
 			continue
 		}
-		if slices.Contains(f.machines, kind) && f.has(spec.Cloud) && (len(spec.Faults) == 0 || slices.Contains(spec.Faults, f.name)) {
+		if slices.Contains(f.machines, kind) && f.has(spec.Cloud) && !(f.loses && lone(kind, spec)) && (len(spec.Faults) == 0 || slices.Contains(spec.Faults, f.name)) {
 			allowed = append(allowed, f)
 		}
 	}
@@ -654,6 +657,11 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 			return nil, &plan.Error{
 				Op: op, Err: fmt.Errorf("%s machines cannot have the fault %s", kind, name), Exit: plan.ExitUsage,
 				Remedy: "leave it out, or say --machines=" + faults[i].machines[0] + ", which can",
+			}
+		case faults[i].loses && lone(kind, spec):
+			return nil, &plan.Error{
+				Op: op, Err: fmt.Errorf("%s could lose the only control plane", name), Exit: plan.ExitUsage,
+				Remedy: "leave it out, or add --control-planes=3",
 			}
 		case !faults[i].has(spec.Cloud):
 			return nil, &plan.Error{

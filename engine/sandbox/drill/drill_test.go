@@ -148,6 +148,7 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 		{what: "the cloud of the sandbox has no zones", kind: hollow, spec: engine.DrillSpec{Faults: []string{"stockout"}}, want: "choose the cloud with --cloud"},
 		{what: "lists of Google are whole", kind: hollow, spec: engine.DrillSpec{Cloud: "gcp", Faults: []string{"partial-list"}}, want: "choose the cloud with --cloud"},
 		{what: "groups of an emulated cloud are replaced", kind: simulated, spec: engine.DrillSpec{Cloud: "gcp", InPlace: true}, want: "leave out --in-place or --cloud"},
+		{what: "the only control plane stays", kind: simulated, spec: engine.DrillSpec{Cloud: "gcp", Faults: []string{"name-reuse"}}, want: "--control-planes=3"},
 		{what: "an unknown cloud", kind: hollow, spec: engine.DrillSpec{Cloud: "aws"}, want: "--cloud=gcp"},
 		{what: "Kubernetes stays, and with it etcd", kind: real, spec: engine.DrillSpec{Faults: []string{"power-cut-etcd"}, Kubernetes: kubernetesFrom}, want: "leave --kubernetes out"},
 	} {

@@ -30,6 +30,8 @@ type fault struct {
 	// ofDisk means that the machine is a control plane whose etcd has a faulty disk.
 	// Machines have such disks from their first boot on.
 	ofDisk bool
+	// loses means that a machine is lost for good, with its disk. A cluster with one control plane does not survive that.
+	loses bool
 	// cutAt is the point of kubeadm at which a machine loses power; see [run.cutAhead].
 	cutAt   string
 	excuses []recorder.Rule
@@ -260,7 +262,7 @@ var faults = []fault{
 	ofGCP("operation-lost", "operations of the cloud that start meanwhile never end, and have no effect", "operation-lost"),
 	{
 		name: "name-reuse", does: "a machine is gone, and its group makes another one of its name", machines: everywhere, clouds: []string{gcp.Name},
-		at: []string{pointAdopted, pointReady, pointCordoned}, lasts: true, excuses: hurt,
+		at: []string{pointAdopted, pointReady, pointCordoned}, lasts: true, excuses: hurt, loses: true,
 		happen: ofCloud(func(on string) string { return "name-reuse=" + on }),
 	},
 }
