@@ -29,11 +29,13 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/secretscan"
 	"constellation/engine/workspace"
+	"constellation/internal/testneeds"
 )
 
 // belongs are the places where a secret may be, each with its reason. A place is a kind of place and a path in it.
 var belongs = []struct {
 	place, kind *regexp.Regexp
+	machines    machineKind // empty: all
 	reason      string
 }{
 	{place: regexp.MustCompile(`^workspace/constellation-mastersecret\.json$`), kind: regexp.MustCompile(`^master secret$`), reason: "its file"},
@@ -41,9 +43,10 @@ var belongs = []struct {
 	{place: regexp.MustCompile(`^workspace/constellation-admin\.conf$`), kind: regexp.MustCompile(`^key of the cluster$`), reason: "the administrator's kubeconfig"},
 	{place: regexp.MustCompile(`^workspace/identity\.txt$`), kind: regexp.MustCompile(`^identity of age$`), reason: "the user's file"},
 	{place: regexp.MustCompile(`^cloud/init-secret$`), kind: regexp.MustCompile(`^init secret$`), reason: "the cloud made it, for the state file"},
-	{place: regexp.MustCompile(`^cloud/m/[^/]+/root/etc/kubernetes/(pki/.*\.key|[a-z-]+\.conf)$`), kind: regexp.MustCompile(`^key of the cluster$`), reason: "the PKI of a node, mode 0600"},
-	{place: regexp.MustCompile(`^cloud/m/[^/]+/root/var/lib/kubelet/pki/`), kind: regexp.MustCompile(`^key of the cluster$`), reason: "keys of a kubelet, mode 0600"},
-	{place: regexp.MustCompile(`^cloud/m/[^/]+/pods/[^/]+/(kubeconfig$|volumes/)`), kind: regexp.MustCompile(`^token of a service account$`), reason: "the volume of the account's own pod"},
+	{place: regexp.MustCompile(`^disk/[^/]+/etc/kubernetes/(pki/.*\.key|[a-z-]+\.conf)$`), kind: regexp.MustCompile(`^key of the cluster$`), reason: "the PKI of a node, mode 0600"},
+	{place: regexp.MustCompile(`^disk/[^/]+/var/lib/kubelet/pki/`), kind: regexp.MustCompile(`^key of the cluster$`), reason: "keys of a kubelet, mode 0600"},
+	{place: regexp.MustCompile(`^cloud/m/[^/]+/pods/[^/]+/(kubeconfig$|volumes/)`), kind: regexp.MustCompile(`^token of a service account$`), machines: simulatedMachines, reason: "the volume of the account's own pod"},
+	{place: regexp.MustCompile(`^disk/[^/]+/var/lib/kubelet/pods/[^/]+/volumes/kubernetes\.io~projected/`), kind: regexp.MustCompile(`^token of a service account$`), machines: realMachines, reason: "the volume of the account's own pod, in memory"},
 }
 
 // belongsIn returns the row of the table by which a kind of secret may be in a place; -1 if it must not.
@@ -59,7 +62,8 @@ func belongsIn(place, kind string) int {
 // life is a cluster whose secrets are searched for where they must not be.
 type life struct {
 	*cloud
-	home string
+	kind machineKind
+	dirs string // of the sandbox
 	// output has what the programs of the user printed.
 	output bytes.Buffer
 	// used are the rows of the table by which a secret was where it belongs.
@@ -142,27 +146,38 @@ func (l *life) learns() {
 	}
 	l.knows("master secret", m.Key, m.Salt)
 	l.knows("secret derived from the master secret", m.CertifierSecret(), m.BackupSecret(), m.KMSSecret())
-	init, err := hex.DecodeString(strings.TrimSpace(read(l.t, filepath.Join(l.sandboxDir(), "init-secret"))))
+	init, err := hex.DecodeString(strings.TrimSpace(read(l.t, filepath.Join(l.dirs, "init-secret"))))
 	if err != nil || len(init) < 16 {
 		l.t.Fatalf("the init secret has %d bytes: %v", len(init), err)
 	}
 	l.knows("init secret", init)
+	configs := []string{filepath.Join(l.dir, workspace.KubeconfigFile)}
+	var keys, tokens []string
+	for _, m := range glob(l.t, l.dirs, "m/*") {
+		root := l.root(m)
+		configs = append(configs, glob(l.t, root, "etc/kubernetes/*.conf")...)
+		for _, pattern := range []string{"etc/kubernetes/pki/*.key", "etc/kubernetes/pki/etcd/*.key", "var/lib/kubelet/pki/*.pem", "var/lib/kubelet/pki/*.key"} {
+			keys = append(keys, glob(l.t, root, pattern)...)
+		}
+		tokens = append(tokens, glob(l.t, m, "pods/*/volumes/*/token")...)
+		tokens = append(tokens, glob(l.t, root, "var/lib/kubelet/pods/*/volumes/kubernetes.io~projected/*/token")...)
+	}
+	// Files of a machine that leaves can disappear.
 	key := regexp.MustCompile(`client-key-data: (\S+)`)
-	for _, path := range slices.Concat(glob(l.t, l.sandboxDir(), "m/*/root/etc/kubernetes/*.conf"), []string{filepath.Join(l.dir, workspace.KubeconfigFile)}) {
-		for _, f := range key.FindAllStringSubmatch(read(l.t, path), -1) {
-			if b, err := base64.StdEncoding.DecodeString(f[1]); err == nil {
+	for _, path := range configs {
+		b, _ := os.ReadFile(path)
+		for _, f := range key.FindAllSubmatch(b, -1) {
+			if b, err := base64.StdEncoding.DecodeString(string(f[1])); err == nil {
 				l.knows("key of the cluster", privatePart(b))
 			}
 		}
 	}
-	for _, pattern := range []string{"m/*/root/etc/kubernetes/pki/*.key", "m/*/root/etc/kubernetes/pki/etcd/*.key", "m/*/root/var/lib/kubelet/pki/*.pem", "m/*/root/var/lib/kubelet/pki/*.key"} {
-		for _, path := range glob(l.t, l.sandboxDir(), pattern) {
-			if b, err := os.ReadFile(path); err == nil { // files of a machine that leaves can disappear
-				l.knows("key of the cluster", privatePart(b))
-			}
+	for _, path := range keys {
+		if b, err := os.ReadFile(path); err == nil {
+			l.knows("key of the cluster", privatePart(b))
 		}
 	}
-	for _, path := range glob(l.t, l.sandboxDir(), "m/*/pods/*/volumes/*/token") {
+	for _, path := range tokens {
 		if b, err := os.ReadFile(path); err == nil {
 			l.knows("token of a service account", b)
 		}
@@ -243,48 +258,96 @@ func unpacked(r io.Reader) io.Reader {
 	return gz
 }
 
-// disks searches the workspace with its records, and the directories of all machines with their logs.
+// disks searches the workspace with its records, the files of the cloud, and the directories of all machines with their logs.
 func (l *life) disks(seen map[[2]uint64]bool, note func(string, io.Reader)) {
-	for _, at := range []struct{ kind, dir string }{{"workspace", l.dir}, {"cloud", l.sandboxDir()}} {
-		err := filepath.WalkDir(at.dir, func(path string, d fs.DirEntry, err error) error {
-			if err != nil || !d.Type().IsRegular() {
-				return nil // files of machines come and go
-			}
-			f, err := os.Open(path)
-			if err != nil {
-				return nil
-			}
-			defer f.Close()
-			rel, err := filepath.Rel(at.dir, path)
-			if err != nil {
-				return err
-			}
-			if first(f, seen) {
-				note(kindOfFile(at.kind, rel), f)
-			}
-			return nil
-		})
-		if err != nil {
-			l.t.Error(err)
+	l.walk("workspace", l.dir, seen, note)
+	for _, m := range glob(l.t, l.dirs, "m/*") {
+		if root := l.root(m); root != "" {
+			l.walk("disk/"+filepath.Base(m), root, seen, note)
+		}
+	}
+	l.walk("cloud", l.dirs, seen, note)
+	if l.kind == realMachines {
+		for _, m := range glob(l.t, l.dirs, "m/*") { // the files of a journal are compressed
+			name := filepath.Base(m)
+			note("journal/"+name, strings.NewReader(l.run(time.Minute, "sandbox", "shell", name, "--", "journalctl", "--no-pager", "-o", "export").stdout))
 		}
 	}
 }
 
+// root is the root directory of a machine; empty if it does not run.
+func (l *life) root(machine string) string {
+	if l.kind == simulatedMachines {
+		return filepath.Join(machine, "root")
+	}
+	b, err := os.ReadFile(filepath.Join(machine, "init.pid"))
+	if err != nil {
+		return ""
+	}
+	return filepath.Join("/proc", strings.TrimSpace(string(b)), "root")
+}
+
+// walk searches the files of a directory.
+func (l *life) walk(kind, dir string, seen map[[2]uint64]bool, note func(string, io.Reader)) {
+	err := filepath.WalkDir(dir+"/", func(path string, d fs.DirEntry, err error) error {
+		rel, relErr := filepath.Rel(dir, path)
+		if relErr != nil {
+			return relErr
+		}
+		if err != nil {
+			return nil // files of machines come and go
+		}
+		if d.IsDir() {
+			// Changed programs of a machine are in the upper layer of the overlay, below the cloud's directory.
+			programs := strings.HasPrefix(kind, "disk/") && slices.Contains([]string{"proc", "sys", "dev", "usr", "opt"}, rel)
+			again := kind == "cloud" && againRE.MatchString(rel)
+			if l.kind == realMachines && (programs || again) {
+				return fs.SkipDir
+			}
+		}
+		if !d.Type().IsRegular() {
+			return nil
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return nil
+		}
+		defer f.Close()
+		if first(f, seen) {
+			note(kindOfFile(kind, rel), f)
+		}
+		return nil
+	})
+	if err != nil {
+		l.t.Error(err)
+	}
+}
+
+// againRE matches directories of a real machine that are searched through the machine.
+var againRE = regexp.MustCompile(`^m/[^/]+/(root|work)$`)
+
+// machineFile matches a file of a real machine's disk as the cloud stores it: the upper layer of an overlay.
+var machineFile = regexp.MustCompile(`^m/([^/]+)/upper/(.*)$`)
+
 // kindOfFile names logs of a machine for what they are.
 func kindOfFile(kind, rel string) string {
-	switch {
-	case strings.Contains(rel, "/var/log/kubernetes/audit/"):
-		return "audit/" + rel
-	case strings.Contains(rel, "/var/log/pods/"):
-		return "log/" + rel
-	case strings.HasSuffix(rel, "console.log") || strings.HasSuffix(rel, "daemon.log"):
-		return "journal/" + rel
-	case strings.HasPrefix(rel, plan.RunsDir):
-		return "record/" + rel
-	case strings.Contains(rel, "/var/lib/etcd/"):
-		return "etcd/" + rel
+	if m := machineFile.FindStringSubmatch(rel); kind == "cloud" && m != nil {
+		kind, rel = "disk/"+m[1], m[2]
 	}
-	return kind + "/" + rel
+	place := kind + "/" + rel
+	switch {
+	case strings.Contains(place, "/var/log/kubernetes/audit/"):
+		return "audit/" + place
+	case strings.Contains(place, "/var/log/pods/"):
+		return "log/" + place
+	case strings.HasSuffix(rel, "console.log") || strings.HasSuffix(rel, "daemon.log"):
+		return "journal/" + place
+	case strings.HasPrefix(rel, plan.RunsDir):
+		return "record/" + place
+	case strings.Contains(place, "/var/lib/etcd/"):
+		return "etcd/" + place
+	}
+	return place
 }
 
 // first reports whether a file was not searched yet under another name.
@@ -304,8 +367,11 @@ func first(f *os.File, seen map[[2]uint64]bool) bool {
 
 // processes searches arguments, environment and open files of all processes of the sandbox.
 func (l *life) processes(seen map[[2]uint64]bool, note func(string, io.Reader)) {
-	for _, p := range processesOf(l.t, l.home) {
+	for _, p := range l.running() {
 		pid, args, _ := strings.Cut(p, " ")
+		if len(strings.Fields(args)) == 0 {
+			continue // it has ended
+		}
 		note("argv/"+pid, strings.NewReader(args))
 		dir := filepath.Join("/proc", pid)
 		if b, err := os.ReadFile(filepath.Join(dir, "environ")); err == nil { // else it has ended
@@ -326,6 +392,33 @@ func (l *life) processes(seen map[[2]uint64]bool, note func(string, io.Reader)) 
 			f.Close()
 		}
 	}
+}
+
+// running lists the processes of the sandbox with their arguments.
+func (l *life) running() []string {
+	l.t.Helper()
+	if l.kind == simulatedMachines {
+		return processesOf(l.t, filepath.Dir(l.dir))
+	}
+	name := filepath.Base(l.dirs)
+	out := processesOf(l.t, name)
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.Name() != "cgroup.procs" || !strings.Contains(p, "/"+name) {
+			return nil // cgroups come and go
+		}
+		b, err := os.ReadFile(p)
+		if err != nil {
+			return nil
+		}
+		for _, pid := range strings.Fields(string(b)) {
+			args, _ := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
+			if line := pid + " " + strings.ReplaceAll(string(args), "\x00", " "); !slices.Contains(out, line) {
+				out = append(out, line)
+			}
+		}
+		return nil
+	})
+	return out
 }
 
 // objects searches all objects of the API but Secrets.
@@ -403,16 +496,39 @@ func (l *life) nothing(when string, places ...string) {
 }
 
 // searched are the kinds of places of a scan.
-var searched = []string{"workspace", "cloud", "audit", "log", "journal", "record", "etcd", "argv", "environ", "open", "object", "event", "output"}
+var searched = []string{"workspace", "cloud", "disk", "audit", "log", "journal", "record", "etcd", "argv", "environ", "open", "object", "event", "output"}
 
 // TestNoSecretLeaksInALife takes a cluster of simulated machines through init, joins, an upgrade, backup and restore, a crash of all
 // machines and a support bundle. No secret is found outside of where it belongs. Then a value is planted in each kind of place, and all
 // are found.
 func TestNoSecretLeaksInALife(t *testing.T) {
 	t.Parallel()
-	l := &life{cloud: newSimulated(t), used: map[int]bool{}}
-	l.home = filepath.Dir(l.dir)
+	l := &life{cloud: newSimulated(t), kind: simulatedMachines, used: map[int]bool{}}
 	l.does(time.Minute, "sandbox", "up", "--machines", "simulated", "--control-planes", "1", "--workers", "1", "--image", "v1.0.0")
+	l.dirs = l.sandboxDir()
+	l.lives()
+}
+
+// TestNoSecretLeaksOnRealMachines does the same where units, containers and journals are real.
+func TestNoSecretLeaksOnRealMachines(t *testing.T) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_CANARY", "ten minutes on four real machines")
+	l := &life{cloud: newReal(t), kind: realMachines, used: map[int]bool{}}
+	l.up(1, 1, "--image", "v1.0.0")
+	state := os.Getenv("XDG_STATE_HOME")
+	if state == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			t.Fatal(err)
+		}
+		state = filepath.Join(home, ".local", "state")
+	}
+	l.dirs = filepath.Join(state, "constellation", "sandbox", l.name())
+	l.lives()
+}
+
+func (l *life) lives() {
+	t := l.t
+	t.Helper()
 	identity, err := age.GenerateX25519Identity()
 	if err != nil {
 		t.Fatal(err)
@@ -452,7 +568,11 @@ func TestNoSecretLeaksInALife(t *testing.T) {
 	l.nothing("after init and joins", searched...)
 
 	l.does(10*time.Minute, "upgrade", "apply", "--non-interactive", "--yes", "--to", "v1.1.0", "--kubernetes", current, "-o", "json")
-	l.wantVersions("v1.1.0", current, 1, 2)
+	for _, n := range l.status().Nodes {
+		if n.State != plan.NodeReady || !strings.HasSuffix(n.Image, "v1.1.0") {
+			t.Errorf("after the upgrade %s is %s with image %s", n.Name, n.State, n.Image)
+		}
+	}
 	l.nothing("after the upgrade", searched...)
 
 	l.does(2*time.Minute, "backup", "create", "--secrets", "-o", "json")
@@ -475,7 +595,9 @@ func TestNoSecretLeaksInALife(t *testing.T) {
 	for _, n := range l.status().Nodes {
 		all = append(all, n.Name)
 	}
-	l.survivesACrash(all)
+	begun = time.Now()
+	l.does(2*time.Minute, "sandbox", "machine", "power-cut", "--all")
+	l.wantReady(begun, all)
 	l.does(2*time.Minute, "support-bundle", "--to", filepath.Join(l.dir, "bundle.tar.gz"), "-o", "json")
 	l.nothing("after backup, restore, crash and support bundle", searched...)
 	l.mu.Lock()
@@ -485,7 +607,7 @@ func TestNoSecretLeaksInALife(t *testing.T) {
 		t.Errorf("%s has %v", place, kinds)
 	}
 	for i, b := range belongs {
-		if !l.used[i] {
+		if !l.used[i] && (b.machines == "" || b.machines == l.kind) {
 			t.Errorf("no secret was found at %s, where it belongs: is it searched for?", b.place)
 		}
 	}
@@ -498,8 +620,12 @@ func (l *life) findsCanaries() {
 	t.Helper()
 	canary := "planted-canary-0e4c1b7f"
 	l.secrets = []secretscan.Secret{{Kind: "canary", Value: []byte(canary)}}
-	machine := glob(t, l.sandboxDir(), "m/*/root/etc/kubernetes/pki/ca.key")[0]
-	machine = strings.TrimSuffix(machine, "/etc/kubernetes/pki/ca.key")
+	var machine, root string
+	for _, m := range glob(t, l.dirs, "m/*") {
+		if _, err := os.Stat(filepath.Join(l.root(m), "etc/kubernetes/pki/ca.key")); err == nil {
+			machine, root = m, l.root(m)
+		}
+	}
 	write := func(path, content string) {
 		t.Helper()
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -512,9 +638,14 @@ func (l *life) findsCanaries() {
 		f.Close()
 	}
 	write(filepath.Join(l.dir, "note.txt"), fmt.Sprintf("%x", canary))
-	write(filepath.Join(machine, "var/lib/left-behind"), canary)
-	write(filepath.Join(machine, "var/log/pods/planted.log"), base64.StdEncoding.EncodeToString([]byte("xx"+canary)))
-	write(filepath.Join(machine, "..", "console.log"), canary)
+	write(filepath.Join(root, "var/lib/left-behind"), canary)
+	write(filepath.Join(root, "var/log/pods/planted.log"), base64.StdEncoding.EncodeToString([]byte("xx"+canary)))
+	write(filepath.Join(l.dirs, "planted"), canary)
+	if l.kind == simulatedMachines {
+		write(filepath.Join(machine, "console.log"), canary)
+	} else {
+		l.shell(time.Minute, filepath.Base(machine), nil, "systemd-cat echo "+canary+"; journalctl --sync")
+	}
 	write(filepath.Join(l.dir, plan.RunsDir, "planted.jsonl"), `{"text":"`+canary+`"}`)
 	fmt.Fprintln(&l.output, canary)
 	_, _ = l.tryKubectl("get", "configmap", canary) // the request is in the audit log
@@ -522,7 +653,7 @@ func (l *life) findsCanaries() {
 	l.apply("kubectl", `{"apiVersion":"v1","kind":"Event","metadata":{"name":"planted","namespace":"kube-system"},"involvedObject":{"kind":"Pod","namespace":"kube-system","name":"p"},"message":"`+canary+`"}`)
 	// A process with the value as an argument, in its environment, and in an open file without a name.
 	gone := filepath.Join(t.TempDir(), "gone")
-	cmd := exec.CommandContext(t.Context(), "bash", "-c", `exec 9<>"$2"; echo "$1" >&9; rm "$2"; echo ready; read -r`, l.home, canary, gone)
+	cmd := exec.CommandContext(t.Context(), "bash", "-c", `exec 9<>"$2"; echo "$1" >&9; rm "$2"; echo ready; read -r`, filepath.Dir(l.dir)+" "+filepath.Base(l.dirs), canary, gone)
 	cmd.Env = append(os.Environ(), "PLANTED="+canary)
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -568,9 +699,9 @@ func TestPlacesOfSecrets(t *testing.T) {
 		{place: "workspace/constellation-mastersecret.json", kind: "master secret", want: true},
 		{place: "workspace/constellation-mastersecret.json", kind: "init secret"},
 		{place: "record/constellation-upgrade/init-1/events.jsonl", kind: "master secret"},
-		{place: "cloud/m/worker-0/root/etc/kubernetes/kubelet.conf", kind: "key of the cluster", want: true},
-		{place: "cloud/m/worker-0/root/etc/kubernetes/manifests/kube-apiserver.yaml", kind: "key of the cluster"},
-		{place: "log/m/worker-0/root/var/log/pods/x.log", kind: "token of a service account"},
+		{place: "disk/worker-0/etc/kubernetes/kubelet.conf", kind: "key of the cluster", want: true},
+		{place: "disk/worker-0/etc/kubernetes/manifests/kube-apiserver.yaml", kind: "key of the cluster"},
+		{place: "log/disk/worker-0/var/log/pods/x.log", kind: "token of a service account"},
 	} {
 		if got := belongsIn(tt.place, tt.kind) >= 0; got != tt.want {
 			t.Errorf("%s in %s: %v, want %v", tt.kind, tt.place, got, tt.want)
