@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -455,7 +456,7 @@ func (l *life) bundle(file string, scanner *secretscan.Scanner) finds {
 	found := finds{}
 	for r := tar.NewReader(gz); ; {
 		h, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return found
 		}
 		if err != nil {

@@ -94,7 +94,7 @@ func (a *supportAPI) Get(ctx context.Context, path string, query url.Values) (in
 		return 0, nil, err
 	}
 	req.Header.Set("Accept", "application/json, */*")
-	resp, err := a.wire.client.Do(req)
+	resp, err := a.wire.client.Do(req) //nolint:bodyclose // the caller of Get closes it
 	if err != nil {
 		cancel()
 		var failed *url.Error
@@ -136,7 +136,7 @@ func (a *supportAPI) Metrics(ctx context.Context, namespace, pod string, port in
 	}
 	var resp *http.Response
 	if err == nil {
-		resp, err = http.ReadResponse(bufio.NewReader(conn), req)
+		resp, err = http.ReadResponse(bufio.NewReader(conn), req) //nolint:bodyclose // it ends with the connection, or the caller closes it
 	}
 	if err != nil {
 		end()

@@ -37,7 +37,7 @@ func encodings(secret []byte) map[string]string {
 	out := map[string]string{
 		"verbatim": string(secret), "hex": hex.EncodeToString(secret), "upper hex": strings.ToUpper(hex.EncodeToString(secret)),
 		"query": url.QueryEscape(string(secret)), "path": url.PathEscape(string(secret)),
-		"bytes": fmt.Sprint(secret), "base64 twice": base64.StdEncoding.EncodeToString([]byte(base64.StdEncoding.EncodeToString(secret))),
+		"bytes": fmt.Sprintf("%d", secret), "base64 twice": base64.StdEncoding.EncodeToString([]byte(base64.StdEncoding.EncodeToString(secret))),
 	}
 	numbers, _ := json.Marshal(func() (n []int) {
 		for _, c := range secret {

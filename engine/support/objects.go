@@ -72,14 +72,14 @@ func cleanFields(v any, left map[string]int) {
 		}
 	case map[string]any:
 		for k, x := range v {
-			switch {
-			case k == "annotations":
+			switch k {
+			case "annotations":
 				cleanAnnotations(x, left)
-			case k == "caBundle":
+			case "caBundle":
 				v[k] = leftOut
-			case k == "env" || k == "envs" || k == "httpHeaders":
+			case "env", "envs", "httpHeaders":
 				cleanValues(x, "value of a variable or header", left)
-			case k == "stringData":
+			case "stringData":
 				v[k] = leftOut
 				left["field "+k]++
 			default:

@@ -189,8 +189,8 @@ func (c *collector) collect(ctx context.Context) {
 	if c.Workspace != nil {
 		c.workspace(ctx)
 	}
-	switch {
-	case c.Cluster == nil:
+	switch c.Cluster {
+	case nil:
 		why := "no cluster was selected"
 		if c.WhyNoCluster != nil {
 			why = c.WhyNoCluster.Error()

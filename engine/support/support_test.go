@@ -47,7 +47,7 @@ func extract(t *testing.T, file string) map[string]string {
 	out := map[string]string{}
 	for r := tar.NewReader(gz); ; {
 		h, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return out
 		}
 		if err != nil {
