@@ -86,37 +86,11 @@ func (i *clusterRun) charts(others string, running func() (string, error)) ([]cl
 			out = append(out, one)
 			continue
 		}
-		files, err := assets.ChartFor(c.Name, i.release.Version.String())
+		one, err := i.ownChart(c, from, cloudValues, others)
 		if err != nil {
 			return nil, err
 		}
-		values := deepCopy(c.Values)
-		values["release"] = i.release.Version.String()
-		assets.SetValues(values, files, cloudValues)
-		for _, s := range i.release.Services {
-			if s.Chart == c.Name {
-				assets.SetValue(values, i.imageOf(s.Image), valueKey(s.Name), "image")
-			}
-		}
-		if err := i.setRegistry(values, files, c.Name); err != nil {
-			return nil, err
-		}
-		if i.state.ClusterValues.Certifier && assets.HasValue(files, "joinservice", "certifier") {
-			assets.SetValue(values, certifier.Socket, "joinservice", "certifier")
-		}
-		if i.state.ClusterValues.EncryptsSecrets && assets.HasValue(files, "joinservice", "kms") {
-			assets.SetValue(values, kms.KeysSocket, "joinservice", "kms")
-		}
-		if i.controlPlanes > 1 && assets.HasValue(files, "operator", "replicas") {
-			assets.SetValue(values, operatorReplicas, "operator", "replicas")
-		}
-		if (others != "" || i.noPlans) && assets.HasValue(files, "plans") {
-			assets.SetValue(values, false, "plans", "enabled")
-		}
-		if assets.HasValue(files, "networkPolicies") {
-			assets.SetValue(values, !i.noNetworkPolicies && !from.NoJoin, "networkPolicies") // the owner of an adopted cluster decides
-		}
-		out = append(out, cluster.Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs})
+		out = append(out, one)
 	}
 	for _, c := range i.extra {
 		one, err := i.foreignChart(c)
@@ -129,6 +103,41 @@ func (i *clusterRun) charts(others string, running func() (string, error)) ([]cl
 		out[n].Recreate = i.accepted != nil && i.accepted(check.FindingDestructive+out[n].Name)
 	}
 	return out, nil
+}
+
+// ownChart returns a chart of this program with its values for this cluster, whose cloud is from and has cloudValues.
+func (i *clusterRun) ownChart(c release.Chart, from providers.Provider, cloudValues map[string]any, others string) (none cluster.Chart, err error) {
+	files, err := assets.ChartFor(c.Name, i.release.Version.String())
+	if err != nil {
+		return none, err
+	}
+	values := deepCopy(c.Values)
+	values["release"] = i.release.Version.String()
+	assets.SetValues(values, files, cloudValues)
+	for _, s := range i.release.Services {
+		if s.Chart == c.Name {
+			assets.SetValue(values, i.imageOf(s.Image), valueKey(s.Name), "image")
+		}
+	}
+	if err := i.setRegistry(values, files, c.Name); err != nil {
+		return none, err
+	}
+	if i.state.ClusterValues.Certifier && assets.HasValue(files, "joinservice", "certifier") {
+		assets.SetValue(values, certifier.Socket, "joinservice", "certifier")
+	}
+	if i.state.ClusterValues.EncryptsSecrets && assets.HasValue(files, "joinservice", "kms") {
+		assets.SetValue(values, kms.KeysSocket, "joinservice", "kms")
+	}
+	if i.controlPlanes > 1 && assets.HasValue(files, "operator", "replicas") {
+		assets.SetValue(values, operatorReplicas, "operator", "replicas")
+	}
+	if (others != "" || i.noPlans) && assets.HasValue(files, "plans") {
+		assets.SetValue(values, false, "plans", "enabled")
+	}
+	if assets.HasValue(files, "networkPolicies") {
+		assets.SetValue(values, !i.noNetworkPolicies && !from.NoJoin, "networkPolicies") // the owner of an adopted cluster decides
+	}
+	return cluster.Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs}, nil
 }
 
 // serves reports whether a chart deploys a service of the release.

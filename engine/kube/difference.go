@@ -15,7 +15,7 @@ import (
 	"strconv"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"constellation/engine"
@@ -223,7 +223,7 @@ func parseObject(b []byte) (*object, error) {
 		return nil, fmt.Errorf("read metadata: name is missing")
 	}
 	for _, name := range []string{o.name, o.namespace} {
-		if why := path.IsValidPathSegmentName(name); len(why) > 0 {
+		if why := content.IsPathSegmentName(name); len(why) > 0 {
 			return nil, fmt.Errorf("read metadata: name %q: it %s", name, strings.Join(why, ", "))
 		}
 	}

@@ -644,7 +644,7 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 		if len(pointsOf(f)) == 0 { // its points do not occur here
 			continue
 		}
-		if slices.Contains(f.machines, kind) && f.has(spec.Cloud) && !(f.loses && lone(kind, spec)) && (len(spec.Faults) == 0 || slices.Contains(spec.Faults, f.name)) {
+		if slices.Contains(f.machines, kind) && f.has(spec.Cloud) && (!f.loses || !lone(kind, spec)) && (len(spec.Faults) == 0 || slices.Contains(spec.Faults, f.name)) {
 			allowed = append(allowed, f)
 		}
 	}
