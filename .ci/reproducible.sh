@@ -26,7 +26,9 @@ files=$(compare two/deeper | wc -l)
 if [ -z "$only" ]; then
   diff <(compare one) <(compare two/deeper) || { echo "two builds of one commit differ" >&2; exit 1; }
 else # each file of the second build is in the first one
-  [ -z "$(comm -13 <(compare one | sort) <(compare two/deeper | sort) | tee /dev/stderr)" ] || { echo "two builds of one commit differ" >&2; exit 1; }
+  # Not by tee /dev/stderr: it would truncate the log of a run, which is a file.
+  new=$(comm -13 <(compare one | sort) <(compare two/deeper | sort))
+  [ -z "$new" ] || { printf '%s\n' "$new" "two builds of one commit differ" >&2; exit 1; }
 fi
 echo "reproducible: $files files are equal"
 rm -rf "$work/two"
