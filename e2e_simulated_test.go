@@ -207,7 +207,7 @@ func (c *cloud) wantVersions(image, kubernetes string, controlPlanes, workers in
 	c.wantMachines(want...)
 }
 
-// wantMachines waits until status has the given simulated nodes by role, state, image and
+// wantMachines waits until status has the given nodes, simulated or real as the machines are, by role, state, image and
 // Kubernetes, sorted.
 func (c *cloud) wantMachines(want ...string) {
 	c.t.Helper()
@@ -219,7 +219,7 @@ func (c *cloud) wantMachines(want ...string) {
 			got = append(got, fmt.Sprintf("%s %s %s %s", n.Role, n.State, version, n.Kubernetes))
 		}
 		slices.Sort(got)
-		if slices.Equal(got, want) && st.Simulated {
+		if slices.Equal(got, want) && st.Simulated == !c.real {
 			return
 		}
 		if time.Now().After(deadline) {

@@ -37,6 +37,7 @@ type cloud struct {
 	as    *syscall.SysProcAttr
 	env   []string
 	netns string // the file of the network namespace of the program; empty: this one
+	real  bool   // its machines are real
 }
 
 // machineKind is a value of `sandbox up --machines`. A suite is one function, and one test for
@@ -83,7 +84,7 @@ func newReal(t *testing.T) *cloud {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cloud{t: t, bin: filepath.Join(wd, "bin"), dir: t.TempDir()}
+	c := &cloud{t: t, bin: filepath.Join(wd, "bin"), dir: t.TempDir(), real: true}
 	if _, err := os.Stat(filepath.Join(c.bin, "constellation")); err != nil {
 		t.Fatal("bin/constellation is missing: run `make build` first, or `make test`, which does")
 	}
