@@ -111,12 +111,12 @@ func (c *cloud) rotatesKeys(all []string, at string) {
 	t.Logf("the key was rotated in %s", time.Since(begun).Round(100*time.Millisecond))
 	var status engine.EncryptionStatus
 	out := c.run(time.Minute, "encryption", "status", "-o", "json").want(plan.ExitDone).stdout
-	if err := json.Unmarshal([]byte(out), &status); err != nil || status.Generation != 2 || status.Recorded != 2 || !status.Rewritten || len(status.APIServers) == 0 {
+	if err := json.Unmarshal([]byte(out), &status); err != nil || status.Generation != 2 || status.Recorded != 2 || !status.Rewritten || len(status.APIServers) != len(all) {
 		t.Fatalf("status %s, %v", out, err)
 	}
 	for _, a := range status.APIServers {
 		if a.Generation != 2 {
-			t.Errorf("API server %s encrypts with generation %d", a.ID, a.Generation)
+			t.Errorf("the API server of %s encrypts with generation %d (%s)", a.Node, a.Generation, a.Problem)
 		}
 	}
 	for _, m := range all {

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"strings"
 	"time"
 
 	"constellation/engine/check"
@@ -31,11 +31,8 @@ type Encryptor interface {
 	KeyRotation(context.Context) (cluster.KeyRotation, error)
 	// PublishKeyRotation puts next in the place of old. The error wraps cluster.ErrConflict if something else is there.
 	PublishKeyRotation(ctx context.Context, old, next cluster.KeyRotation) error
-	// APIServers returns the hashed IDs of the API servers that run.
-	APIServers(context.Context) ([]string, error)
-	// APIServerKey returns an API server that answers, and the hashed ID of the key with which it encrypts. Another call may reach
-	// another API server.
-	APIServerKey(context.Context) (server, key string, err error)
+	// APIServerKeys returns the key of the API server of each control plane.
+	APIServerKeys(context.Context) ([]cluster.APIServerKey, error)
 	// RewriteSecrets has each Secret that another key encrypted encrypted again, and returns how many there are.
 	RewriteSecrets(ctx context.Context, progress func(done, total int64)) (int64, error)
 }
@@ -99,7 +96,7 @@ func keyHash(m workspace.MasterSecret, generation uint32) (string, error) {
 	return kms.HashedID(k.ID()), nil
 }
 
-// PlanRotateKey returns the plan to rotate the key that encrypts Secrets in etcd, or what is left of a rotation that is under way. It
+// PlanRotateKey returns the plan to rotate the key that encrypts Secrets in etcd, or to complete a rotation that is under way. It
 // changes nothing.
 func (e *Engine) PlanRotateKey(ctx context.Context, r RotateKeyRequest) (*plan.Plan, error) {
 	if err := (RevokeRequest{Reason: r.Reason}).check(); err != nil {
@@ -218,31 +215,24 @@ func (x *keyRotating) publish(ctx context.Context, r *plan.Reporter) error {
 	})
 }
 
-const (
-	// keyPoll is the poll interval for the key of an API server. They read that of their key service once a minute.
-	keyPoll = 2 * time.Second
-	// keySure is how often in a row, for each control plane, an API server must show the new key: a load balancer selects it.
-	keySure = 3
-)
+// keyPoll is the poll interval for the keys of API servers. They read that of their key service once a minute.
+const keyPoll = 5 * time.Second
 
 // wait waits until all API servers encrypt with the new key.
 func (x *keyRotating) wait(ctx context.Context, r *plan.Reporter) error {
-	seen := map[string]bool{}
-	row, most, changed := 0, 0, x.e.now()
+	least, changed := -1, x.e.now()
 	for {
-		behind, sure, err := x.observe(ctx, seen, &row)
+		behind, text, err := x.behind(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err == nil && sure {
+		if err == nil && behind == 0 {
 			return nil
 		}
-		text := fmt.Sprintf("%s still %s with a former key", words.Count(behind, "API server"), words.Verb(behind, "encrypt"))
 		if err != nil {
 			text = err.Error()
-		}
-		if len(seen) > most {
-			most, changed = len(seen), x.e.now()
+		} else if least < 0 || behind < least {
+			least, changed = behind, x.e.now()
 		}
 		if x.e.now().Sub(changed) > x.e.limits.still {
 			return &plan.Error{
@@ -251,51 +241,36 @@ func (x *keyRotating) wait(ctx context.Context, r *plan.Reporter) error {
 			}
 		}
 		r.Wait("api-servers", "", text)
-		pause := min(keyPoll, x.e.limits.still/4)
-		if row > 0 {
-			pause /= 10 // the next connection
-		}
-		if !delay.For(ctx, pause) {
+		if !delay.For(ctx, min(keyPoll, x.e.limits.still/4)) {
 			return ctx.Err()
 		}
 	}
 }
 
-// observe looks at one API server. sure is whether all have shown the new key. behind is how many have not.
-func (x *keyRotating) observe(ctx context.Context, seen map[string]bool, row *int) (behind int, sure bool, err error) {
+// behind counts the API servers that are not known to encrypt with the new key, and describes them.
+func (x *keyRotating) behind(ctx context.Context) (n int, text string, err error) {
 	limited, cancel := context.WithTimeout(ctx, x.e.limits.api)
 	defer cancel()
-	servers, err := x.cluster.APIServers(limited)
+	servers, err := x.cluster.APIServerKeys(limited)
 	if err != nil {
-		return 0, false, err
+		return 0, "", err
 	}
-	nodes, err := x.clusterRun.cluster.Nodes(limited)
-	if err != nil {
-		return 0, false, err
+	if len(servers) == 0 {
+		return 0, "", errors.New("no node has the label of a control plane")
 	}
-	planes := 0
-	for _, n := range nodes {
-		if n.Role == cluster.ControlPlaneRole {
-			planes++
-		}
-	}
-	server, key, err := x.cluster.APIServerKey(limited)
-	if err != nil {
-		*row = 0
-		return 0, false, err
-	}
-	if key == x.hash {
-		seen[server], *row = true, *row+1
-	} else {
-		delete(seen, server)
-		*row = 0
-	}
+	var former, unknown []string
 	for _, s := range servers {
-		if !seen[s] {
-			behind++
+		switch {
+		case s.Err != nil:
+			unknown = append(unknown, fmt.Sprintf("%s: %v", s.Node, s.Err))
+		case s.Key != x.hash:
+			former = append(former, s.Node)
 		}
 	}
-	return max(behind, 1), behind == 0 && *row >= keySure*max(planes, len(servers), 1), nil
+	if len(former) > 0 {
+		unknown = append([]string{fmt.Sprintf("%s %s with a former key", words.And(former), words.Verb(len(former), "encrypt"))}, unknown...)
+	}
+	return len(former) + len(unknown), strings.Join(unknown, "; "), nil
 }
 
 func (x *keyRotating) rewrite(ctx context.Context, r *plan.Reporter) error {
@@ -334,22 +309,18 @@ type EncryptionStatus struct {
 	// Rewritten is whether all Secrets were written since Generation was published.
 	Rewritten bool   `json:"rewritten"`
 	Record    string `json:"record,omitempty"`
-	// APIServers are those that answered.
+	// APIServers has one entry for each control plane.
 	APIServers []APIServerKey `json:"apiServers,omitempty"`
-	// Running is the number of API servers.
-	Running int `json:"running,omitempty"`
 }
 
-// APIServerKey is the key with which an API server encrypts.
+// APIServerKey is the key with which the API server of a control plane encrypts.
 type APIServerKey struct {
-	// ID is the hashed ID of the API server, as its metrics have it.
-	ID string `json:"id"`
-	// Generation is 0 if the key is none of this master secret.
+	Node string `json:"node"`
+	// Generation is 0 if the key is none of this master secret, or not known.
 	Generation uint32 `json:"generation,omitempty"`
+	// Problem is why the key is not known; empty if it is.
+	Problem string `json:"problem,omitempty"`
 }
-
-// statusLooks bounds the connections of Encryption for each API server.
-const statusLooks = 3
 
 // Encryption describes the key that encrypts Secrets. It changes nothing.
 func (e *Engine) Encryption(ctx context.Context) (EncryptionStatus, error) {
@@ -378,11 +349,6 @@ func (e *Engine) Encryption(ctx context.Context) (EncryptionStatus, error) {
 	if have.Generation == 0 {
 		out.Generation = out.Recorded
 	}
-	servers, err := k.APIServers(limited)
-	if err != nil {
-		return out, i.clusterError(op, err)
-	}
-	out.Running = len(servers)
 	byKey := map[string]uint32{}
 	last := max(out.Generation, out.Recorded) + 1
 	for g := max(last, kms.MaxRaise+1) - kms.MaxRaise; g <= last; g++ {
@@ -392,14 +358,16 @@ func (e *Engine) Encryption(ctx context.Context) (EncryptionStatus, error) {
 		}
 		byKey[h] = g
 	}
-	for range max(len(servers), 1) * statusLooks {
-		server, key, err := k.APIServerKey(limited)
-		if err != nil {
-			return out, i.clusterError(op, err)
+	servers, err := k.APIServerKeys(limited)
+	if err != nil {
+		return out, i.clusterError(op, err)
+	}
+	for _, a := range servers {
+		x := APIServerKey{Node: a.Node, Generation: byKey[a.Key]}
+		if a.Err != nil {
+			x.Problem = a.Err.Error()
 		}
-		if !slices.ContainsFunc(out.APIServers, func(a APIServerKey) bool { return a.ID == server }) {
-			out.APIServers = append(out.APIServers, APIServerKey{server, byKey[key]})
-		}
+		out.APIServers = append(out.APIServers, x)
 	}
 	return out, nil
 }

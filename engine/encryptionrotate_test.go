@@ -15,7 +15,7 @@ import (
 	"constellation/engine/workspace"
 )
 
-// rotatingStage is a stage whose API servers, a and b, encrypt with the keys of a generation each, by turns.
+// rotatingStage is a stage whose API servers, a and b, encrypt with the keys of a generation each.
 type rotatingStage struct {
 	*stage
 	generations [2]atomic.Uint32
@@ -25,21 +25,28 @@ func newRotatingStage(t *testing.T) *rotatingStage {
 	t.Helper()
 	s := &rotatingStage{stage: newStage(t, 1, 0)}
 	s.mustInit()
-	var turn atomic.Uint32
 	secret := s.master().KMSSecret()
-	s.cluster.SetAPIServers(func() (servers []string, server, key string) {
-		n := turn.Add(1) / 2 % 2 // each observation asks twice
-		k, err := kms.First(secret, s.generations[n].Load())
-		if err != nil {
-			panic(err)
+	s.cluster.SetAPIServerKeys(func() []cluster.APIServerKey {
+		out := []cluster.APIServerKey{{Node: "a"}, {Node: "b"}}
+		for n := range out {
+			g := s.generations[n].Load()
+			if g == 0 {
+				out[n].Err = errors.New("its pod is gone")
+				continue
+			}
+			k, err := kms.First(secret, g)
+			if err != nil {
+				panic(err)
+			}
+			out[n].Key = kms.HashedID(k.ID())
 		}
-		return []string{"a", "b"}, []string{"a", "b"}[n], kms.HashedID(k.ID())
+		return out
 	})
 	s.serve(1, 1)
 	return s
 }
 
-// serve sets the generations of a and b.
+// serve sets the generations of a and b; 0: it does not answer.
 func (s *rotatingStage) serve(a, b uint32) {
 	s.generations[0].Store(a)
 	s.generations[1].Store(b)
@@ -118,7 +125,7 @@ func TestRotateKey(t *testing.T) {
 		t.Errorf("step %d is final", i)
 	}
 	status, err := s.engine().Encryption(t.Context())
-	if err != nil || status.Generation != 2 || status.Recorded != 2 || !status.Rewritten || status.Running != 2 || len(status.APIServers) != 2 || status.APIServers[0].Generation != 2 {
+	if err != nil || status.Generation != 2 || status.Recorded != 2 || !status.Rewritten || len(status.APIServers) != 2 || status.APIServers[0] != (engine.APIServerKey{Node: "a", Generation: 2}) {
 		t.Errorf("status %+v, %v", status, err)
 	}
 	s.serve(3, 3)
@@ -160,8 +167,15 @@ func TestRotateKeyIsResumed(t *testing.T) {
 func TestRotateKeyReportsWhatIsBehind(t *testing.T) {
 	s := newRotatingStage(t)
 	s.serve(2, 1)
-	if _, err := s.rotate(t.Context(), engine.RotateKeyRequest{}, func(plan.Event) {}); err == nil || !strings.Contains(err.Error(), "1 API server still encrypts with a former key") || !strings.Contains(plan.Remedy(err), "join service") {
+	if _, err := s.rotate(t.Context(), engine.RotateKeyRequest{}, func(plan.Event) {}); err == nil || !strings.Contains(err.Error(), "b encrypts with a former key") || !strings.Contains(plan.Remedy(err), "join service") {
 		t.Errorf("got %v (%s)", err, plan.Remedy(err))
+	}
+	s.serve(2, 0)
+	if _, err := s.rotate(t.Context(), engine.RotateKeyRequest{}, func(plan.Event) {}); err == nil || !strings.Contains(err.Error(), "b: its pod is gone") {
+		t.Errorf("got %v", err)
+	}
+	if status, err := s.engine().Encryption(t.Context()); err != nil || status.APIServers[1].Problem != "its pod is gone" {
+		t.Errorf("status %+v, %v", status, err)
 	}
 	if s.rewrites() != 0 {
 		t.Error("Secrets were written")

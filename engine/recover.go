@@ -313,6 +313,9 @@ func (x *recovering) steps() []plan.Step {
 	}}
 }
 
+// readSure is how often, for each control plane, the API server that a load balancer selects must read Secrets.
+const readSure = 3
+
 // readable reports whether API servers read Secrets now.
 func (x *recovering) readable(ctx context.Context) bool {
 	ok, err := x.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) { return true, x.read(ctx, k) })
@@ -325,7 +328,7 @@ func (x *recovering) read(ctx context.Context, k Cluster) error {
 	if !ok {
 		return errors.New("this connection reads no Secrets")
 	}
-	for range keySure * max(len(x.names), 1) {
+	for range readSure * max(len(x.names), 1) {
 		if err := s.SecretsReadable(ctx); err != nil {
 			return err
 		}
@@ -431,7 +434,7 @@ func (x *recovering) complete(settled map[string]bool) bool {
 	return len(all) > 0 && !slices.ContainsFunc(all, func(n string) bool { return !settled[n] })
 }
 
-// missing describes what is awaited.
+// missing describes the control planes that have not asked for keys.
 func (x *recovering) missing(settled map[string]bool, last *attempt) string {
 	var open []string
 	for _, n := range x.targets() {

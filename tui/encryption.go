@@ -67,8 +67,8 @@ func encryptionStatus(s *session) *cobra.Command {
 		Use:   "status",
 		Short: "Show which key encrypts Secrets",
 		Long: `Status shows the generation of the key that encrypts Secrets in etcd: the published one, the one
-in the file of the master secret, and that of each API server that answers. It reads metrics of
-API servers and changes nothing.`,
+in the file of the master secret, and that of the API server of each control plane. It reads metrics
+through port-forwards to their pods, and changes nothing.`,
 		Example: `  constellation encryption status
   constellation encryption status -o json | jq .apiServers`,
 		Args: cobra.NoArgs,
@@ -116,12 +116,15 @@ func encryptionText(pg view.Page, e *engine.EncryptionStatus) []string {
 	if e.Record != "" {
 		lines = append(lines, row("last rotation", e.Record))
 	}
-	for n, a := range e.APIServers {
+	for _, a := range e.APIServers {
 		text := fmt.Sprintf("encrypts with generation %d", a.Generation)
-		if a.Generation == 0 {
+		switch {
+		case a.Problem != "":
+			text = a.Problem
+		case a.Generation == 0:
 			text = "encrypts with a key that does not follow from your master secret"
 		}
-		lines = append(lines, row(fmt.Sprintf("API server %d of %d", n+1, max(e.Running, len(e.APIServers))), text))
+		lines = append(lines, row(a.Node, text))
 	}
 	return lines
 }

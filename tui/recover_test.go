@@ -44,10 +44,10 @@ func TestEncryptionStatusIsPrinted(t *testing.T) {
 		{
 			name: "during a rotation",
 			status: engine.EncryptionStatus{
-				Cluster: "demo", Encrypts: true, Generation: 2, Recorded: 1, Record: "generation 2 by ops", Running: 3,
-				APIServers: []engine.APIServerKey{{ID: "a", Generation: 1}, {ID: "b"}},
+				Cluster: "demo", Encrypts: true, Generation: 2, Recorded: 1, Record: "generation 2 by ops",
+				APIServers: []engine.APIServerKey{{Node: "control-plane-0", Generation: 1}, {Node: "control-plane-1"}, {Node: "control-plane-2", Problem: "no pod"}},
 			},
-			want: []string{"2, not all Secrets were written with it", "in your file", "generation 2 by ops", "API server 1 of 3", "encrypts with generation 1", "does not follow from your master secret"},
+			want: []string{"2, not all Secrets were written with it", "in your file", "generation 2 by ops", "control-plane-0", "encrypts with generation 1", "no pod", "does not follow from your master secret"},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

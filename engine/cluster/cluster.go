@@ -92,6 +92,14 @@ type KeyRotation struct {
 	Record string `json:"record,omitempty"`
 }
 
+// APIServerKey is the key with which the API server of a control plane encrypts Secrets.
+type APIServerKey struct {
+	Node string
+	// Key is its hashed ID, see kms.HashedID; empty if Err is why it is not known.
+	Key string
+	Err error
+}
+
 // JoinService is the join service of a control plane.
 type JoinService struct {
 	Node string

@@ -108,7 +108,7 @@ func (k *Keys) Raised(generation uint32) (*Keys, error) {
 	return First(k.secret, generation)
 }
 
-// HashedID is an ID of a key, or of an API server, as metrics of API servers have it.
+// HashedID is an ID of a key as metrics of API servers have it.
 func HashedID(id string) string {
 	h := sha256.Sum256([]byte(id))
 	return "sha256:" + hex.EncodeToString(h[:])

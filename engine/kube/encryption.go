@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -16,7 +17,6 @@ import (
 	"sync"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,7 +27,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"constellation/engine/cluster"
-	"constellation/engine/kms"
 )
 
 const (
@@ -143,55 +142,102 @@ func (c *Client) PublishKeyRotation(ctx context.Context, old, next cluster.KeyRo
 	return nil
 }
 
-// aliveFor is how much older than the newest one the Lease of a running API server may be. They are renewed every 10 s.
-const aliveFor = time.Minute
+// secureTimeout bounds the request to one API server, with the port-forward to it.
+const secureTimeout = 20 * time.Second
 
-// APIServers implements [engine.Encryptor].
-func (c *Client) APIServers(ctx context.Context) ([]string, error) {
-	var l *coordinationv1.LeaseList
+// APIServerKeys implements [engine.Encryptor]. It reaches each API server by a port-forward to its pod. A load balancer can lead all
+// connections to a few of them, for instance to those with the fewest.
+func (c *Client) APIServerKeys(ctx context.Context) ([]cluster.APIServerKey, error) {
+	var nodes *corev1.NodeList
 	err := retry(ctx, func(ctx context.Context) (err error) {
-		l, err = c.core.CoordinationV1().Leases(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: "apiserver.kubernetes.io/identity=kube-apiserver"})
+		nodes, err = c.core.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: roleLabel})
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list Leases of API servers: %w", err)
+		return nil, fmt.Errorf("list control planes: %w", err)
 	}
-	var newest time.Time // by the clocks of API servers
-	for _, x := range l.Items {
-		if t := x.Spec.RenewTime; t != nil && t.After(newest) {
-			newest = t.Time
-		}
+	out := make([]cluster.APIServerKey, len(nodes.Items))
+	var all sync.WaitGroup
+	for i := range nodes.Items {
+		all.Go(func() {
+			limited, cancel := context.WithTimeout(ctx, secureTimeout)
+			defer cancel()
+			out[i].Node = nodes.Items[i].Name
+			out[i].Key, out[i].Err = c.apiServerKey(limited, out[i].Node)
+		})
 	}
-	var out []string
-	for _, x := range l.Items {
-		if t := x.Spec.RenewTime; t != nil && newest.Sub(t.Time) < aliveFor {
-			out = append(out, kms.HashedID(x.Name))
-		}
+	all.Wait()
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
-	slices.Sort(out)
+	slices.SortFunc(out, func(a, b cluster.APIServerKey) int { return strings.Compare(a.Node, b.Node) })
 	return out, nil
 }
 
-// keyMetric has the time at which a key service returned a key, for each API server and key.
-const keyMetric = "apiserver_envelope_encryption_key_id_hash_status_last_timestamp_seconds{"
-
-var labelRE = regexp.MustCompile(`([a-z_]+)="([^"]*)"`)
-
-// APIServerKey implements [engine.Encryptor].
-func (c *Client) APIServerKey(ctx context.Context) (server, key string, err error) {
-	b, err := c.getAlone(ctx, "/metrics", nil, "text/plain")
+// apiServerKey returns the hashed ID of the key with which the API server of a control plane encrypts.
+func (c *Client) apiServerKey(ctx context.Context, node string) (string, error) {
+	p, err := c.core.CoreV1().Pods(systemNamespace).Get(ctx, "kube-apiserver-"+node, metav1.GetOptions{})
 	if err != nil {
-		return "", "", fmt.Errorf("read metrics of an API server: %w", err)
+		return "", fmt.Errorf("find the pod of the API server: %w", classify(err))
 	}
-	server, key = newestKey(b)
+	metrics, err := c.metricsOf(ctx, p)
+	if err != nil {
+		return "", fmt.Errorf("read metrics of the API server: %w", err)
+	}
+	key := EncryptionKey(metrics)
 	if key == "" {
-		return "", "", errors.New("read metrics of an API server: it reports no key of a key service")
+		return "", errors.New("read metrics of the API server: they have no key of a key service")
 	}
-	return server, key, nil
+	return key, nil
 }
 
-// newestKey returns the API server of metrics, and the key that its key service returned last.
-func newestKey(metrics []byte) (server, key string) {
+// metricsOf reads the metrics of the API server in a pod.
+func (c *Client) metricsOf(ctx context.Context, p *corev1.Pod) ([]byte, error) {
+	// Not by rest.HTTPClientFor: that would keep a transport for each call.
+	secure, err := rest.TLSConfigFor(c.config)
+	if err != nil {
+		return nil, err
+	}
+	transport := &http.Transport{
+		TLSClientConfig: secure, DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.tunnel(ctx, p, securePort(p)) },
+	}
+	wrapped, err := rest.HTTPWrappersForConfig(c.config, transport)
+	if err != nil {
+		return nil, err
+	}
+	u, _, err := rest.DefaultServerUrlFor(c.config)
+	if err != nil {
+		return nil, err
+	}
+	// The certificate of each API server has the name of the load balancer.
+	w := &wire{&http.Client{Transport: wrapped}, strings.TrimSuffix(u.String(), "/")}
+	b, err := w.do(ctx, http.MethodGet, "/metrics", nil, "text/plain", nil)
+	return b, classify(err)
+}
+
+// securePort is the port of an API server in a pod of kubeadm.
+func securePort(p *corev1.Pod) int32 {
+	for _, x := range p.Spec.Containers {
+		for _, arg := range slices.Concat(x.Command, x.Args) {
+			if text, is := strings.CutPrefix(arg, "--secure-port="); is {
+				if n, err := strconv.ParseInt(text, 10, 32); err == nil {
+					return int32(n)
+				}
+			}
+		}
+	}
+	return 6443
+}
+
+// keyMetric has the time at which a key service returned a key, for each key.
+const keyMetric = "apiserver_envelope_encryption_key_id_hash_status_last_timestamp_seconds{"
+
+var keyLabelRE = regexp.MustCompile(`[{,]key_id_hash="([^"]*)"`)
+
+// EncryptionKey returns the hashed ID of the key that the key service of an API server returned last, in the metrics of the API
+// server; empty if it uses none. See kms.HashedID.
+func EncryptionKey(metrics []byte) (key string) {
 	var newest float64
 	lines := bufio.NewScanner(bytes.NewReader(metrics))
 	lines.Buffer(nil, 1<<20)
@@ -200,17 +246,14 @@ func newestKey(metrics []byte) (server, key string) {
 		if !strings.HasPrefix(line, keyMetric) {
 			continue
 		}
-		labels := map[string]string{}
-		for _, m := range labelRE.FindAllStringSubmatch(line, -1) {
-			labels[m[1]] = m[2]
-		}
+		label := keyLabelRE.FindStringSubmatch(line)
 		_, value, _ := strings.Cut(line, "} ")
 		at, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-		if err == nil && at > newest {
-			newest, server, key = at, labels["apiserver_id_hash"], labels["key_id_hash"]
+		if err == nil && label != nil && at > newest {
+			newest, key = at, label[1]
 		}
 	}
-	return server, key
+	return key
 }
 
 // RewriteSecrets implements [engine.Encryptor]. It patches each Secret with nothing: the API server then writes those that another key

@@ -52,8 +52,25 @@ func TestKeyRotationIsPublished(t *testing.T) {
 	if err := c.SecretsReadable(t.Context()); err != nil {
 		t.Error(err)
 	}
-	// This control plane has no key service.
-	if _, key, err := c.APIServerKey(t.Context()); err == nil {
-		t.Errorf("its API server encrypts with %s", key)
+	// This control plane is no node.
+	if keys, err := c.APIServerKeys(t.Context()); err != nil || len(keys) > 0 {
+		t.Errorf("API servers encrypt with %v, %v", keys, err)
+	}
+}
+
+func TestEncryptionKeyIsTheNewest(t *testing.T) {
+	const name = "apiserver_envelope_encryption_key_id_hash_status_last_timestamp_seconds"
+	for _, tt := range []struct{ name, metrics, want string }{
+		{name: "none", metrics: "apiserver_request_total{code=\"200\"} 7\n"},
+		{
+			name: "two keys", want: "sha256:b",
+			metrics: "# HELP x\n" + name + `{apiserver_id_hash="sha256:s",key_id_hash="sha256:b",provider_name="p"} 1.7e+09` + "\n" +
+				name + `{apiserver_id_hash="sha256:s",key_id_hash="sha256:a",provider_name="p"} 1.6e+09` + "\n",
+		},
+		{name: "no number", metrics: name + `{key_id_hash="sha256:b"} x` + "\n"},
+	} {
+		if got := kube.EncryptionKey([]byte(tt.metrics)); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
 	}
 }

@@ -61,7 +61,7 @@ type Cluster struct {
 	tokens       map[string]bool // nodes that have a bootstrap token
 	tainted      map[string]bool
 	keys         cluster.KeyRotation
-	apiServers   func() (servers []string, server, key string)
+	keysInUse    func() []cluster.APIServerKey
 }
 
 // holding is the current holder of the cluster's lock.
@@ -339,37 +339,23 @@ func (c *Cluster) PublishKeyRotation(ctx context.Context, old, next cluster.KeyR
 	return nil
 }
 
-// SetAPIServers sets the API servers, the one that answers next, and the key with which that encrypts. They are hashed.
-func (c *Cluster) SetAPIServers(f func() (servers []string, server, key string)) {
+// SetAPIServerKeys sets what APIServerKeys returns.
+func (c *Cluster) SetAPIServerKeys(f func() []cluster.APIServerKey) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.apiServers = f
+	c.keysInUse = f
 }
 
-// APIServers implements [engine.Encryptor].
-func (c *Cluster) APIServers(ctx context.Context) ([]string, error) {
-	if err := c.enter(ctx, "APIServers", false); err != nil {
+// APIServerKeys implements [engine.Encryptor].
+func (c *Cluster) APIServerKeys(ctx context.Context) ([]cluster.APIServerKey, error) {
+	if err := c.enter(ctx, "APIServerKeys", false); err != nil {
 		return nil, err
 	}
 	defer c.mu.Unlock()
-	if c.apiServers == nil {
+	if c.keysInUse == nil {
 		return nil, nil
 	}
-	servers, _, _ := c.apiServers()
-	return servers, nil
-}
-
-// APIServerKey implements [engine.Encryptor].
-func (c *Cluster) APIServerKey(ctx context.Context) (server, key string, err error) {
-	if err := c.enter(ctx, "APIServerKey", false); err != nil {
-		return "", "", err
-	}
-	defer c.mu.Unlock()
-	if c.apiServers == nil {
-		return "", "", errors.New("it reports no key")
-	}
-	_, server, key = c.apiServers()
-	return server, key, nil
+	return c.keysInUse(), nil
 }
 
 // secretCount is the number of Secrets of the twin.
