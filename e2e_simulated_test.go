@@ -22,6 +22,7 @@ import (
 	"constellation/engine/cloud/cloudtest"
 	"constellation/engine/cloud/sandboxapi"
 	"constellation/engine/plan"
+	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/simulated"
 	"constellation/internal/testneeds"
@@ -302,7 +303,16 @@ func TestControlPlaneLosesPowerDuringItsJoin(t *testing.T) {
 	}
 }
 
+// sandboxDir is the directory of the sandbox. That of simulated machines is below a home of its own.
 func (c *cloud) sandboxDir() string {
+	c.t.Helper()
+	if c.real {
+		dirs, err := sandbox.DefaultDirs()
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		return filepath.Join(dirs.State, "sandbox", c.name())
+	}
 	return filepath.Join(strings.TrimPrefix(c.env[2], "XDG_STATE_HOME="), "constellation/sandbox", c.name())
 }
 
