@@ -223,7 +223,7 @@ func (s *initServer) Recover(ctx context.Context, req *initproto.RecoverRequest)
 	return out, nil
 }
 
-// recoverKeys stores the keys that this machine waits for, all or none of them.
+// recoverKeys stores the keys that this machine waits for. All are checked before one is stored.
 func (s *initServer) recoverKeys(ctx context.Context, req *initproto.RecoverRequest) (stored []string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -146,7 +146,7 @@ func messageOf(b []byte) string {
 	return strings.TrimSpace(string(b))
 }
 
-// cluster adds what the API server tells.
+// cluster adds objects, metrics and logs of the cluster.
 func (c *collector) cluster(ctx context.Context) {
 	c.progress("cluster")
 	body, err := c.get(ctx, "/version", nil)

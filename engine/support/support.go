@@ -1,6 +1,6 @@
 // Package support answers: what does a maintainer need to find a fault, and how is it handed over without a secret?
 //
-// [Write] makes one archive of a workspace, its runs and its cluster. It hides what is read from where, the removal of secrets, and
+// [Write] makes one archive of a workspace, its runs and its cluster. It hides the requests, the removal of secrets, and
 // the limits of size and memory. A part that cannot be read is named in the index, with the reason, and never ends the
 // collection. The package sends requests that read, never reads a Secret of the cluster, and never writes a file of the workspace
 // that has a secret of its own.
@@ -233,7 +233,7 @@ func (c *collector) console() {
 	c.addJSON("console/version.json", "this program", facts)
 }
 
-// progress reports what is collected.
+// progress reports the part that begins.
 func (c *collector) progress(what string) {
 	if c.Progress != nil {
 		c.Progress(what)
