@@ -28,7 +28,7 @@ const canary = "canary-5e1f9d02c7"
 
 // encrypted starts a control plane whose API server encrypts with the key service of a machine, and returns the directory of its
 // files.
-func (m *machine) encrypted(t *testing.T) (*controlplane.ControlPlane, string) {
+func (m *machine) encrypted(t testing.TB) (*controlplane.ControlPlane, string) {
 	t.Helper()
 	dir := t.TempDir()
 	var config string
@@ -53,7 +53,7 @@ func clientOf(t testing.TB, c *controlplane.ControlPlane) kubernetes.Interface {
 	return k
 }
 
-func etcdOf(t *testing.T, c *controlplane.ControlPlane) *clientv3.Client {
+func etcdOf(t testing.TB, c *controlplane.ControlPlane) *clientv3.Client {
 	t.Helper()
 	pki := c.PKI()
 	tls, err := transport.TLSInfo{

@@ -55,7 +55,7 @@ func encoded(t testing.TB, seed byte, generation uint32) []byte {
 	return b
 }
 
-func newMachine(t *testing.T) *machine {
+func newMachine(t testing.TB) *machine {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kms") // a short path, for sockets
 	if err != nil {
