@@ -574,7 +574,7 @@ func (h *Host) Remove(ctx context.Context, name string) error {
 		return fmt.Errorf("remove simulated machine %s: %w", name, err)
 	}
 	defer root.Close()
-	if err := root.RemoveAll(name); err != nil {
+	if err := root.RemoveAll(machine.DirOf(name)); err != nil {
 		return fmt.Errorf("remove simulated machine %s: %w", name, err)
 	}
 	return nil
