@@ -104,7 +104,7 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 	f.StringVar(&spec.Journal, "journal", "", "`file` for all observations, as JSON Lines")
 	f.BoolVar(&list, "list", false, "list faults and injection points and exit")
 	f.StringVar(&results, "results", "", "`file` to append a line per drill to; seeds continue from the file")
-	f.IntVar(&until, "until", 0, "with --results: run until the file has this `number` of drills with the same machines, control planes, versions, --cloud and --in-place")
+	f.IntVar(&until, "until", 0, "with --results: run until the file has this `number` of drills with the same machines, control planes, versions, --faults, --cloud and --in-place")
 	v.MarkdownFlag(cmd, &out, "output format: text, json for one document, or markdown")
 	_ = cmd.RegisterFlagCompletionFunc("machines", tui.Fixed("auto", "real", "simulated", "hollow"))
 	_ = cmd.RegisterFlagCompletionFunc("cloud", tui.Fixed("gcp"))
@@ -198,7 +198,7 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 		}
 		have := slices.DeleteFunc(done, func(r engine.DrillReport) bool {
 			return r.Machines != spec.Machines || r.InPlace != spec.InPlace || r.Cloud != spec.Cloud || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1) ||
-				r.KubernetesFrom != spec.KubernetesFrom || r.KubernetesTo != spec.Kubernetes
+				r.KubernetesFrom != spec.KubernetesFrom || r.KubernetesTo != spec.Kubernetes || faultsOf(r) != strings.Join(spec.Faults, ",")
 		})
 		if len(have) >= want {
 			fmt.Fprintf(v.Stderr(), "%s has %s of %s machines\n", file, words.Count(len(have), "drill"), spec.Machines)
@@ -223,6 +223,16 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 		}
 		fmt.Fprintf(v.Out(), "seed %d %s, %s\n", r.Seed, r.Outcome, cmp.Or(term.Clean(r.Why), "all invariants held"))
 	}
+}
+
+// faultsOf returns the value of --faults of a recorded drill.
+func faultsOf(r engine.DrillReport) string {
+	for _, arg := range r.Repeat {
+		if list, ok := strings.CutPrefix(arg, "--faults="); ok {
+			return list
+		}
+	}
+	return ""
 }
 
 // readDrills reads a file of results. It fills in the versions of reports of older programs.

@@ -101,9 +101,9 @@ type site struct {
 	unseen   []recorder.Rule // rules that cannot be violated here
 	limit    time.Duration   // for the upgrade
 
-	// begin sets the target, and later calls giveUp if that fails. rest ends the drill's own processes in the cluster. It is
+	// begin sets the target, and later calls giveUp if that fails. It goes on if giveUp returns false. rest ends the drill's own processes in the cluster. It is
 	// called before the recorder's last observation.
-	begin func(ctx context.Context, giveUp func(error)) error
+	begin func(ctx context.Context, giveUp func(error) bool) error
 	rest  func(context.Context)
 	close func(context.Context) error
 
@@ -112,6 +112,10 @@ type site struct {
 	stopAPIServer func()
 	startAPI      func(context.Context) error
 	power         func(ctx context.Context, machine string) error // power-cycles a machine
+	// powerAll power-cycles all machines at once, after it has announced them, and returns their names. away
+	// returns those that exist and have no Ready node that reported since a time.
+	powerAll func(ctx context.Context, announce func(names []string)) ([]string, error)
+	away     func(ctx context.Context, names []string, since time.Time) []string
 	// kill kills the agent or the relay of a machine. runs returns the latest runs of all agents.
 	// Both are nil unless nodes are upgraded in place.
 	kill func(ctx context.Context, machine, program string) error
@@ -239,7 +243,11 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	r.Injected = x.report
 	r.RolledMS = recorder.Summarize(journal).Makespan.Milliseconds()
 	r.Summary = strings.Split(recorder.Summarize(journal).String(), "\n")
-	r.Rules = judge(recorder.Check(journal, s.limits), x.windows, s.unseen)
+	cannot := s.unseen
+	if !slices.ContainsFunc(injections, func(in engine.DrillInjection) bool { return in.Fault == powerCutAll }) {
+		cannot = append(slices.Clone(cannot), recorder.OutageOver)
+	}
+	r.Rules = judge(recorder.Check(journal, s.limits), x.windows, cannot)
 	r.Outcome, r.Why = outcome(held, why, r)
 	r.TookMS = time.Since(started).Milliseconds()
 	r.Repeat = repeat(kind, spec)
@@ -359,6 +367,11 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 			x.tell("the cloud's faults are not ended: %v", err)
 		}
 	}()
+	if name := x.site.limits.Secret; name != "" {
+		read, done := context.WithTimeout(ctx, time.Minute)
+		x.rec.ReadSecret(read, name)
+		done()
+	}
 	x.begun = time.Now()
 	x.rec.Begin()
 	x.tell("the upgrade begins: %s", x.site.what)
@@ -366,7 +379,14 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 	defer past(nil)
 	x.ahead = inKubeadm
 	x.cutAhead(inKubeadm, plan)
-	if err := x.site.begin(ctx, giveUp); err != nil {
+	unless := func(err error) bool {
+		if x.outage() {
+			return false // a console refuses an upgrade while nodes are not Ready
+		}
+		giveUp(err)
+		return true
+	}
+	if err := x.site.begin(ctx, unless); err != nil {
 		return false, fmt.Sprintf("the upgrade could not be begun: %v", err)
 	}
 	seen := newSeen()
@@ -411,6 +431,11 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 			x.rec.Record(&r)
 		}
 	}
+	if name := x.site.limits.Secret; name != "" {
+		read, done := context.WithTimeout(ctx, time.Minute)
+		x.rec.ReadSecret(read, name)
+		done()
+	}
 	x.rec.End()
 	return true, ""
 }
@@ -430,6 +455,15 @@ func (x *run) quiet() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return !slices.ContainsFunc(x.report, func(i engine.DrillInjection) bool { return i.AtMS >= 0 && i.EndMS < 0 })
+}
+
+// outage reports whether all machines lose their power, or did so a short time ago.
+func (x *run) outage() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.ContainsFunc(x.report, func(i engine.DrillInjection) bool {
+		return i.Fault == powerCutAll && i.AtMS >= 0 && (i.EndMS < 0 || time.Since(x.begun) < time.Duration(i.EndMS)*time.Millisecond+recovery)
+	})
 }
 
 // settled reports whether the cloud has its initial number of machines, all
@@ -625,6 +659,24 @@ func possible(kind string, spec engine.DrillSpec) error {
 // lone reports whether a loss of a control plane could be that of etcd. Those of hollow machines are none.
 func lone(kind string, spec engine.DrillSpec) bool { return kind != hollow && spec.ControlPlanes < 3 }
 
+// inOrder shuffles faults. Named ones come first, so that no other one takes their place.
+func inOrder(rng *rand.Rand, allowed []*fault) []*fault {
+	var named, others []*fault
+	for _, n := range rng.Perm(len(allowed)) {
+		if f := allowed[n]; f.named {
+			named = append(named, f)
+		} else {
+			others = append(others, f)
+		}
+	}
+	return append(named, others...)
+}
+
+// chosen reports whether a drill may draw the fault.
+func (f *fault) chosen(spec engine.DrillSpec) bool {
+	return len(spec.Faults) == 0 && !f.named || slices.Contains(spec.Faults, f.name)
+}
+
 // scenario returns the faults of a seed.
 func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, error) {
 	if err := possible(kind, spec); err != nil {
@@ -644,7 +696,7 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 		if len(pointsOf(f)) == 0 { // its points do not occur here
 			continue
 		}
-		if slices.Contains(f.machines, kind) && f.has(spec.Cloud) && (!f.loses || !lone(kind, spec)) && (len(spec.Faults) == 0 || slices.Contains(spec.Faults, f.name)) {
+		if slices.Contains(f.machines, kind) && f.has(spec.Cloud) && (!f.loses || !lone(kind, spec)) && f.chosen(spec) {
 			allowed = append(allowed, f)
 		}
 	}
@@ -686,10 +738,10 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 		}
 	}
 	rng := rand.New(rand.NewPCG(spec.Seed, 0x6472696c6c)) //nolint:gosec // a drill is repeated by its seed
-	order := rng.Perm(len(allowed))
+	order := inOrder(rng, allowed)
 	out := []engine.DrillInjection{}
 	for n := range cmp.Or(spec.Count, defaultCount) {
-		f := allowed[order[n%len(order)]]
+		f := order[n%len(order)]
 		points := pointsOf(f)
 		in := engine.DrillInjection{Fault: f.name, AtMS: -1, EndMS: -1}
 		in.Point = points[rng.IntN(len(points))]

@@ -158,6 +158,115 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 	}
 }
 
+// A drill has a fault of all machines if it names it, and then in any case. Seeds of other drills keep their meaning.
+func TestScenarioOfNamedFaults(t *testing.T) {
+	for seed := range uint64(50) {
+		for _, spec := range []engine.DrillSpec{{}, {InPlace: true, Kubernetes: kubernetesTo}, {Cloud: gcp.Name}, {ControlPlanes: 3}} {
+			spec.Seed, spec.Count = seed, 2
+			for _, tt := range []struct {
+				faults []string
+				want   bool
+			}{
+				{nil, false},
+				{[]string{"power-cut", "operator-killed", "frozen"}, false},
+				{[]string{"power-cut", "operator-killed", "frozen", powerCutAll}, true},
+				{[]string{powerCutAll}, true},
+			} {
+				spec.Faults = tt.faults
+				got, err := scenario(simulated, spec)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if has := slices.ContainsFunc(got, func(in engine.DrillInjection) bool { return in.Fault == powerCutAll }); has != tt.want || len(got) != 2 {
+					t.Errorf("%+v gives %+v, with %s: %t", spec, got, powerCutAll, tt.want)
+				}
+			}
+		}
+	}
+	if _, err := scenario(hollow, engine.DrillSpec{Faults: []string{powerCutAll}}); plan.ExitCode(err) != plan.ExitUsage {
+		t.Errorf("hollow machines have no power to lose: %v", err)
+	}
+}
+
+// A console that refuses an upgrade during an outage, or a short time after it, does not end the drill.
+func TestOutage(t *testing.T) {
+	for name, tt := range map[string]struct {
+		fault   string
+		at, end time.Duration // before now; below zero: not yet
+		want    bool
+	}{
+		"it lasts":                    {fault: powerCutAll, at: time.Second, end: -1, want: true},
+		"it is over a moment ago":     {fault: powerCutAll, at: time.Minute, end: time.Second, want: true},
+		"it is over for a long time":  {fault: powerCutAll, at: 2 * time.Minute, end: time.Minute, want: false},
+		"it has not begun":            {fault: powerCutAll, at: -1, end: -1, want: false},
+		"one machine lost its power":  {fault: "power-cut", at: time.Second, end: -1, want: false},
+		"that of one machine is over": {fault: "power-cut", at: time.Minute, end: time.Second, want: false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const since = time.Hour
+			x := &run{begun: time.Now().Add(-since)}
+			in := engine.DrillInjection{Fault: tt.fault, AtMS: -1, EndMS: -1}
+			if tt.at >= 0 {
+				in.AtMS = (since - tt.at).Milliseconds()
+			}
+			if tt.end >= 0 {
+				in.EndMS = (since - tt.end).Milliseconds()
+			}
+			x.report = []engine.DrillInjection{in}
+			if got := x.outage(); got != tt.want {
+				t.Errorf("there is an outage: %t, want %t", got, tt.want)
+			}
+		})
+	}
+}
+
+// All machines are off before one is switched on again. One that is deleted meanwhile is no error. Machines that exist are
+// awaited until their Nodes have reported again.
+func TestCutAll(t *testing.T) {
+	var mu sync.Mutex
+	var heard []string
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			_ = json.NewEncoder(w).Encode(sandboxapi.InstanceList{Instances: []cloud.Instance{
+				{Name: "worker-0", State: cloud.Ready}, {Name: "control-plane-0", State: cloud.Ready}, {Name: "worker-1", State: cloud.Ready}, {Name: "worker-2", State: cloud.Terminating},
+			}})
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		parts := strings.Split(r.URL.Path, "/")
+		heard = append(heard, parts[len(parts)-1])
+		if strings.Contains(r.URL.Path, "worker-1") {
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	defer srv.Close()
+	box := sandboxapi.NewClient(srv.URL, "token")
+	awaited := 0
+	x := &run{switched: map[string]int{}, rec: &recorder.Recorder{}, tell: t.Logf, site: &site{
+		powerAll: func(ctx context.Context, announce func([]string)) ([]string, error) {
+			return powerAll(ctx, box, "sandbox", announce)
+		},
+		away: func(_ context.Context, names []string, _ time.Time) []string {
+			awaited++
+			return names[min(awaited, len(names)):]
+		},
+	}}
+	if err := faultNamed(powerCutAll).happen(t.Context(), x, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"stop", "stop", "stop", "reboot", "reboot", "reboot"}; !slices.Equal(heard, want) {
+		t.Errorf("the cloud heard %q, want %q", heard, want)
+	}
+	if want := map[string]int{"control-plane-0": 1, "worker-0": 1, "worker-1": 1}; !reflect.DeepEqual(x.switched, want) || awaited != 3 {
+		t.Errorf("power cycles are %v, want %v; machines were awaited %d times", x.switched, want, awaited)
+	}
+	j := x.rec.Journal()
+	if o := recorder.As[*recorder.Outage](j[len(j)-1].Fact); o == nil || len(o.Machines) != 3 || len(o.Away) > 0 {
+		t.Errorf("the journal has %+v", o)
+	}
+}
+
 // Faults of an upgrade in place start at its points, and as often as it certainly comes to them.
 func TestScenarioInPlace(t *testing.T) {
 	used := map[string]bool{}
@@ -181,7 +290,7 @@ func TestScenarioInPlace(t *testing.T) {
 		}
 	}
 	for i := range faults {
-		if f := &faults[i]; used[f.name] != (f.placed != nil && slices.Contains(f.machines, simulated)) {
+		if f := &faults[i]; used[f.name] != (f.placed != nil && slices.Contains(f.machines, simulated) && !f.named) {
 			t.Errorf("%s was used: %t", f.name, used[f.name])
 		}
 	}

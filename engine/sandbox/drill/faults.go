@@ -11,6 +11,7 @@ import (
 	"constellation/engine/cloud/gcp"
 	"constellation/engine/sandbox/recorder"
 	"constellation/engine/version"
+	"constellation/internal/delay"
 )
 
 // fault is a fault that a drill can inject.
@@ -32,6 +33,8 @@ type fault struct {
 	ofDisk bool
 	// loses means that a machine is lost for good, with its disk. A cluster with one control plane does not survive that.
 	loses bool
+	// named means that only drills that name it have it, among their faults in any case. So it does not change the meaning of seeds.
+	named bool
 	// cutAt is the point of kubeadm at which a machine loses power; see [run.cutAhead].
 	cutAt   string
 	excuses []recorder.Rule
@@ -265,6 +268,44 @@ var faults = []fault{
 		at: []string{pointAdopted, pointReady, pointCordoned}, lasts: true, excuses: hurt, loses: true,
 		happen: ofCloud(func(on string) string { return "name-reuse=" + on }),
 	},
+	// Of drills that name them.
+	{
+		name: powerCutAll, does: "all machines lose power at once for a moment, and boot again; only if --faults names it", machines: running, anywhere: true, named: true,
+		at: append([]string{pointKubeadm}, perNode...), placed: ofNodes, excuses: hurt, happen: cutAll,
+	},
+}
+
+// powerCutAll is the fault that hits all machines.
+const powerCutAll = "power-cut-all"
+
+// outageLimit is how long machines may take to be Ready nodes again after a power cut of all of them.
+const outageLimit = 5 * time.Minute
+
+// cutAll power-cycles all machines at once. It returns when they are Ready nodes again, or have not become that in time. The
+// recorder's rule judges that.
+func cutAll(ctx context.Context, x *run, _ string, _ func()) error {
+	begun := time.Now()
+	x.switches.Lock()
+	names, err := x.site.powerAll(ctx, func(names []string) {
+		for _, name := range names {
+			x.switched[name]++
+		}
+	})
+	x.switches.Unlock()
+	if err != nil {
+		return err
+	}
+	wait, cancel := context.WithTimeout(ctx, outageLimit)
+	defer cancel()
+	for {
+		away := x.site.away(wait, names, begun)
+		if len(away) == 0 || !delay.For(wait, recorder.Poll) {
+			took := time.Since(begun)
+			x.tell("%d machines lost their power; after %s, %d of them are not Ready", len(names), took.Round(100*time.Millisecond), len(away))
+			x.rec.Record(&recorder.Outage{Machines: names, Away: away, TookMS: took.Milliseconds()})
+			return nil
+		}
+	}
 }
 
 // ofGCP is a temporary fault of the emulated Google Cloud.

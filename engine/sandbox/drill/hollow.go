@@ -140,9 +140,9 @@ func (d *Drills) hollow(ctx context.Context, place, cloudName string, v versions
 		what:       fmt.Sprintf("%d hollow workers %s; %d control planes are at the target and stay (hollow machines run nothing)%s", hollowWorkers, v, hollowControlPlanes, in),
 		cluster:    cp.Config(), cloud: owner, limit: limit, size: hollowWorkers + hollowControlPlanes,
 		setFaults: func(_ context.Context, spec []string) error { return vendor.SetFaults(spec) },
-		unseen:    []recorder.Rule{recorder.EtcdVoters, recorder.LeaseMoved, recorder.ServiceAnswers},
+		unseen:    []recorder.Rule{recorder.EtcdVoters, recorder.LeaseMoved, recorder.ServiceAnswers, recorder.SecretsKept},
 		limits:    recorder.Limits{Surge: hollowSurge, NoMembers: true, Join: time.Minute},
-		begin: func(ctx context.Context, _ func(error)) error {
+		begin: func(ctx context.Context, _ func(error) bool) error {
 			return c.admin.Patch(ctx, &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}},
 				client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"rollout":{"paused":false}}}`)))
 		},

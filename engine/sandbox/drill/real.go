@@ -3,6 +3,7 @@ package drill
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -116,6 +117,10 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 	if err != nil {
 		return nil, err
 	}
+	encrypts, err := keepSecret(ctx, api, ws)
+	if err != nil {
+		return nil, err
+	}
 	var killUnit func(ctx context.Context, machine, program string) error
 	var runs func(ctx context.Context) []recorder.Run
 	how := ""
@@ -167,10 +172,10 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 	return &site{
 		machines: machines, size: spec.ControlPlanes + workers,
 		kubernetes:    vs.kubernetesTo,
-		what:          fmt.Sprintf("%s and %d workers, %s machines%s, %s%s", planes, workers, kind, where, how, vs),
+		what:          fmt.Sprintf("%s and %d workers, %s machines%s, %s%s", planes, workers, kind, where, encryption[encrypts]+how, vs),
 		controlPlanes: names, limit: limit,
 		cluster: access, cloud: box, host: host, service: service, unseen: cannot, nameless: kind == simulated,
-		limits: recorder.Limits{Join: 3 * time.Minute},
+		limits: recorder.Limits{Join: 3 * time.Minute, Secret: secretName, Encrypted: encrypts},
 		begin:  con.begin, rest: con.rest, close: func(ctx context.Context) error { con.stop(); return down(ctx) },
 
 		laterPlanes:  laterPlanes,
@@ -182,7 +187,89 @@ func (d *Drills) running(ctx context.Context, kind, place string, spec engine.Dr
 			id := sandboxapi.ProviderID(info.Name, name)
 			return errors.Join(box.StopInstance(ctx, id), box.RebootInstance(ctx, id))
 		},
+		powerAll: func(ctx context.Context, announce func([]string)) ([]string, error) {
+			return powerAll(ctx, box, info.Name, announce)
+		},
+		away: func(ctx context.Context, names []string, since time.Time) []string {
+			return away(ctx, api, box, names, since)
+		},
 	}, nil
+}
+
+// secretName is the name of the Secret that each drill keeps.
+const secretName = "kept"
+
+// encryption describes a cluster that encrypts Secrets.
+var encryption = map[bool]string{true: "with encrypted Secrets, "}
+
+// keepSecret creates a Secret that a drill must keep, and reports whether the cluster of the workspace encrypts Secrets in etcd.
+func keepSecret(ctx context.Context, api client.Client, dir string) (bool, error) {
+	if err := api.Create(ctx, recorder.NewSecret(secretName, []byte(rand.Text()))); err != nil {
+		return false, fmt.Errorf("create Secret %s: %w", secretName, err)
+	}
+	w, err := workspace.OpenWorkspace(dir)
+	if err != nil {
+		return false, err
+	}
+	s, err := w.State()
+	if err != nil {
+		return false, err
+	}
+	return s.ClusterValues.EncryptsSecrets, nil
+}
+
+// powerAll switches all machines of a sandbox off, and then on. Machines that are deleted meanwhile are skipped.
+func powerAll(ctx context.Context, box *sandboxapi.Client, sandbox string, announce func([]string)) (names []string, err error) {
+	all, err := box.Instances(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range all {
+		if i.State != cloud.Terminating && i.State != cloud.Terminated {
+			names = append(names, i.Name)
+		}
+	}
+	slices.Sort(names)
+	announce(names)
+	for _, do := range []func(context.Context, string) error{box.StopInstance, box.RebootInstance} {
+		errs := make([]error, len(names))
+		var wg sync.WaitGroup
+		for n, name := range names {
+			wg.Go(func() {
+				if err := do(ctx, sandboxapi.ProviderID(sandbox, name)); !errors.Is(err, cloud.ErrNotFound) {
+					errs[n] = err
+				}
+			})
+		}
+		wg.Wait()
+		err = errors.Join(append(errs, err)...) // machines that are off are switched on in any case
+	}
+	return names, err
+}
+
+// away returns the machines that exist and have no Ready node that reported since a time; see [site].
+func away(ctx context.Context, api client.Client, box *sandboxapi.Client, names []string, since time.Time) (list []string) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	var nodes corev1.NodeList
+	all, err := box.Instances(ctx)
+	if err != nil || api.List(ctx, &nodes) != nil {
+		return names
+	}
+	for _, name := range names {
+		exists := slices.ContainsFunc(all, func(i cloud.Instance) bool {
+			return i.Name == name && i.State != cloud.Terminating && i.State != cloud.Terminated
+		})
+		ready := slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool {
+			return n.Name == name && slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+				return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && !c.LastHeartbeatTime.Time.Before(since.Truncate(time.Second))
+			})
+		})
+		if exists && !ready {
+			list = append(list, name)
+		}
+	}
+	return list
 }
 
 // vendorMachines are the machines of a sandbox as an emulated Google Cloud names them.
@@ -322,7 +409,7 @@ func (c *console) once(ctx context.Context, args ...string) error {
 
 // begin runs the upgrade command, and repeats it after a hop, a kill or a failure, until
 // nothing is left to upgrade.
-func (c *console) begin(ctx context.Context, giveUp func(error)) error {
+func (c *console) begin(ctx context.Context, giveUp func(error) bool) error {
 	run, end := context.WithCancel(context.WithoutCancel(ctx))
 	c.mu.Lock()
 	c.end, c.ended = end, make(chan struct{})
@@ -356,8 +443,9 @@ func (c *console) begin(ctx context.Context, giveUp func(error)) error {
 				continue
 			}
 			if code == plan.ExitUsage || code == plan.ExitBlocked || code == plan.ExitUnacknowledged {
-				giveUp(fmt.Errorf("upgrade apply ended with %d: %s", code, lastLines(out.String(), 6)))
-				return
+				if giveUp(fmt.Errorf("upgrade apply ended with %d: %s", code, lastLines(out.String(), 6))) {
+					return
+				}
 			}
 			if run.Err() == nil {
 				c.say("the console ended with %v: %s; the command is given again", err, lastLines(out.String(), 2))

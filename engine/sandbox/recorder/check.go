@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"constellation/engine/cloud"
@@ -36,6 +37,10 @@ type Limits struct {
 	FirstAnswer time.Duration
 	// NoMembers is for machines without etcd: the journal need not contain its members.
 	NoMembers bool
+	// Secret is the name of a Secret that the journal must contain at Begin and at End. Empty: none.
+	Secret string
+	// Encrypted means that API servers encrypt Secrets in etcd.
+	Encrypted bool
 }
 
 func (l Limits) filled() Limits {
@@ -93,6 +98,11 @@ const (
 	// ServiceAnswers: services always answer every machine, also after each
 	// replacement.
 	ServiceAnswers Rule = "service-answers"
+	// OutageOver: after a power cut of all machines, all that exist become Ready nodes again without help.
+	OutageOver Rule = "outage-over"
+	// SecretsKept: in the end, each API server returns a Secret from before the rollout with the same
+	// content, and etcd has it encrypted if the cluster encrypts Secrets.
+	SecretsKept Rule = "secrets-kept"
 	// Converged: in the end all nodes are at the target, except workers that must be kept.
 	Converged Rule = "converged"
 	// NothingLeft: in the end there is no surplus cordon, intent, taint, mark, lease, member or
@@ -105,7 +115,7 @@ const (
 // Rules lists all rules.
 var Rules = []Rule{
 	ReadyFloor, SurgeBudget, EtcdVoters, WorkersLast, Pairs, AutoscalerPaused, MachineTracked, MachineKept, BudgetKept, VersionSkew, ForeignCordon, LeaseMoved, ServiceAnswers,
-	Converged, NothingLeft, Whole,
+	OutageOver, SecretsKept, Converged, NothingLeft, Whole,
 }
 
 // Breach is a violation of an invariant.
@@ -154,6 +164,7 @@ type view struct {
 	scaler   Scaler
 	lease    string
 	runs     map[string]Run
+	secrets  map[string]Secret // by name
 	versions map[string]string // Kubernetes versions of components that were ever a target
 
 	lastReady map[string]time.Duration // in seen, by node
@@ -164,7 +175,7 @@ type view struct {
 func newView() *view {
 	return &view{
 		cut: map[string]bool{}, nodes: map[string]Node{}, pending: map[string]Pending{}, joining: map[string]bool{}, servers: map[string]string{},
-		machines: map[string]Machine{}, runs: map[string]Run{}, versions: map[string]string{}, lastReady: map[string]time.Duration{},
+		machines: map[string]Machine{}, runs: map[string]Run{}, secrets: map[string]Secret{}, versions: map[string]string{}, lastReady: map[string]time.Duration{},
 	}
 }
 
@@ -213,6 +224,8 @@ func (v *view) apply(e *Entry) {
 		v.members, v.asked = f.List, true
 	case *Run:
 		v.runs[f.Node] = *f
+	case *Secret:
+		v.secrets[f.Name] = *f
 	}
 	for name, n := range v.nodes {
 		if n.Ready {
@@ -224,7 +237,7 @@ func (v *view) apply(e *Entry) {
 // clone copies the parts that are compared later.
 func (v *view) clone() *view {
 	c := *v
-	c.nodes, c.machines, c.lastReady = maps.Clone(v.nodes), maps.Clone(v.machines), maps.Clone(v.lastReady)
+	c.nodes, c.machines, c.lastReady, c.secrets = maps.Clone(v.nodes), maps.Clone(v.machines), maps.Clone(v.lastReady), maps.Clone(v.secrets)
 	return &c
 }
 
@@ -354,6 +367,8 @@ type checker struct {
 	removed  time.Time                // when the last Node was deleted
 	begun    map[string]bool          // replacements of workers that began in order, by key
 	healthy  map[string]bool          // budgets that were ever fulfilled, by name
+
+	secretRead bool // since Begin
 }
 
 // tell records a breach. key separates breaches that are reported individually.
@@ -421,6 +436,13 @@ func (c *checker) next(e *Entry) {
 		c.probe(f)
 	case *Machines:
 		c.machines()
+	case *Outage:
+		for _, name := range f.Away {
+			c.tell(OutageOver, name+e.Time.String(), "%s is not Ready %s after the power of all machines was cut", name, (time.Duration(f.TookMS) * time.Millisecond).Round(time.Second))
+		}
+	case *Secret:
+		c.secret(*f)
+		c.secretRead = true
 	case *Budget:
 		c.lasting(!f.Gone && c.healthy[f.Name] && f.Healthy < f.Wanted, 0, BudgetKept, f.Name, "PodDisruptionBudget %s demands %d healthy pods, there are %d", f.Name, f.Wanted, f.Healthy)
 	}
@@ -431,10 +453,31 @@ func (c *checker) next(e *Entry) {
 func (c *checker) complete() {
 	for what, ok := range map[string]bool{
 		"nodes": len(c.v.nodes) > 0, "machines": c.v.listed, "members of etcd": c.limits.NoMembers || c.v.asked && c.v.voters() > 0, "NodeVersion": c.v.target != nil,
-		"AutoscalingStrategy": c.v.strategy != nil,
+		"AutoscalingStrategy": c.v.strategy != nil, "the Secret": c.limits.Secret == "" || len(c.v.secrets[c.limits.Secret].On) > 0,
 	} {
 		if !ok {
 			c.tell(Whole, what, "nothing is known of %s at the beginning", what)
+		}
+	}
+	for _, s := range c.v.secrets {
+		c.secret(s)
+	}
+}
+
+// secret checks how control planes return and store a Secret.
+func (c *checker) secret(s Secret) {
+	sum := ""
+	if was := c.start.secrets[s.Name]; len(was.On) > 0 {
+		sum = was.On[0].Sum
+	}
+	for _, on := range s.On {
+		switch {
+		case on.Err != "":
+			c.tell(SecretsKept, s.Name+on.Node, "Secret %s cannot be read on %s: %s", s.Name, on.Node, on.Err)
+		case on.Sum != sum:
+			c.tell(SecretsKept, s.Name+on.Node, "Secret %s has another content on %s", s.Name, on.Node)
+		case c.limits.Encrypted && !strings.HasPrefix(on.Stored, encryptedPrefix):
+			c.tell(SecretsKept, s.Name+on.Node, "the etcd of %s stores Secret %s as %q, want %s", on.Node, s.Name, on.Stored, encryptedPrefix)
 		}
 	}
 }
@@ -667,6 +710,9 @@ func (c *checker) end() {
 	for _, name := range slices.Sorted(maps.Keys(v.joining)) {
 		c.left("JoiningNode %s", name)
 	}
+	if name := c.limits.Secret; name != "" {
+		c.secretAtEnd(name)
+	}
 	c.machinesAtEnd()
 	c.membersAtEnd()
 	if _, ok := v.nodes[v.lease]; v.lease != "" && !ok {
@@ -719,6 +765,17 @@ func (c *checker) nodeAtEnd(name string, n Node) {
 	}
 	if len(c.answered) > 0 && c.answered[name].Before(c.removed) {
 		c.tell(ServiceAnswers, "end "+name, "no service has answered %s since the last replacement", name)
+	}
+}
+
+// secretAtEnd checks that a Secret was read on all control planes since Begin.
+func (c *checker) secretAtEnd(name string) {
+	s := c.v.secrets[name]
+	for _, node := range slices.Sorted(maps.Keys(c.v.nodes)) {
+		read := c.secretRead && slices.ContainsFunc(s.On, func(on SecretOn) bool { return on.Node == node })
+		if c.v.nodes[node].ControlPlane && !read {
+			c.tell(SecretsKept, name+node, "Secret %s was not read on %s in the end", name, node)
+		}
 	}
 }
 

@@ -550,6 +550,81 @@ func TestCheckInPlace(t *testing.T) {
 	}
 }
 
+// A power cut of all machines is over when all that exist are Ready again.
+func TestCheckOutage(t *testing.T) {
+	for name, tt := range map[string]struct {
+		away []string
+		want string
+	}{
+		"all are back":   {},
+		"one stays away": {[]string{"worker-0"}, "worker-0 is not Ready 5m0s after the power of all machines was cut"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := good()
+			s.tell(50, Entry{Fact: &Outage{Machines: []string{"control-plane-0", "worker-0"}, Away: tt.away, TookMS: 300_000}})
+			wantOnly(t, Check(s, Limits{}), OutageOver, tt.want)
+		})
+	}
+}
+
+// A Secret is read before the rollout and after it, on all control planes of the time.
+func TestCheckSecrets(t *testing.T) {
+	const encrypted = "k8s:enc:kms:v2:constellation"
+	read := func(node, sum, stored, err string) Entry {
+		return Entry{Fact: &Secret{Name: "kept", On: []SecretOn{{Node: node, Sum: sum, Stored: stored, Err: err}}}}
+	}
+	before, after := read("control-plane-0", "a", encrypted, ""), read("control-plane-1", "a", encrypted, "")
+	for name, tt := range map[string]struct {
+		before, after Entry
+		open          bool // the cluster does not encrypt
+		rule          Rule
+		want          string
+	}{
+		"it is kept":                       {before: before, after: after},
+		"it is kept without encryption":    {before: read("control-plane-0", "a", "not encrypted", ""), after: read("control-plane-1", "a", "not encrypted", ""), open: true},
+		"it has another content":           {before: before, after: read("control-plane-1", "b", encrypted, ""), rule: SecretsKept, want: "Secret kept has another content on control-plane-1"},
+		"it cannot be read":                {before: before, after: read("control-plane-1", "", "", "no keys"), rule: SecretsKept, want: "Secret kept cannot be read on control-plane-1: no keys"},
+		"it is stored without encryption":  {before: before, after: read("control-plane-1", "a", "not encrypted", ""), rule: SecretsKept, want: `the etcd of control-plane-1 stores Secret kept as "not encrypted", want k8s:enc:kms:v2:`},
+		"it was stored without encryption": {before: read("control-plane-0", "a", "not encrypted", ""), after: after, rule: SecretsKept, want: `the etcd of control-plane-0 stores Secret kept as "not encrypted", want k8s:enc:kms:v2:`},
+		"it is not read in the end":        {before: before, rule: SecretsKept, want: "Secret kept was not read on control-plane-1 in the end"},
+		"it is read on another machine":    {before: before, after: read("control-plane-0", "a", encrypted, ""), rule: SecretsKept, want: "Secret kept was not read on control-plane-1 in the end"},
+		"it was not read before":           {before: Entry{Fact: Note("nothing")}, after: read("control-plane-1", "", encrypted, ""), rule: Whole, want: "nothing is known of the Secret at the beginning"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := append(story{{Time: at(0), Fact: tt.before.Fact}}, good()...)
+			if tt.after.Fact != nil {
+				s.tell(239, tt.after)
+			}
+			wantOnly(t, Check(s, Limits{Secret: "kept", Encrypted: !tt.open}), tt.rule, tt.want)
+		})
+	}
+}
+
+// wantOnly checks that there is one breach, or none if want is empty.
+func wantOnly(t *testing.T, got []Breach, rule Rule, want string) {
+	t.Helper()
+	switch {
+	case want == "" && len(got) == 0:
+	case len(got) != 1 || got[0].Rule != rule || got[0].What != want:
+		t.Errorf("breaches are %v, want %s: %q", got, rule, want)
+	}
+}
+
+// The prefix of a value in etcd names the provider that encrypted it.
+func TestStoredAs(t *testing.T) {
+	for value, want := range map[string]string{
+		"k8s:enc:kms:v2:constellation:\x0a\x01": "k8s:enc:kms:v2:constellation",
+		"k8s:enc:kms:v2:":                       "k8s:enc:kms:v2:",
+		"k8s:enc:aescbc:v1:key1:\x0a":           "not encrypted",
+		"k8s\x00\x0a\x0c":                       "not encrypted",
+		"":                                      "not encrypted",
+	} {
+		if got := storedAs([]byte(value)); got != want {
+			t.Errorf("%q is stored as %q, want %q", value, got, want)
+		}
+	}
+}
+
 func kubelet36(n *Node) { n.Kubelet = "v1.36.3" }
 
 func TestSummarize(t *testing.T) {

@@ -44,6 +44,8 @@ type line struct {
 	Probe    *Probe    `json:"probe,omitempty"`
 	Budget   *Budget   `json:"budget,omitempty"`
 	Run      *Run      `json:"run,omitempty"`
+	Outage   *Outage   `json:"outage,omitempty"`
+	Secret   *Secret   `json:"secret,omitempty"`
 }
 
 func (f Mark) setIn(l *line)      { l.Mark = f }
@@ -62,6 +64,8 @@ func (f *Members) setIn(l *line)  { l.Members = f }
 func (f *Probe) setIn(l *line)    { l.Probe = f }
 func (f *Budget) setIn(l *line)   { l.Budget = f }
 func (f *Run) setIn(l *line)      { l.Run = f }
+func (f *Outage) setIn(l *line)   { l.Outage = f }
+func (f *Secret) setIn(l *line)   { l.Secret = f }
 
 // MarshalJSON implements json.Marshaler.
 func (e Entry) MarshalJSON() ([]byte, error) {
@@ -112,6 +116,10 @@ func (e *Entry) UnmarshalJSON(b []byte) error {
 		e.Fact = l.Budget
 	case l.Run != nil:
 		e.Fact = l.Run
+	case l.Outage != nil:
+		e.Fact = l.Outage
+	case l.Secret != nil:
+		e.Fact = l.Secret
 	}
 	return nil
 }
@@ -269,6 +277,29 @@ type (
 		Stage string   `json:"stage,omitempty"`
 		Left  []string `json:"left,omitempty"` // paths
 		Err   string   `json:"err,omitempty"`  // why the disk could not be read
+	}
+
+	// Outage is a power cut of all machines, when they are back or the wait for them has ended.
+	Outage struct {
+		Machines []string `json:"machines"`       // that lost their power
+		Away     []string `json:"away,omitempty"` // those that exist and are not Ready again
+		TookMS   int64    `json:"tookMS"`
+	}
+
+	// Secret is a Secret of the caller, as all control planes return and store it.
+	Secret struct {
+		Name string     `json:"name"`
+		On   []SecretOn `json:"on"`
+	}
+
+	// SecretOn is a Secret on a control plane.
+	SecretOn struct {
+		Node string `json:"node"`
+		// Sum is the SHA-256 of the content that its API server returned.
+		Sum string `json:"sum,omitempty"`
+		// Stored is how its etcd stores it: the prefix of the encryption, or "not encrypted".
+		Stored string `json:"stored,omitempty"`
+		Err    string `json:"err,omitempty"` // why it could not be read
 	}
 )
 

@@ -34,6 +34,8 @@ func TestEntryFormat(t *testing.T) {
 		{fact: &Machines{List: []Machine{{ID: "1", Name: "w", Group: "g", State: "Ready"}}}, line: `"machines":{"list":[{"id":"1","name":"w","group":"g","state":"Ready"}]}`},
 		{fact: &Members{List: []Member{{Name: "c", Learner: true}}}, line: `"members":{"list":[{"name":"c","learner":true}]}`},
 		{fact: &Probe{From: "w", TookMS: 3}, line: `"probe":{"from":"w","tookMS":3}`},
+		{fact: &Outage{Machines: []string{"c", "w"}, Away: []string{"w"}, TookMS: 300000}, line: `"outage":{"machines":["c","w"],"away":["w"],"tookMS":300000}`},
+		{fact: &Secret{Name: "s", On: []SecretOn{{Node: "c", Sum: "00", Stored: "k8s:enc:kms:v2:k"}}}, line: `"secret":{"name":"s","on":[{"node":"c","sum":"00","stored":"k8s:enc:kms:v2:k"}]}`},
 	} {
 		e := Entry{Time: now, Fact: tt.fact}
 		b, err := json.Marshal(e)

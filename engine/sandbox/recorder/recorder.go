@@ -204,7 +204,9 @@ func (r *Recorder) add(e Entry) {
 	defer r.mu.Unlock()
 	e.Time = time.Now().UTC()
 	r.journal = append(r.journal, e)
-	close(r.change)
+	if r.change != nil { // it is nil in a Recorder that was not started
+		close(r.change)
+	}
 	r.change = make(chan struct{})
 	if r.file == nil {
 		return
