@@ -99,8 +99,8 @@ sim: ## simulate random rollouts with faults; SEEDS=n SEED=s, SEED alone prints 
 	 -sim.seed $(SEED) -sim.seeds $(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),$(SEEDS),1),$(SEEDS)) && rm ../../bin/sim.test
 
 .PHONY: drills
-drills: build ## upgrade test clusters under fault injection; N=n MACHINES=hollow|simulated|real IN_PLACE=1 CONTROL_PLANES=n FROM=version TO=version
-	@bin/constellation -C bin/drills sandbox drill --machines=$(MACHINES) $(if $(IN_PLACE),--in-place) $(if $(CONTROL_PLANES),--control-planes=$(CONTROL_PLANES)) $(if $(FROM),--kubernetes-from=$(FROM)) $(if $(TO),--kubernetes=$(TO)) --results engine/sandbox/drill/testdata/drills.jsonl --until $(N)
+drills: build ## upgrade test clusters under fault injection; N=n MACHINES=hollow|simulated|real IN_PLACE=1 CONTROL_PLANES=n FROM=version TO=version CLOUD=gcp FAULTS=names
+	@bin/constellation -C bin/drills sandbox drill --machines=$(MACHINES) $(if $(IN_PLACE),--in-place) $(if $(CONTROL_PLANES),--control-planes=$(CONTROL_PLANES)) $(if $(FROM),--kubernetes-from=$(FROM)) $(if $(TO),--kubernetes=$(TO)) $(if $(CLOUD),--cloud=$(CLOUD)) $(if $(FAULTS),--faults=$(FAULTS)) --results engine/sandbox/drill/testdata/drills.jsonl --until $(N)
 
 .PHONY: bench
 bench: build ## run all benchmarks and write docs/bench.md; BENCH=regexp selects sections
