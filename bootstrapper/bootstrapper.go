@@ -181,6 +181,13 @@ func runOnce(ctx context.Context, m Machine) error {
 
 // offer makes the machine a member, or starts the kubelet of one.
 func (b *bootstrapper) offer(ctx context.Context) error {
+	if err := b.enter(ctx); err != nil {
+		return err
+	}
+	return b.awaitFirstKeys(ctx)
+}
+
+func (b *bootstrapper) enter(ctx context.Context) error {
 	h, held := b.lock.holder()
 	switch {
 	case !held:

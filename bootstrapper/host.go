@@ -77,6 +77,23 @@ func hostFiles(m map[string][]byte) []hostFile {
 	return files
 }
 
+// forgetEncryption removes what a former cluster of this machine wrote for its API server.
+func (h host) forgetEncryption() error {
+	root, err := os.OpenRoot(h.root)
+	if err != nil {
+		return fmt.Errorf("open the file system: %w", err)
+	}
+	defer root.Close()
+	files := kubeadm.EncryptionFiles(kubeadm.Encrypt)
+	maps.Copy(files, kubeadm.EncryptionPatch())
+	for name := range files {
+		if err := root.Remove(strings.TrimPrefix(name, "/")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove configuration of a former API server: %w", err)
+		}
+	}
+	return nil
+}
+
 // registryFiles are the settings of the container runtime for r; none without an address.
 func registryFiles(r registry.Registry) []hostFile {
 	if r.Address == "" {
@@ -101,9 +118,12 @@ func (h host) init(ctx context.Context, c kubeadm.Cluster, n kubeadm.Node, lines
 		return err
 	}
 	config = config.WithPatches(patches)
+	if err := h.forgetEncryption(); err != nil {
+		return err
+	}
 	files := kubeadm.ControlPlaneFiles()
 	if c.EncryptSecrets {
-		maps.Copy(files, kubeadm.EncryptionFiles())
+		maps.Copy(files, kubeadm.EncryptionFiles(kubeadm.Encrypt))
 	}
 	if err := h.write(hostFiles(files)); err != nil {
 		return err

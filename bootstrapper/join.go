@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	mathrand "math/rand/v2"
 	"net"
 	"os"
@@ -97,8 +98,9 @@ type nodeLock interface {
 
 // nodeKeys is what a JoinClient does with secret keys.
 type nodeKeys interface {
-	// storeKeys seals keys. Those that the machine had are removed.
-	storeKeys(ctx context.Context, clusterID []byte, keys secretKeys) error
+	// storeKeys seals keys. Those that the machine had are removed. awaited is the fingerprint of the keys of the key service, if those may
+	// come later.
+	storeKeys(ctx context.Context, clusterID []byte, keys secretKeys, awaited string) error
 	// encrypts reports whether keys for the API server are stored.
 	encrypts() (bool, error)
 	// awaitKeyService waits until the process with these keys answers, if there are any.
@@ -203,8 +205,8 @@ func (c *JoinClient) run(ctx context.Context) error {
 // noKeys is a machine that stores no secret keys.
 type noKeys struct{}
 
-func (noKeys) storeKeys(_ context.Context, _ []byte, keys secretKeys) error {
-	if len(keys.certifier)+len(keys.kms) > 0 {
+func (noKeys) storeKeys(_ context.Context, _ []byte, keys secretKeys, awaited string) error {
+	if len(keys.certifier)+len(keys.kms)+len(awaited) > 0 {
 		return errors.New("the ticket has secret keys, and this machine cannot store them")
 	}
 	return nil
@@ -227,7 +229,7 @@ func (c *JoinClient) storeKeys(ctx context.Context, t *ticket) error {
 	t.raw.CertifierKeys, t.raw.KmsKeys = nil, nil
 	defer clear(keys.certifier)
 	defer clear(keys.kms)
-	if err := c.keys().storeKeys(ctx, t.cluster, keys); err != nil {
+	if err := c.keys().storeKeys(ctx, t.cluster, keys, t.raw.GetKmsFingerprint()); err != nil {
 		return err
 	}
 	if len(keys.certifier) > 0 {
@@ -557,10 +559,13 @@ func (c *JoinClient) joinOnce(ctx context.Context, self cloud.Instance, t *ticke
 		}
 	}
 	files := t.files
+	if err := (host{root: c.Root}).forgetEncryption(); err != nil {
+		return stepJoin, err
+	}
 	if ok, err := c.keys().encrypts(); err != nil {
 		return stepJoin, err
-	} else if ok {
-		files = append(slices.Clone(files), hostFiles(kubeadm.EncryptionFiles())...)
+	} else if ok || t.raw.GetKmsFingerprint() != "" {
+		files = append(slices.Clone(files), encryptionFiles(t, ok)...)
 	}
 	if err := (host{root: c.Root}).write(files); err != nil {
 		return stepJoin, err
@@ -578,6 +583,22 @@ func (c *JoinClient) joinOnce(ctx context.Context, self cloud.Instance, t *ticke
 	}
 	host{root: c.Root}.hideKubelet(lines)
 	return stepJoin, nil
+}
+
+// encryptionFiles are the files of an API server that encrypts Secrets, or will. keyed is whether the key service has its keys.
+func encryptionFiles(t *ticket, keyed bool) []hostFile {
+	mode := kubeadm.Encrypt
+	switch {
+	case !keyed:
+		mode = kubeadm.AwaitKeys
+	case t.raw.GetKmsFingerprint() != "":
+		mode = kubeadm.Encryption(t.raw.GetKmsMode())
+	}
+	files := kubeadm.EncryptionFiles(mode)
+	if t.raw.GetKmsFingerprint() != "" {
+		maps.Copy(files, kubeadm.EncryptionPatch())
+	}
+	return hostFiles(files)
 }
 
 // identity returns the key of the kubelet's serving certificate and its CSR. Both are created

@@ -1,6 +1,7 @@
 package bootstrapper
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,12 +9,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"constellation/engine/attestation/certifier/signer"
 	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/kms"
 	"constellation/engine/kms/plugin"
+	"constellation/engine/kubeadm"
 	"constellation/internal/delay"
 )
 
@@ -23,9 +26,16 @@ type secretKeys struct {
 	kms       []byte // for RunKeyService
 }
 
-// storeKeys seals the keys, and records their fingerprints. It removes the keys of an earlier attempt to initialize the cluster.
-func (b *bootstrapper) storeKeys(ctx context.Context, clusterID []byte, keys secretKeys) error {
+// storeKeys seals the keys, and records their fingerprints. It removes the keys of an earlier attempt to initialize the cluster. awaited
+// is the fingerprint of the keys of the key service, which may come later; empty: any.
+func (b *bootstrapper) storeKeys(ctx context.Context, clusterID []byte, keys secretKeys, awaited string) error {
 	ids := map[string]string{}
+	if awaited != "" {
+		ids[keyprocess.KeyService] = awaited
+	}
+	if err := b.makeEncryptionDir(); err != nil {
+		return err
+	}
 	for _, k := range keyKinds() {
 		if err := removeAll(b.state, k.file); err != nil {
 			return err
@@ -43,6 +53,60 @@ func (b *bootstrapper) storeKeys(ctx context.Context, clusterID []byte, keys sec
 		ids[k.process] = id
 	}
 	return b.writeKeyIDs(ids)
+}
+
+// makeEncryptionDir makes the directory of the API server's configuration, which the unit of the key service may write only if it exists
+// when that starts.
+func (b *bootstrapper) makeEncryptionDir() error {
+	root, err := os.OpenRoot(b.m.Root)
+	if err == nil {
+		err = root.MkdirAll(strings.TrimPrefix(kubeadm.HardeningDir, "/"), 0o755)
+		err = errors.Join(err, root.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("make directory for the configuration of the API server: %w", err)
+	}
+	return nil
+}
+
+// encryption returns the mode in which the API server of a machine with a root directory stores Secrets; empty if none is configured, or an
+// unknown one.
+func encryption(root string) (kubeadm.Encryption, error) {
+	r, err := os.OpenRoot(root)
+	if err != nil {
+		return "", err
+	}
+	defer r.Close()
+	for _, mode := range []kubeadm.Encryption{kubeadm.Encrypt, kubeadm.Decrypt, kubeadm.AwaitKeys} {
+		for name, want := range kubeadm.EncryptionFiles(mode) {
+			have, err := r.ReadFile(strings.TrimPrefix(name, "/"))
+			if errors.Is(err, fs.ErrNotExist) {
+				return "", nil
+			}
+			if err != nil {
+				return "", fmt.Errorf("read configuration of the API server: %w", err)
+			}
+			if bytes.Equal(have, want) {
+				return mode, nil
+			}
+		}
+	}
+	return "", nil
+}
+
+// setEncryption has the API server of a machine store Secrets in a mode. It reads a changed file within a minute.
+func setEncryption(root string, mode kubeadm.Encryption) (changed bool, err error) {
+	if mode != kubeadm.Encrypt && mode != kubeadm.Decrypt {
+		return false, fmt.Errorf("mode of encryption is %.20q, want %s or %s", mode, kubeadm.Encrypt, kubeadm.Decrypt)
+	}
+	have, err := encryption(root)
+	switch {
+	case err != nil || have == mode:
+		return false, err
+	case have == "":
+		return false, errors.New("the API server of this machine has no configuration of encryption that this release knows")
+	}
+	return true, host{root: root}.write(hostFiles(kubeadm.EncryptionFiles(mode)))
 }
 
 // encrypts reports whether the API server of this machine encrypts Secrets.
@@ -86,7 +150,7 @@ func (b *bootstrapper) awaitKeyService(ctx context.Context) error {
 }
 
 // RunCertifier serves the join service of this machine at a socket until ctx ends, with the keys that an init or a ticket brought. It
-// is for a process of its own, which needs no network. m needs StateDir, TPM and Log alone.
+// is for a process of its own, which needs no network. m needs StateDir, TPM, Root and Log alone.
 func RunCertifier(ctx context.Context, m Machine, socket string) error {
 	h, err := openKeys(m)
 	if err != nil {
@@ -112,9 +176,19 @@ func RunKeyService(ctx context.Context, m Machine, socket string) error {
 	if err != nil {
 		return err
 	}
-	s, err := plugin.Open(ctx, plugin.Config{Dir: m.StateDir, TPM: m.TPM, ClusterID: h.clusterID(), Log: m.Log})
+	set := func(mode string) (bool, error) { return setEncryption(m.Root, kubeadm.Encryption(mode)) }
+	s, err := plugin.Open(ctx, plugin.Config{Dir: m.StateDir, TPM: m.TPM, ClusterID: h.clusterID(), SetEncryption: set, Log: m.Log})
 	if err != nil {
 		return err
+	}
+	// Its keys came after the machine joined.
+	if mode, err := encryption(m.Root); err != nil {
+		return err
+	} else if mode == kubeadm.AwaitKeys {
+		if _, err := setEncryption(m.Root, kubeadm.Decrypt); err != nil {
+			return err
+		}
+		m.Log.Info("API server may read encrypted Secrets")
 	}
 	l, err := listenForKeys(ctx, m, socket, m.KeysSocket)
 	if err != nil {

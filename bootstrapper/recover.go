@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -133,6 +132,12 @@ func (b *bootstrapper) findLost(ctx context.Context) ([]lostKeys, error) {
 				continue // it never had any
 			}
 			lost.reason = k.file + " is missing"
+			if mode, err := encryption(b.m.Root); err == nil && mode == kubeadm.AwaitKeys && k.process == keyprocess.KeyService {
+				b.m.Log.Info("waiting for the first keys of the key service", "fingerprint", lost.id)
+				lost.reason = "the cluster is about to encrypt Secrets"
+				out = append(out, lost)
+				continue
+			}
 		case errors.Is(err, attestation.ErrSealed), !errors.Is(err, attestation.ErrTPM):
 			lost.reason = err.Error()
 			if cause := errors.Unwrap(err); cause != nil {
@@ -150,17 +155,24 @@ func (b *bootstrapper) findLost(ctx context.Context) ([]lostKeys, error) {
 
 // configured reports whether the API server of this machine was configured to encrypt.
 func (b *bootstrapper) configured() bool {
-	root, err := os.OpenRoot(b.m.Root)
+	mode, err := encryption(b.m.Root)
+	return err == nil && mode != ""
+}
+
+// awaitFirstKeys waits for the keys of the key service, if this machine joined without them: its cluster is about to encrypt Secrets.
+func (b *bootstrapper) awaitFirstKeys(ctx context.Context) error {
+	mode, err := encryption(b.m.Root)
+	if err != nil || mode != kubeadm.AwaitKeys {
+		return err
+	}
+	lost, err := b.findLost(ctx)
 	if err != nil {
-		return false
+		return err
 	}
-	defer root.Close()
-	for name := range kubeadm.EncryptionFiles() {
-		if _, err := root.Stat(strings.TrimPrefix(name, "/")); err != nil {
-			return false
-		}
+	if lost, err = b.recoverable(ctx, lost); err != nil || len(lost) == 0 {
+		return err
 	}
-	return true
+	return b.serve(ctx, nil, lost)
 }
 
 func isLost(lost []lostKeys, process string) bool {

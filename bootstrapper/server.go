@@ -258,7 +258,7 @@ func (s *initServer) begin(ctx context.Context, req *initproto.InitRequest) erro
 	if err := s.noClusterYet(ctx); err != nil {
 		return err
 	}
-	if err := s.b.storeKeys(ctx, req.GetClusterId(), secretKeys{req.GetCertifierKeys(), req.GetKmsKeys()}); err != nil {
+	if err := s.b.storeKeys(ctx, req.GetClusterId(), secretKeys{req.GetCertifierKeys(), req.GetKmsKeys()}, ""); err != nil {
 		return err
 	}
 	// On disk before the claim, so that every claim has a request.
@@ -295,7 +295,7 @@ func (s *initServer) again(ctx context.Context, req *initproto.InitRequest) erro
 	if _, err := s.b.understand(req); err != nil {
 		return err
 	}
-	if err := s.b.storeKeys(ctx, req.GetClusterId(), secretKeys{req.GetCertifierKeys(), req.GetKmsKeys()}); err != nil {
+	if err := s.b.storeKeys(ctx, req.GetClusterId(), secretKeys{req.GetCertifierKeys(), req.GetKmsKeys()}, ""); err != nil {
 		return err
 	}
 	// The failure last: until it is removed, the next process reports it again.

@@ -19,6 +19,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/engine/component"
+	"constellation/engine/kms"
 	"constellation/engine/kubeadm"
 	"constellation/engine/registry"
 	"constellation/engine/release"
@@ -34,6 +35,8 @@ var authorityFiles = map[string]fs.FileMode{
 	"front-proxy-ca.crt": 0o644, "front-proxy-ca.key": 0o600,
 	"etcd/ca.crt": 0o644, "etcd/ca.key": 0o600,
 }
+
+var fingerprintRE = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
 var hashRE = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
@@ -93,11 +96,14 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 	}
 	t.files = append(t.files, registryFiles(from)...)
 	if !controlPlane {
-		if len(raw.GetControlPlaneFiles())+len(raw.GetCertifierKeys())+len(raw.GetKmsKeys()) > 0 {
+		if len(raw.GetControlPlaneFiles())+len(raw.GetCertifierKeys())+len(raw.GetKmsKeys())+len(raw.GetKmsFingerprint()) > 0 {
 			// They must not be on a worker's disk, not even unused.
 			return nil, errors.New("it contains keys of the cluster, which a worker must not have")
 		}
 		return t, nil
+	}
+	if err := checkEncryption(raw); err != nil {
+		return nil, err
 	}
 	t.files = append(t.files, hostFiles(kubeadm.ControlPlaneFiles())...)
 	got := map[string]bool{}
@@ -123,6 +129,30 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 		return nil, fmt.Errorf("it contains %d of the %d files of the cluster's PKI that a control plane needs", len(got), len(authorityFiles))
 	}
 	return t, nil
+}
+
+// checkEncryption checks what a ticket says about the encryption of Secrets.
+func checkEncryption(t *joinproto.IssueJoinTicketResponse) error {
+	id, mode := t.GetKmsFingerprint(), kubeadm.Encryption(t.GetKmsMode())
+	switch {
+	case id == "" && mode == "":
+		return nil
+	case !fingerprintRE.MatchString(id):
+		return errors.New("the fingerprint of the keys of the key service is malformed")
+	case mode != kubeadm.Encrypt && mode != kubeadm.Decrypt:
+		return fmt.Errorf("its mode of encryption is %.20q, want %s or %s", mode, kubeadm.Encrypt, kubeadm.Decrypt)
+	}
+	if len(t.GetKmsKeys()) == 0 {
+		return nil
+	}
+	keys, err := kms.Parse(t.GetKmsKeys())
+	if err != nil {
+		return err
+	}
+	if have := keys.Fingerprint(); have != id {
+		return fmt.Errorf("its keys of the key service have the fingerprint %s, want %s", have, id)
+	}
+	return nil
 }
 
 // kubeletCertificate parses the kubelet's serving certificate, which must be for this machine and key.

@@ -385,9 +385,7 @@ func (s *Server) addSecrets(ctx context.Context, t *joinproto.IssueJoinTicketRes
 		}
 	}
 	if s.kms != nil {
-		if t.KmsKeys, err = s.kms.HandOver(ctx, id); err != nil {
-			return fmt.Errorf("%w: %w", errKeyService, err)
-		}
+		return s.addKMS(ctx, t, id)
 	}
 	return nil
 }

@@ -33,3 +33,10 @@ func (c Client) Ready(ctx context.Context) (generation uint32, err error) {
 	a, err := keyprocess.Call(ctx, keyprocess.KeyService, c.Socket, keyprocess.Message{Op: keyprocess.Generation})
 	return a.Generation, err
 }
+
+// SetEncryption has the API server of this machine store Secrets in a mode, see type Encryption of package kubeadm. The API server reads
+// that within a minute. A mode that it has already changes nothing.
+func (c Client) SetEncryption(ctx context.Context, mode string) error {
+	_, err := keyprocess.Call(ctx, keyprocess.KeyService, c.Socket, keyprocess.Message{Op: keyprocess.Encryption, Encryption: mode})
+	return err
+}

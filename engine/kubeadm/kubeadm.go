@@ -14,6 +14,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"math/big"
+	"path"
 	"regexp"
 )
 
@@ -74,24 +75,57 @@ func ControlPlaneFiles() map[string][]byte {
 	}
 }
 
-// EncryptionFiles returns further files of a control plane whose API server encrypts Secrets.
-func EncryptionFiles() map[string][]byte {
-	return map[string][]byte{encryptionFile: []byte(encryption)}
+// Encryption is how API servers store Secrets of a cluster with a key service.
+type Encryption string
+
+// Modes of encryption. A ticket and join-config have the first two.
+const (
+	// Encrypt has Secrets encrypted, and reads those that were stored before.
+	Encrypt Encryption = "encrypt"
+	// Decrypt stores Secrets as they are, and reads encrypted ones.
+	Decrypt Encryption = "read"
+	// AwaitKeys stores Secrets as they are: the key service has no keys yet.
+	AwaitKeys Encryption = "await-keys"
+)
+
+// EncryptionFiles returns further files of a control plane whose API server encrypts Secrets, or will. An unknown mode is Encrypt.
+func EncryptionFiles(mode Encryption) map[string][]byte {
+	const stored = "      - identity: {}\n"
+	providers := keyServiceProvider + stored
+	switch mode {
+	case Decrypt:
+		providers = stored + keyServiceProvider
+	case AwaitKeys:
+		providers = stored
+	}
+	return map[string][]byte{encryptionFile: []byte(encryption + providers)}
 }
 
-// encryption has Secrets encrypted with keys that the key service of the machine encrypts. Those that were stored before are still
-// read.
+// EncryptionPatch returns a file in PatchesDir, by which kubeadm has the API server of this machine read EncryptionFiles. A cluster that
+// encrypts since its init has the same in the configuration that its machines share. That of an older cluster cannot have it: machines
+// without the files would have no API server.
+func EncryptionPatch() map[string][]byte {
+	patch := `[{"op": "add", "path": "/spec/containers/0/command/-", "value": "--encryption-provider-config=` + encryptionFile + `"},
+ {"op": "add", "path": "/spec/containers/0/command/-", "value": "--encryption-provider-config-automatic-reload=true"},
+ {"op": "add", "path": "/spec/containers/0/volumeMounts/-", "value": {"name": "kms", "mountPath": "` + path.Dir(KMSSocket) + `", "readOnly": true}},
+ {"op": "add", "path": "/spec/volumes/-", "value": {"name": "kms", "hostPath": {"path": "` + path.Dir(KMSSocket) + `", "type": "DirectoryOrCreate"}}}]
+`
+	return map[string][]byte{PatchesDir + "/kube-apiserverconstellation+json.json": []byte(patch)}
+}
+
 const encryption = `apiVersion: apiserver.config.k8s.io/v1
 kind: EncryptionConfiguration
 resources:
   - resources: [secrets]
     providers:
-      - kms:
+`
+
+// keyServiceProvider has keys encrypted by the key service of the machine. The first provider encrypts, and all decrypt.
+const keyServiceProvider = `      - kms:
           apiVersion: v2
           name: constellation
           endpoint: unix://` + KMSSocket + `
           timeout: 3s
-      - identity: {}
 `
 
 // auditPolicy records who did what to which object, but no contents, which may be

@@ -104,7 +104,12 @@ type IssueJoinTicketResponse struct {
 	CertifierKeys []byte `protobuf:"bytes,13,opt,name=certifier_keys,json=certifierKeys,proto3" json:"certifier_keys,omitempty"`
 	// For control planes of a cluster whose API servers encrypt Secrets: the secret keys for that, see package kms. The caller seals
 	// them, too.
-	KmsKeys       []byte `protobuf:"bytes,14,opt,name=kms_keys,json=kmsKeys,proto3" json:"kms_keys,omitempty"`
+	KmsKeys []byte `protobuf:"bytes,14,opt,name=kms_keys,json=kmsKeys,proto3" json:"kms_keys,omitempty"`
+	// For control planes of a cluster that is older than its encryption of Secrets: the fingerprint of its kms_keys. Without those, the
+	// caller waits for them at the port of inits, see RPC Recover of init.v1.
+	KmsFingerprint string `protobuf:"bytes,15,opt,name=kms_fingerprint,json=kmsFingerprint,proto3" json:"kms_fingerprint,omitempty"`
+	// With kms_fingerprint: read or encrypt, see type Encryption of package kubeadm.
+	KmsMode       string `protobuf:"bytes,16,opt,name=kms_mode,json=kmsMode,proto3" json:"kms_mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -235,6 +240,20 @@ func (x *IssueJoinTicketResponse) GetKmsKeys() []byte {
 		return x.KmsKeys
 	}
 	return nil
+}
+
+func (x *IssueJoinTicketResponse) GetKmsFingerprint() string {
+	if x != nil {
+		return x.KmsFingerprint
+	}
+	return ""
+}
+
+func (x *IssueJoinTicketResponse) GetKmsMode() string {
+	if x != nil {
+		return x.KmsMode
+	}
+	return ""
 }
 
 type CertifyRequest struct {
@@ -517,7 +536,7 @@ const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	"\n" +
 	" joinservice/joinproto/join.proto\x12\ajoin.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"I\n" +
 	"\x16IssueJoinTicketRequest\x12/\n" +
-	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\"\xb1\x05\n" +
+	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\"\xf5\x05\n" +
 	"\x17IssueJoinTicketResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\fR\tclusterId\x12/\n" +
@@ -536,7 +555,9 @@ const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	"\x14components_statement\x18\v \x01(\tR\x13componentsStatement\x122\n" +
 	"\bregistry\x18\f \x01(\v2\x16.component.v1.RegistryR\bregistry\x12%\n" +
 	"\x0ecertifier_keys\x18\r \x01(\fR\rcertifierKeys\x12\x19\n" +
-	"\bkms_keys\x18\x0e \x01(\fR\akmsKeys\"B\n" +
+	"\bkms_keys\x18\x0e \x01(\fR\akmsKeys\x12'\n" +
+	"\x0fkms_fingerprint\x18\x0f \x01(\tR\x0ekmsFingerprint\x12\x19\n" +
+	"\bkms_mode\x18\x10 \x01(\tR\akmsMode\"B\n" +
 	"\x0eCertifyRequest\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\fR\x06answer\"Q\n" +

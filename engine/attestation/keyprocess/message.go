@@ -40,6 +40,7 @@ type Message struct {
 	Generation  uint32 `json:"generation,omitempty"`
 	Keys        []byte `json:"keys,omitempty"` // secret
 	Rotation    []byte `json:"rotation,omitempty"`
+	Encryption  string `json:"encryption,omitempty"`
 	Error       string `json:"error,omitempty"`
 }
 
@@ -52,6 +53,7 @@ const (
 	Rotate      = "rotate"
 	Generation  = "generation"
 	Raise       = "raise"
+	Encryption  = "encryption"
 )
 
 // Send writes a message and ends the direction.

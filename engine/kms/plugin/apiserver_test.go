@@ -32,7 +32,7 @@ func (m *machine) encrypted(t testing.TB) (*controlplane.ControlPlane, string) {
 	t.Helper()
 	dir := t.TempDir()
 	var config string
-	for _, b := range kubeadm.EncryptionFiles() { // it is one
+	for _, b := range kubeadm.EncryptionFiles(kubeadm.Encrypt) { // it is one
 		config = strings.Replace(string(b), kubeadm.KMSSocket, m.socket, 1)
 	}
 	path := filepath.Join(m.dir, "encryption.yaml")

@@ -37,6 +37,8 @@ type Config struct {
 	TPM string
 	// ClusterID is that of the cluster, to seal keys of a greater generation.
 	ClusterID []byte
+	// SetEncryption has the API server of this machine store Secrets in a mode, and reports whether that is a change. Nil: it cannot.
+	SetEncryption func(mode string) (changed bool, err error)
 	// Log gets each hand-over, each raise, and refusals. Nil: none.
 	Log *slog.Logger
 
@@ -161,6 +163,15 @@ func (s *Server) answer(ctx context.Context, m keyprocess.Message, log *slog.Log
 		return keyprocess.Message{Keys: b}, nil
 	case keyprocess.Raise:
 		return s.raise(ctx, m.Generation, log)
+	case keyprocess.Encryption:
+		if s.c.SetEncryption == nil {
+			return keyprocess.Message{}, errors.New("this machine has one mode of encryption")
+		}
+		changed, err := s.c.SetEncryption(m.Encryption)
+		if changed && err == nil {
+			log.Info("mode of the encryption of Secrets set", "mode", m.Encryption)
+		}
+		return keyprocess.Message{}, err
 	}
 	return keyprocess.Message{}, fmt.Errorf("operation %.20q is not known", m.Op)
 }

@@ -225,6 +225,9 @@ func (s *standIn) write(d documents, local bool) (path string, done func(), err 
 		section(out["InitConfiguration"], "nodeRegistration")["criSocket"] = "unix:///run/containerd/containerd.sock"
 	}
 	section(out["InitConfiguration"], "localAPIEndpoint")["advertiseAddress"] = alias(s.IP).String()
+	if dir := patches(d); dir != "" {
+		section(out["InitConfiguration"], "patches")["directory"] = dir
+	}
 	cluster := out["ClusterConfiguration"]
 	cluster["kubernetesVersion"] = s.version
 	if local {
@@ -255,6 +258,21 @@ func (s *standIn) write(d documents, local bool) (path string, done func(), err 
 		return "", nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	return path, func() { _ = os.RemoveAll(dir) }, nil
+}
+
+// patches returns the directory with patches of static pods that a configuration names; empty: none.
+func patches(d documents) string {
+	for _, at := range [][]string{{"InitConfiguration"}, {"JoinConfiguration"}, {"UpgradeConfiguration", "apply"}, {"UpgradeConfiguration", "node"}} {
+		m := d[at[0]]
+		if len(at) > 1 {
+			m, _ = m[at[1]].(map[string]any)
+		}
+		p, _ := m["patches"].(map[string]any)
+		if dir, _ := p["directory"].(string); dir != "" {
+			return dir
+		}
+	}
+	return ""
 }
 
 // phase runs a phase of the real kubeadm init.
@@ -867,7 +885,7 @@ func (s *standIn) leave(ctx context.Context, c kubernetes.Interface) error {
 
 // upgrade replaces the control plane's processes by those of another version, one after
 // the other, with an outage of each.
-func (s *standIn) upgrade(ctx context.Context, verb string, _ documents) error {
+func (s *standIn) upgrade(ctx context.Context, verb string, given documents) error {
 	name := "admin.conf"
 	if _, err := os.Stat(s.root("etc/kubernetes", name)); errors.Is(err, fs.ErrNotExist) {
 		name = filepath.Base(kubeletConf) // a worker
@@ -877,7 +895,7 @@ func (s *standIn) upgrade(ctx context.Context, verb string, _ documents) error {
 		return err
 	}
 	s.say("[upgrade] the kubeadm stand-in (simulated) brings this machine to %s", s.version)
-	d := documents{}
+	d := documents{"UpgradeConfiguration": given["UpgradeConfiguration"]}
 	if err := s.clusterConfig(ctx, c, d); err != nil {
 		return fmt.Errorf("failed to get config map: %w", err)
 	}

@@ -402,6 +402,9 @@ func (k *kubelet) staticPods(ctx context.Context) error {
 	}
 	wanted := map[string]bool{}
 	var errs []error
+	if err := k.c.followEncryption(); err != nil {
+		errs = append(errs, err)
+	}
 	for _, e := range entries {
 		if e.IsDir() || filepath.Ext(e.Name()) != ".yaml" || strings.HasPrefix(e.Name(), ".") {
 			continue

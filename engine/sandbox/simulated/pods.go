@@ -429,16 +429,39 @@ func (c *computer) localEncryption(args []string) error {
 		if !ok {
 			continue
 		}
-		b, err := os.ReadFile(path)
+		to, err := c.copyEncryption(path)
 		if err != nil {
-			return fmt.Errorf("read configuration of encryption: %w", err)
-		}
-		to := path + ".simulated"
-		b = bytes.ReplaceAll(b, []byte("unix://"+kubeadm.KMSSocket), []byte("unix://"+c.local(kubeadm.KMSSocket)))
-		if err := replaceFile(to, b, 0o600); err != nil {
 			return err
 		}
 		args[n] = flag + to
+	}
+	return nil
+}
+
+// copyEncryption writes the copy of a configuration of encryption that names the socket of this machine, and returns its path.
+func (c *computer) copyEncryption(path string) (to string, err error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("read configuration of encryption: %w", err)
+	}
+	to = path + ".simulated"
+	b = bytes.ReplaceAll(b, []byte("unix://"+kubeadm.KMSSocket), []byte("unix://"+c.local(kubeadm.KMSSocket)))
+	if old, err := os.ReadFile(to); err == nil && bytes.Equal(old, b) {
+		return to, nil
+	}
+	return to, replaceFile(to, b, 0o600)
+}
+
+// followEncryption copies a configuration of encryption that was changed, which a running API server reads.
+func (c *computer) followEncryption() error {
+	for name := range kubeadm.EncryptionFiles(kubeadm.Encrypt) {
+		path := c.root(name)
+		if _, err := os.Stat(path + ".simulated"); err != nil {
+			continue // no API server reads it
+		}
+		if _, err := c.copyEncryption(path); err != nil {
+			return err
+		}
 	}
 	return nil
 }
