@@ -28,7 +28,7 @@ import (
 )
 
 // ApplySteps are the IDs of the steps of `upgrade apply`, in order.
-var ApplySteps = []string{check.StepBackup, StepComponents, check.StepAgents, StepJoinConfig, plan.StepCharts, StepRevocations, StepEtcdTag, check.StepTarget, plan.StepRollout, StepEtcdMembers}
+var ApplySteps = []string{check.StepBackup, StepComponents, check.StepAgents, StepJoinConfig, StepEncryptPrepare, plan.StepCharts, StepRevocations, StepEtcdTag, check.StepTarget, plan.StepRollout, StepEtcdMembers, StepEncryptKeys, StepEncryptSecrets}
 
 // ApplyRequest says to what the cluster is upgraded, and how.
 type ApplyRequest struct {
@@ -106,6 +106,12 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	if c.Set() && !c.Now.Services.Oldest.Less(c.Services()) {
 		return p, e.goOn(ctx, c, p, r)
 	}
+	if pending, err := e.encryptionPending(ctx, c); pending || err != nil {
+		if err == nil {
+			err = e.encryptOnly(ctx, c, p, r)
+		}
+		return p, err
+	}
 	if err := c.Decide(ctx); err != nil {
 		return nil, err
 	}
@@ -160,6 +166,13 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	if c.Now.Etcd != "" && (c.Hop.To.Etcd != "" || c.Hop.To.Kubernetes != c.Hop.From.Kubernetes) {
 		a.etcd = c.Etcd()
 	}
+	var note string
+	if a.migration, note, err = e.migrates(c, a.clusterRun, r); err != nil {
+		return nil, err
+	}
+	if note != "" {
+		a.prepared.notes = append(a.prepared.notes, note)
+	}
 	return p, a.fill(ctx, c)
 }
 
@@ -169,8 +182,10 @@ type applyRun struct {
 	prepared *prepareRun // what the rollout is prepared with
 	request  ApplyRequest
 	plan     *plan.Plan
-	waited   bool            // for the rollout
-	etcd     version.Version // that the members are to run after the hop; zero: it does not matter
+	// migration is the encryption that this upgrade brings to the cluster; nil: none.
+	migration *migrating
+	waited    bool            // for the rollout
+	etcd      version.Version // that the members are to run after the hop; zero: it does not matter
 }
 
 // fill completes the plan.
@@ -225,7 +240,7 @@ func (a *applyRun) fill(ctx context.Context, c *check.Run) error {
 	wait.Details = append(wait.Details, fmt.Sprintf("takes about %s: %s", rollout.Interval{Least: c.Out.Changes.Least, Most: c.Out.Changes.Most}, c.Out.Changes.Basis))
 	// What mutates decides whether a backup is needed.
 	steps = append([]plan.Step{a.backupStep(steps[:len(steps)-1])}, steps...)
-	steps = append(steps, a.membersSteps()...)
+	steps = a.migrate(append(steps, a.membersSteps()...))
 	if err := a.skip(ctx, steps); err != nil {
 		return err
 	}
@@ -287,13 +302,16 @@ func (a *applyRun) skip(ctx context.Context, steps []plan.Step) error {
 		case leave:
 			p.Notes = append(p.Notes, "Step "+s.ID+" is left out on request.")
 			continue
-		case (s.ID == plan.StepRollout || s.ID == StepEtcdMembers) && (a.request.Detach || a.request.skips(check.StepTarget)):
+		case (s.ID == plan.StepRollout || s.ID == StepEtcdMembers || s.ID == StepEncryptKeys || s.ID == StepEncryptSecrets) && (a.request.Detach || a.request.skips(check.StepTarget)):
 			continue
 		}
 		p.Steps = append(p.Steps, s)
 	}
 	return nil
 }
+
+// nodeVersionKind is the definition of NodeVersions.
+const nodeVersionKind = "nodeversions.update.edgeless.systems"
 
 func (a *applyRun) chartsStep() plan.Step {
 	return plan.Step{ID: plan.StepCharts, Title: "Upgrade the services", Effect: a.chartsEffect(), Done: a.chartsDone, Run: a.installCharts}
@@ -353,6 +371,9 @@ func (a *applyRun) rolloutStep() plan.Step {
 		Done: func(ctx context.Context) (bool, error) { return a.rolloutDone(ctx, a.prepared.target) },
 		Run: func(ctx context.Context, r *plan.Reporter) error {
 			a.waited = true
+			if a.migration != nil {
+				defer a.migration.supply(ctx, r)()
+			}
 			return a.waitRollout(ctx, r, a.prepared.target)
 		},
 	}
@@ -395,7 +416,13 @@ func (e *Engine) goOn(ctx context.Context, c *check.Run, p *plan.Plan, r ApplyRe
 	if c.Now.Etcd != "" { // else etcd runs outside of the cluster
 		a.etcd = c.EtcdOf(t)
 	}
-	steps := append([]plan.Step{a.targetStep(nil, nil), rollout}, a.membersSteps()...)
+	var err error
+	if c.State.ClusterValues.EncryptionPending {
+		if a.migration, err = e.migrating(run); err != nil {
+			return err
+		}
+	}
+	steps := a.migrate(append([]plan.Step{a.targetStep(nil, nil), rollout}, a.membersSteps()...))
 	a.request.Skip = nil // what could be skipped is done
 	if err := a.skip(ctx, steps); err != nil {
 		return err
@@ -419,6 +446,10 @@ func (a *applyRun) rehearsed(s *plan.Step) func(context.Context, *plan.Reporter)
 	return func(ctx context.Context, r *plan.Reporter) error {
 		r.Conclude("would: " + effect)
 		if s.ID != check.StepTarget {
+			return nil
+		}
+		if p := a.plan; p.Changes != nil && slices.Contains(p.Changes.KindsChanged, nodeVersionKind) && slices.ContainsFunc(p.Steps, func(s plan.Step) bool { return s.ID == plan.StepCharts && !s.Finished }) {
+			r.Log("engine", "", "info", "the target was not sent to the API server: step "+plan.StepCharts+" changes its kind first")
 			return nil
 		}
 		return a.inCluster(ctx, r, "dry-run the target", func(ctx context.Context, k Cluster) error {

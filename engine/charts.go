@@ -125,7 +125,7 @@ func (i *clusterRun) ownChart(c release.Chart, from providers.Provider, cloudVal
 	if i.state.ClusterValues.Certifier && assets.HasValue(files, "joinservice", "certifier") {
 		assets.SetValue(values, certifier.Socket, "joinservice", "certifier")
 	}
-	if i.state.ClusterValues.EncryptsSecrets && assets.HasValue(files, "joinservice", "kms") {
+	if i.state.ClusterValues.KeyService() && assets.HasValue(files, "joinservice", "kms") {
 		assets.SetValue(values, kms.KeysSocket, "joinservice", "kms")
 	}
 	if i.controlPlanes > 1 && assets.HasValue(files, "operator", "replicas") {

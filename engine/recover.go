@@ -17,7 +17,6 @@ import (
 	"constellation/engine/attestation/certifier/signer"
 	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/cloud"
-	"constellation/engine/kms"
 	"constellation/engine/plan"
 	"constellation/engine/words"
 	"constellation/engine/workspace"
@@ -76,7 +75,7 @@ func (e *Engine) PlanRecover(ctx context.Context, r RecoverRequest) (*plan.Plan,
 	if err := e.ws.OnMachines(plan.VerbRecover); err != nil { // hollow machines
 		return nil, err
 	}
-	if !s.ClusterValues.EncryptsSecrets && !s.ClusterValues.Certifier {
+	if !s.ClusterValues.KeyService() && !s.ClusterValues.Certifier {
 		return nil, &plan.Error{Op: recoverOp, Err: errors.New("control planes of this cluster have no secret keys: it does not encrypt Secrets, and has no certifier"), Remedy: "`journalctl -u kubelet` on a control plane shows why its API server does not answer", Exit: plan.ExitUsage}
 	}
 	x := &recovering{clusterRun: &clusterRun{e: e, facts: &facts{config: c, state: s}}, request: r, fingerprints: map[string]string{}}
@@ -135,13 +134,8 @@ func (x *recovering) derive() error {
 		return err
 	}
 	x.master = m
-	if v.EncryptsSecrets {
-		k, err := kms.First(m.KMSSecret(), max(m.KMS, 1))
-		if err == nil {
-			x.fingerprints[keyprocess.KeyService] = k.Fingerprint()
-			x.kmsKeys, err = k.Encode()
-		}
-		if err != nil {
+	if v.KeyService() {
+		if err := x.deriveKMS(); err != nil {
 			return err
 		}
 	}

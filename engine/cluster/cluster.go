@@ -92,6 +92,16 @@ type KeyRotation struct {
 	Record string `json:"record,omitempty"`
 }
 
+// Migration is what join-config of a cluster has that is older than its encryption of Secrets.
+type Migration struct {
+	// Fingerprint is that of the keys; empty: nothing was begun.
+	Fingerprint string
+	// Encrypts is whether API servers are to encrypt Secrets; otherwise they read encrypted ones.
+	Encrypts bool
+	// Done is when all Secrets were encrypted, in RFC 3339; empty: not yet.
+	Done string
+}
+
 // APIServerKey is the key with which the API server of a control plane encrypts Secrets.
 type APIServerKey struct {
 	Node string

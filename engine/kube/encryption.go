@@ -148,6 +148,11 @@ const secureTimeout = 20 * time.Second
 // APIServerKeys implements [engine.Encryptor]. It reaches each API server by a port-forward to its pod. A load balancer can lead all
 // connections to a few of them, for instance to those with the fewest.
 func (c *Client) APIServerKeys(ctx context.Context) ([]cluster.APIServerKey, error) {
+	return c.eachAPIServer(ctx, c.apiServerKey)
+}
+
+// eachAPIServer reads the key of the API server of each control plane, concurrently.
+func (c *Client) eachAPIServer(ctx context.Context, read func(ctx context.Context, node string) (string, error)) ([]cluster.APIServerKey, error) {
 	var nodes *corev1.NodeList
 	err := retry(ctx, func(ctx context.Context) (err error) {
 		nodes, err = c.core.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: roleLabel})
@@ -163,7 +168,7 @@ func (c *Client) APIServerKeys(ctx context.Context) ([]cluster.APIServerKey, err
 			limited, cancel := context.WithTimeout(ctx, secureTimeout)
 			defer cancel()
 			out[i].Node = nodes.Items[i].Name
-			out[i].Key, out[i].Err = c.apiServerKey(limited, out[i].Node)
+			out[i].Key, out[i].Err = read(limited, out[i].Node)
 		})
 	}
 	all.Wait()
@@ -176,9 +181,9 @@ func (c *Client) APIServerKeys(ctx context.Context) ([]cluster.APIServerKey, err
 
 // apiServerKey returns the hashed ID of the key with which the API server of a control plane encrypts.
 func (c *Client) apiServerKey(ctx context.Context, node string) (string, error) {
-	p, err := c.core.CoreV1().Pods(systemNamespace).Get(ctx, "kube-apiserver-"+node, metav1.GetOptions{})
+	p, err := c.apiServerPod(ctx, node)
 	if err != nil {
-		return "", fmt.Errorf("find the pod of the API server: %w", classify(err))
+		return "", err
 	}
 	metrics, err := c.metricsOf(ctx, p)
 	if err != nil {
@@ -191,8 +196,26 @@ func (c *Client) apiServerKey(ctx context.Context, node string) (string, error) 
 	return key, nil
 }
 
+func (c *Client) apiServerPod(ctx context.Context, node string) (*corev1.Pod, error) {
+	p, err := c.core.CoreV1().Pods(systemNamespace).Get(ctx, "kube-apiserver-"+node, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("find the pod of the API server: %w", classify(err))
+	}
+	return p, nil
+}
+
 // metricsOf reads the metrics of the API server in a pod.
 func (c *Client) metricsOf(ctx context.Context, p *corev1.Pod) ([]byte, error) {
+	w, err := c.serverOf(p)
+	if err != nil {
+		return nil, err
+	}
+	b, err := w.do(ctx, http.MethodGet, "/metrics", nil, "text/plain", nil)
+	return b, classify(err)
+}
+
+// serverOf returns a client of the API server in a pod.
+func (c *Client) serverOf(p *corev1.Pod) (*wire, error) {
 	// Not by rest.HTTPClientFor: that would keep a transport for each call.
 	secure, err := rest.TLSConfigFor(c.config)
 	if err != nil {
@@ -211,9 +234,7 @@ func (c *Client) metricsOf(ctx context.Context, p *corev1.Pod) ([]byte, error) {
 		return nil, err
 	}
 	// The certificate of each API server has the name of the load balancer.
-	w := &wire{&http.Client{Transport: wrapped}, strings.TrimSuffix(u.String(), "/")}
-	b, err := w.do(ctx, http.MethodGet, "/metrics", nil, "text/plain", nil)
-	return b, classify(err)
+	return &wire{&http.Client{Transport: wrapped}, strings.TrimSuffix(u.String(), "/")}, nil
 }
 
 // securePort is the port of an API server in a pod of kubeadm.

@@ -145,7 +145,12 @@ type ClusterValues struct {
 	Certifier bool `yaml:"certifier,omitempty"`
 	// EncryptsSecrets says that init gave the cluster keys that encrypt Secrets in etcd, and that its first node uses them.
 	EncryptsSecrets bool `yaml:"encryptsSecrets,omitempty"`
+	// EncryptionPending says that an upgrade gives control planes these keys, and that not all Secrets are encrypted yet.
+	EncryptionPending bool `yaml:"encryptionPending,omitempty"`
 }
+
+// KeyService reports whether control planes of the cluster have, or get, keys that encrypt Secrets.
+func (v *ClusterValues) KeyService() bool { return v.EncryptsSecrets || v.EncryptionPending }
 
 // HexBytes is binary data that YAML holds as hex digits.
 type HexBytes []byte
@@ -226,11 +231,12 @@ func (s *State) read(r *reader, doc *yaml.Node, partial bool) {
 		"clusterValues": func(n *yaml.Node, path string) {
 			v := &s.ClusterValues
 			r.mapping(n, path, map[string]field{
-				"clusterID":       r.secret(&v.ClusterID, 32, 32),
-				"measurementSalt": r.secret(&v.MeasurementSalt, 32, 32),
-				"initNode":        r.str(&v.InitNode, filled, "is empty or too long", ""),
-				"certifier":       r.boolean(&v.Certifier),
-				"encryptsSecrets": r.boolean(&v.EncryptsSecrets),
+				"clusterID":         r.secret(&v.ClusterID, 32, 32),
+				"measurementSalt":   r.secret(&v.MeasurementSalt, 32, 32),
+				"initNode":          r.str(&v.InitNode, filled, "is empty or too long", ""),
+				"certifier":         r.boolean(&v.Certifier),
+				"encryptsSecrets":   r.boolean(&v.EncryptsSecrets),
+				"encryptionPending": r.boolean(&v.EncryptionPending),
 			})
 		},
 	}, "version", "infrastructure")

@@ -1,0 +1,453 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"constellation/assets"
+	"constellation/engine/attestation/keyprocess"
+	"constellation/engine/check"
+	"constellation/engine/cloud/providers"
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
+	"constellation/engine/kms"
+	"constellation/engine/plan"
+	"constellation/engine/release"
+	"constellation/engine/words"
+	"constellation/engine/workspace"
+	"constellation/internal/delay"
+)
+
+// IDs of the steps of `upgrade apply` that have an existing cluster encrypt Secrets.
+const (
+	StepEncryptPrepare = "prepare-encryption"
+	StepEncryptKeys    = "supply-keys"
+	StepEncryptSecrets = "encrypt-secrets"
+)
+
+// Migrator is what the encryption of an existing cluster needs of it.
+type Migrator interface {
+	Encryptor
+	// Migration returns what join-config has about it.
+	Migration(context.Context) (cluster.Migration, error)
+	PublishMigration(context.Context, cluster.Migration) error
+	// CanEncrypt reports whether the API server of each control plane was started to encrypt, or to wait for keys.
+	CanEncrypt(context.Context) (bool, error)
+	// EncryptingAPIServers returns the key with which the API server of each control plane encrypts, after it encrypted something.
+	EncryptingAPIServers(context.Context) ([]cluster.APIServerKey, error)
+}
+
+// encryptOp names what fails.
+const encryptOp = "encrypt Secrets in etcd"
+
+// migrating has an existing cluster encrypt Secrets. New control planes get keys while API servers still store Secrets as they are. When
+// all of them read encrypted Secrets, they begin to write them.
+type migrating struct {
+	*clusterRun
+	keys *recovering
+	hash string // of the ID of the key
+}
+
+// migrates returns the encryption that a hop brings to the cluster; nil if it brings none. note says why a cluster that could encrypt does
+// not.
+func (e *Engine) migrates(c *check.Run, run *clusterRun, r ApplyRequest) (m *migrating, note string, err error) {
+	v := &c.State.ClusterValues
+	from, _ := providers.Named(c.State.Infrastructure.Provider)
+	wanted := c.Config.EncryptSecrets
+	switch {
+	case v.EncryptionPending:
+	case r.skips(StepEncryptPrepare), v.EncryptsSecrets, c.State.Adopted(), !from.SealsKeys, wanted != nil && !*wanted:
+		return nil, "", nil
+	case !replacesAll(c) || !keyService(run.release, c.Hop.Planned()):
+		return nil, "", nil
+	}
+	m, err = e.migrating(run)
+	var own *plan.Error
+	if errors.As(err, &own) && own.Exit == plan.ExitUsage && !v.EncryptionPending {
+		return nil, "Secrets stay without encryption in etcd: " + own.Err.Error() + ".", nil
+	}
+	return m, "", err
+}
+
+// migrating returns the encryption of a cluster, with keys of its master secret.
+func (e *Engine) migrating(run *clusterRun) (*migrating, error) {
+	_, judge, err := memberValidator(run.config, run.state)
+	if err != nil {
+		return nil, err
+	}
+	m := &migrating{clusterRun: run, keys: &recovering{clusterRun: run, fingerprints: map[string]string{}, judge: judge}}
+	if err := m.keys.derive(); err != nil {
+		return nil, err
+	}
+	if err := m.keys.deriveKMS(); err != nil {
+		return nil, err
+	}
+	m.hash, err = keyHash(m.keys.master, max(m.keys.master.KMS, 1))
+	return m, err
+}
+
+// replacesAll reports whether a hop replaces all control planes.
+func replacesAll(c *check.Run) bool {
+	return c.Hop.ReplaceControlPlanes && c.Hop.ControlPlanesInPlace == ""
+}
+
+// keyService reports whether the join service of a release hands keys over, and machines of an image have a key service.
+func keyService(r *release.Release, to compat.Planned) bool {
+	s, ok := r.Service(release.JoinService)
+	if !ok || to.Image.IsZero() {
+		return false
+	}
+	for _, v := range []string{r.Version.String(), to.Image.String()} {
+		files, err := assets.ChartFor(s.Chart, v)
+		if err != nil || !assets.HasValue(files, "joinservice", "kms") {
+			return false
+		}
+	}
+	return true
+}
+
+// look asks the cluster about the migration.
+func (m *migrating) look(ctx context.Context, ok func(cluster.Migration) bool) (bool, error) {
+	return m.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+		x, err := migrator(k)
+		if err != nil {
+			return false, err
+		}
+		have, err := x.Migration(ctx)
+		return err == nil && ok(have), err
+	})
+}
+
+func migrator(k Cluster) (Migrator, error) {
+	x, ok := k.(Migrator)
+	if !ok {
+		return nil, errors.New("this connection encrypts no Secrets")
+	}
+	return x, nil
+}
+
+// first is the step before the services and the target.
+func (m *migrating) first() plan.Step {
+	return plan.Step{
+		ID: StepEncryptPrepare, Title: "Prepare the encryption of Secrets", Effect: "new control planes get keys from the master secret, and still store Secrets as they are",
+		Details: []string{"`encryptSecrets: false` in " + workspace.ConfigFile + " leaves them as they are"},
+		Done: func(ctx context.Context) (bool, error) {
+			if !m.state.ClusterValues.KeyService() {
+				return false, nil
+			}
+			return m.look(ctx, func(have cluster.Migration) bool { return have.Fingerprint == m.keys.kmsID() })
+		},
+		Run: m.prepare,
+	}
+}
+
+func (m *migrating) prepare(ctx context.Context, r *plan.Reporter) error {
+	// Before the cluster knows of it: `recover` has to know, too.
+	if err := m.record(func(v *workspace.ClusterValues) { v.EncryptionPending = true }); err != nil {
+		return err
+	}
+	return m.inCluster(ctx, r, encryptOp, func(ctx context.Context, k Cluster) error {
+		x, err := migrator(k)
+		if err != nil {
+			return err
+		}
+		have, err := x.Migration(ctx)
+		if err != nil {
+			return err
+		}
+		if id := m.keys.kmsID(); have.Fingerprint != "" && have.Fingerprint != id {
+			return otherSecret(fmt.Sprintf("join-config has keys of the key service with fingerprint %s, and those of the file have %s", have.Fingerprint, id))
+		}
+		return x.PublishMigration(ctx, cluster.Migration{Fingerprint: m.keys.kmsID(), Encrypts: have.Encrypts, Done: have.Done})
+	})
+}
+
+// record changes the state of the workspace.
+func (m *migrating) record(change func(*workspace.ClusterValues)) error {
+	old := m.state.ClusterValues
+	if change(&m.state.ClusterValues); m.state.ClusterValues.EncryptsSecrets == old.EncryptsSecrets && m.state.ClusterValues.EncryptionPending == old.EncryptionPending {
+		return nil
+	}
+	return m.e.ws.WriteState(m.state)
+}
+
+// last are the steps after the rollout.
+func (m *migrating) last() []plan.Step {
+	return []plan.Step{
+		{
+			ID: StepEncryptKeys, Title: "Give all control planes the keys", Effect: "each API server reads encrypted Secrets",
+			Done: func(ctx context.Context) (bool, error) {
+				return m.look(ctx, func(have cluster.Migration) bool { return have.Encrypts })
+			},
+			Run: m.supplyAll,
+		},
+		{
+			ID: StepEncryptSecrets, Title: "Encrypt Secrets in etcd", Effect: "each API server encrypts Secrets, and all Secrets are written again",
+			Details: []string{"API servers read their configuration once a minute"},
+			Done: func(ctx context.Context) (bool, error) {
+				if m.state.ClusterValues.EncryptionPending {
+					return false, nil
+				}
+				return m.look(ctx, func(have cluster.Migration) bool { return have.Done != "" })
+			},
+			Run: m.encrypt,
+		},
+	}
+}
+
+// supplyPause is the pause between two attempts to reach a control plane that waits for keys.
+const supplyPause = 2 * time.Second
+
+// supply gives keys to control planes that wait for them until the returned function is called. Failures are logged, once each: supplyAll
+// follows.
+func (m *migrating) supply(ctx context.Context, r *plan.Reporter) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	m.hide(r)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		settled, told := map[string]bool{}, ""
+		for {
+			failure := m.supplyOne(ctx, r, settled)
+			// A machine that joins right now refuses keys.
+			quiet := failure == nil || failure.again || errors.Is(failure.Err, errOther) || status.Code(failure.Err) == codes.FailedPrecondition
+			if !quiet && failure.Error.Error() != told {
+				told = failure.Error.Error()
+				r.Log("engine", "", "warn", told)
+			}
+			if !delay.For(ctx, min(supplyPause, m.e.limits.still/4)) {
+				return
+			}
+		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+func (m *migrating) hide(r *plan.Reporter) {
+	k := m.keys
+	r.Hide(k.master.Key, k.master.Salt, m.state.Infrastructure.InitSecret, k.master.KMSSecret(), k.master.CertifierSecret(), k.kmsKeys, k.certifierKeys)
+}
+
+// supplyOne gives keys to one control plane that is not settled.
+func (m *migrating) supplyOne(ctx context.Context, r *plan.Reporter, settled map[string]bool) *attempt {
+	name, got, failure := m.keys.sendOne(ctx, r, func(name string) bool { return !settled[name] })
+	if got {
+		settled[name] = true
+	}
+	return failure
+}
+
+// supplyAll gives keys to all control planes that wait for them, until each API server reads encrypted Secrets.
+func (m *migrating) supplyAll(ctx context.Context, r *plan.Reporter) error {
+	m.hide(r)
+	settled := map[string]bool{}
+	var last *attempt
+	return m.await(ctx, r, Migrator.APIServerKeys, func(ctx context.Context) error {
+		switch failure := m.supplyOne(ctx, r, settled); {
+		case failure == nil || errors.Is(failure.Err, errOther):
+		case failure.Exit == plan.ExitBlocked: // another master secret
+			return failure.Error
+		default:
+			last = failure
+		}
+		return nil
+	}, func(text string) error {
+		e := &plan.Error{
+			Op: "give all control planes the keys", Err: errors.New(text),
+			Remedy: "Secrets are stored as before. Replace a control plane whose image is of an earlier release; `journalctl -u constellation-bootstrapper -u constellation-kms` on the others shows what they lack. Then run the same command again",
+		}
+		if last != nil && last.Err != nil {
+			e.Err = fmt.Errorf("%s (%w)", text, last.Err)
+		}
+		return e
+	})
+}
+
+// await repeats more until all API servers have the key, as read shows. failed makes the error of a wait without news.
+func (m *migrating) await(ctx context.Context, r *plan.Reporter, read func(Migrator, context.Context) ([]cluster.APIServerKey, error), more func(context.Context) error, failed func(text string) error) error {
+	k, err := m.connect(ctx)
+	if err != nil {
+		return err
+	}
+	x, err := migrator(k)
+	if err != nil {
+		return err
+	}
+	least, changed := -1, m.e.now()
+	for {
+		limited, cancel := context.WithTimeout(ctx, m.e.limits.api)
+		servers, err := read(x, limited)
+		cancel()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		behind, text := m.behind(servers)
+		switch {
+		case err != nil:
+			text = err.Error()
+		case behind == 0 && len(servers) > 0:
+			r.Wait("", "", "")
+			return nil
+		case least < 0 || behind < least:
+			least, changed = behind, m.e.now()
+		}
+		if m.e.now().Sub(changed) > m.e.limits.still {
+			return failed(text)
+		}
+		r.Wait("api-servers", "", text)
+		if err := more(ctx); err != nil {
+			return err
+		}
+		if !delay.For(ctx, min(keyPoll, m.e.limits.still/4)) {
+			return ctx.Err()
+		}
+	}
+}
+
+// behind counts the API servers without the key, and describes them.
+func (m *migrating) behind(servers []cluster.APIServerKey) (int, string) {
+	var reasons, parts []string
+	nodes, n := map[string][]string{}, 0
+	for _, s := range servers {
+		reason := "another key"
+		switch {
+		case s.Err != nil:
+			reason = s.Err.Error()
+		case s.Key == m.hash:
+			continue
+		}
+		if n++; nodes[reason] == nil {
+			reasons = append(reasons, reason)
+		}
+		nodes[reason] = append(nodes[reason], s.Node)
+	}
+	for _, reason := range reasons {
+		parts = append(parts, words.And(nodes[reason])+": "+reason)
+	}
+	if len(servers) == 0 {
+		return 0, "no node has the label of a control plane"
+	}
+	return n, strings.Join(parts, "; ")
+}
+
+// encrypt has all API servers encrypt Secrets, and all Secrets be written again.
+func (m *migrating) encrypt(ctx context.Context, r *plan.Reporter) error {
+	// Before the first one is encrypted: `recover` and backups have to know.
+	if err := m.record(func(v *workspace.ClusterValues) { v.EncryptsSecrets = true }); err != nil {
+		return err
+	}
+	publish := func(done string) error {
+		return m.inCluster(ctx, r, encryptOp, func(ctx context.Context, k Cluster) error {
+			x, err := migrator(k)
+			if err != nil {
+				return err
+			}
+			return x.PublishMigration(ctx, cluster.Migration{Fingerprint: m.keys.kmsID(), Encrypts: true, Done: done})
+		})
+	}
+	if err := publish(""); err != nil {
+		return err
+	}
+	if err := m.await(ctx, r, Migrator.EncryptingAPIServers, func(context.Context) error { return nil }, func(text string) error {
+		return &plan.Error{
+			Op: "wait for the API servers", Err: errors.New(text),
+			Remedy: "the join service of a control plane logs why the mode of encryption was not set there. Then run the same command again",
+		}
+	}); err != nil {
+		return err
+	}
+	k, err := m.connect(ctx)
+	if err != nil {
+		return err
+	}
+	x, err := migrator(k)
+	if err != nil {
+		return err
+	}
+	n, err := x.RewriteSecrets(ctx, func(done, total int64) {
+		r.Send(plan.Event{Kind: plan.KindProgress, Object: "secrets", Text: "Secrets", Current: done, Total: total})
+	})
+	if err != nil {
+		return m.clusterError("encrypt all Secrets", err)
+	}
+	if err := publish(m.e.now().UTC().Format(time.RFC3339)); err != nil {
+		return err
+	}
+	r.Conclude(words.Count(int(n), "Secret") + " encrypted")
+	return m.record(func(v *workspace.ClusterValues) { v.EncryptionPending = false })
+}
+
+// migrate adds the steps of an encryption to those of the plan, if the hop brings one.
+func (a *applyRun) migrate(steps []plan.Step) []plan.Step {
+	if a.migration == nil {
+		return steps
+	}
+	at := slices.IndexFunc(steps, func(s plan.Step) bool { return s.ID == plan.StepCharts })
+	if at >= 0 {
+		steps = slices.Insert(steps, at, a.migration.first())
+	}
+	return append(steps, a.migration.last()...)
+}
+
+// encryptionPending reports whether an upgrade brought all control planes that can encrypt, and Secrets are not encrypted yet.
+func (e *Engine) encryptionPending(ctx context.Context, c *check.Run) (bool, error) {
+	if !c.State.ClusterValues.EncryptionPending {
+		return false, nil
+	}
+	run := &clusterRun{e: e, facts: &facts{config: c.Config, state: c.State}}
+	return run.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+		x, err := migrator(k)
+		if err != nil {
+			return false, err
+		}
+		return x.CanEncrypt(ctx)
+	})
+}
+
+// encryptOnly fills the plan where an earlier upgrade has not encrypted all Secrets.
+func (e *Engine) encryptOnly(ctx context.Context, c *check.Run, p *plan.Plan, r ApplyRequest) error {
+	run := &clusterRun{e: e, facts: &facts{config: c.Config, state: c.State, provider: c.Cloud}}
+	a := &applyRun{clusterRun: run, request: r, plan: p}
+	var err error
+	if a.migration, err = e.migrating(run); err != nil {
+		return err
+	}
+	if err := a.skip(ctx, a.migration.last()); err != nil {
+		return err
+	}
+	n := &c.Now
+	images := n.ControlPlaneImage.Add(n.WorkerImage.Oldest).Add(n.WorkerImage.Newest)
+	p.From = plan.Target{Release: n.Services.String(), Image: images.String(), Kubernetes: n.Kubernetes.String()}
+	p.To = p.From
+	p.End.Done = "Secrets of cluster " + p.Cluster + " are encrypted in etcd"
+	p.End.Nothing = p.End.Done + " already: nothing to do"
+	a.finish(p.End.Done)
+	if !r.Rehearse {
+		p.End.Next = []string{e.command("encryption status")}
+	}
+	return nil
+}
+
+// kmsID is the fingerprint of the keys of the key service.
+func (x *recovering) kmsID() string { return x.fingerprints[keyprocess.KeyService] }
+
+// deriveKMS derives the keys of the key service from the master secret.
+func (x *recovering) deriveKMS() error {
+	k, err := kms.First(x.master.KMSSecret(), max(x.master.KMS, 1))
+	if err != nil {
+		return err
+	}
+	x.fingerprints[keyprocess.KeyService] = k.Fingerprint()
+	x.kmsKeys, err = k.Encode()
+	return err
+}
