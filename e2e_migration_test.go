@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -46,7 +48,7 @@ func encryptsExisting(t *testing.T, kind machineKind) {
 	const off = "\nencryptSecrets: false\n"
 	write(config + off)
 	c.run(8*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
-	c.wantStored("first", false)
+	first := c.wantStored("first", false)
 	c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
 	if out := c.run(2*time.Minute, "upgrade", "apply", "--dry-run", "--non-interactive", "--yes").want(plan.ExitDone).stdout; strings.Contains(out, "prepare-encryption") {
 		t.Errorf("`encryptSecrets: false` does not leave Secrets as they are:\n%s", out)
@@ -79,6 +81,9 @@ func encryptsExisting(t *testing.T, kind machineKind) {
 			t.Errorf("Secret %s lost its value", name)
 		}
 	}
+	if kind == realMachines { // simulated ones run no commands in pods
+		c.purges(first)
+	}
 	if r := c.run(2*time.Minute, append(apply, "--kubernetes", "v1.36.4")...); r.code != plan.ExitNothing {
 		t.Errorf("another upgrade exits with %d, want %d:\n%s", r.code, plan.ExitNothing, r.stdout)
 	}
@@ -97,13 +102,26 @@ func encryptsExisting(t *testing.T, kind machineKind) {
 	c.eventually(2*time.Minute, "four API servers encrypt", func(string) bool {
 		return strings.Count(c.run(time.Minute, "encryption", "status").want(plan.ExitDone).stdout, "encrypts with generation 1") == 4
 	}, "get", "nodes")
+
+	// And back.
+	if r := c.run(time.Minute, "encryption", "disable", "--non-interactive", "--yes"); r.code != plan.ExitUsage {
+		t.Errorf("`encryption disable` exits with %d although the next upgrade would encrypt, want %d:\n%s", r.code, plan.ExitUsage, r.stderr)
+	}
+	write(read(t, file) + off)
+	c.run(time.Minute, "encryption", "disable", "--dry-run", "--non-interactive", "--yes").want(plan.ExitDone)
+	c.run(10*time.Second, "encryption", "disable", "--non-interactive", "--yes", "--timeout", "3s")
+	c.run(5*time.Minute, "encryption", "disable", "--non-interactive", "--yes").want(plan.ExitDone)
+	c.wantStored("fourth", false)
+	if out := c.run(time.Minute, "encryption", "status").want(plan.ExitDone).stdout; !strings.Contains(out, "not encrypted") {
+		t.Errorf("status after `encryption disable`:\n%s", out)
+	}
 }
 
 // wantStored makes a Secret, and finds out from the file of etcd whether it was encrypted.
-func (c *cloud) wantStored(name string, encrypted bool) {
+func (c *cloud) wantStored(name string, encrypted bool) (canary string) {
 	t := c.t
 	t.Helper()
-	canary := "canary-" + name + fmt.Sprint(time.Now().UnixNano())
+	canary = "canary-" + name + fmt.Sprint(time.Now().UnixNano())
 	c.kubectl("create", "secret", "generic", name, "--from-literal=v="+canary)
 	c.kubectl("create", "configmap", name, "--from-literal=v=open-"+canary)
 	at := ""
@@ -124,6 +142,31 @@ func (c *cloud) wantStored(name string, encrypted bool) {
 		secret += `[ "$n" -gt "$m" ]`
 	}
 	c.shell(time.Minute, node, nil, script+secret)
+	return canary
+}
+
+// purges runs the commands of docs/encryption.md that drop copies of Secrets from the files of etcd.
+func (c *cloud) purges(canary string) {
+	t := c.t
+	t.Helper()
+	_, text, found := strings.Cut(read(t, "docs/encryption.md"), "```\netcd() {")
+	text, _, ends := strings.Cut(text, "```\n")
+	if !found || !ends {
+		t.Fatal("docs/encryption.md has no commands for copies of Secrets")
+	}
+	nodes := strings.Fields(c.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"))
+	text = strings.Replace(text, "node=control-plane-0", "node="+nodes[0], 1)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", "etcd() {"+text)
+	cmd.Env = append(os.Environ(), "PATH="+c.bin+":"+os.Getenv("PATH"), "KUBECONFIG="+filepath.Join(c.dir, workspace.KubeconfigFile))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("the commands of docs/encryption.md: %v\n%s", err, out)
+	}
+	for _, n := range nodes {
+		// The ConfigMap has the same text after another prefix.
+		c.shell(time.Minute, n, nil, fmt.Sprintf(`! grep -aoE '.{0,5}%[1]s' /var/lib/etcd/member/snap/db | grep -vF open-%[1]s`, canary))
+	}
 }
 
 func (c *cloud) wantState(text string) {

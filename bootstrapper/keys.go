@@ -176,6 +176,9 @@ func RunKeyService(ctx context.Context, m Machine, socket string) error {
 	if err != nil {
 		return err
 	}
+	if m.Root == "" {
+		m.Root = "/"
+	}
 	set := func(mode string) (bool, error) { return setEncryption(m.Root, kubeadm.Encryption(mode)) }
 	s, err := plugin.Open(ctx, plugin.Config{Dir: m.StateDir, TPM: m.TPM, ClusterID: h.clusterID(), SetEncryption: set, Log: m.Log})
 	if err != nil {

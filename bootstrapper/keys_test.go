@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"constellation/bootstrapper/initproto"
+	"constellation/engine/attestation"
 	"constellation/engine/attestation/certifier/signer"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp/attest/attesttest/lab"
@@ -207,6 +208,130 @@ func TestJoinEncryptsSecrets(t *testing.T) {
 		t.Errorf("handed over %d bytes, %v; want those of the ticket", len(got), err)
 	}
 	r.scan("at the end", canaries)
+}
+
+// TestJoinWithoutKeys joins a control plane of a cluster that is about to encrypt Secrets. It gets its keys afterwards, also after a restart.
+func TestJoinWithoutKeys(t *testing.T) {
+	t.Parallel()
+	keys, canaries := kmsKeys(t)
+	k, err := kms.Parse(keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, p := newRig(t, cloud.ControlPlane), lab.NewProject(t)
+	group := p.Group("control-planes", cloud.ControlPlane, gcptest.UID)
+	host, v := p.Start(group, nil), p.Start(group, nil)
+	host.Join(clusterB)
+	r.atGoogle(p, v, host)
+	r.m.Metadata = withSecret{r.m.Metadata}
+	r.serveKeys()
+	r.serveJoins(func(s *service) {
+		s.issuer = host.Issuer()
+		s.change = func(t *joinproto.IssueJoinTicketResponse) {
+			t.KmsFingerprint, t.KmsMode = k.Fingerprint(), string(kubeadm.Decrypt)
+		}
+	})
+	content := func(mode kubeadm.Encryption) (text string) {
+		for _, b := range kubeadm.EncryptionFiles(mode) {
+			text = string(b)
+		}
+		return text
+	}
+	x := r.start()
+	wait(t, "it waits for keys", func() bool { return strings.Contains(r.logged(), "waiting for the first keys") })
+	if r.encryption() != content(kubeadm.AwaitKeys) {
+		t.Errorf("the API server of a machine without keys has the configuration\n%s", r.encryption())
+	}
+	for name := range kubeadm.EncryptionPatch() {
+		if !exists(filepath.Join(r.m.Root, name)) {
+			t.Errorf("%s is missing", name)
+		}
+	}
+	x.stop(t)
+	e := &encrypting{rig: r, vm: v, kms: keys, canaries: canaries}
+	e.judge = memberOf(func(rule attestation.PCR15) attestation.Validator {
+		return v.Method().Validator(r.m.Roots, lab.Measurements(), attestation.Options{PCR15: rule, UID: gcptest.UID})
+	}, clusterB)
+	x = e.again()
+	if x.addr == "" {
+		t.Fatalf("after a restart, it does not listen\n%s", r.logged())
+	}
+	c := r.console(x.addr)
+	lost, err := c.Recovery(t.Context(), &initproto.RecoveryRequest{InitSecret: initSecret})
+	if err != nil || len(lost.GetLost()) != 1 || lost.GetLost()[0].GetFingerprint() != k.Fingerprint() || !strings.Contains(lost.GetLost()[0].GetReason(), "about to encrypt") {
+		t.Fatalf("it waits for %v, %v", lost, err)
+	}
+	if _, err := c.Recover(t.Context(), recovery(clusterB, keys)); err != nil {
+		t.Fatalf("%v\n%s", err, r.logged())
+	}
+	if err := x.end(t); err != nil {
+		t.Error(err)
+	}
+	wait(t, "the API server may read encrypted Secrets", func() bool { return r.encryption() == content(kubeadm.Decrypt) })
+	service := kms.Client{Socket: r.m.KeysSocket}
+	for _, tt := range []struct {
+		mode string
+		want kubeadm.Encryption
+		err  string
+	}{
+		{mode: "encrypt", want: kubeadm.Encrypt},
+		{mode: "encrypt", want: kubeadm.Encrypt},
+		{mode: "await-keys", want: kubeadm.Encrypt, err: `mode of encryption is "await-keys"`},
+		{mode: "", want: kubeadm.Encrypt, err: `mode of encryption is ""`},
+		{mode: "read", want: kubeadm.Decrypt},
+	} {
+		err := service.SetEncryption(t.Context(), tt.mode)
+		if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
+			t.Errorf("mode %q: %v, want %q", tt.mode, err, tt.err)
+		}
+		if r.encryption() != content(tt.want) {
+			t.Errorf("after mode %q, the configuration is\n%s", tt.mode, r.encryption())
+		}
+	}
+	own := filepath.Join(r.m.Root, "etc/kubernetes/constellation/encryption.yaml")
+	if err := os.WriteFile(own, []byte("# changed by hand"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := service.SetEncryption(t.Context(), "encrypt"); err == nil || !strings.Contains(err.Error(), "no configuration of encryption that this release knows") {
+		t.Errorf("a configuration that was changed by hand is replaced: %v", err)
+	}
+	r.scan("at the end", canaries)
+}
+
+// TestTicketOfAnExistingCluster has tickets of a cluster that is about to encrypt Secrets.
+func TestTicketOfAnExistingCluster(t *testing.T) {
+	t.Parallel()
+	keys, _ := kmsKeys(t)
+	k, err := kms.Parse(keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := k.Fingerprint()
+	for _, tt := range []struct {
+		name     string
+		id, mode string
+		keys     []byte
+		want     string
+	}{
+		{name: "a cluster without encryption"},
+		{name: "a cluster that encrypts since its init", keys: keys},
+		{name: "keys come later", id: id, mode: "read"},
+		{name: "keys are there", id: id, mode: "encrypt", keys: keys},
+		{name: "a mode without keys", mode: "read", want: "fingerprint of the keys of the key service is malformed"},
+		{name: "a fingerprint of another form", id: "../etc", mode: "read", want: "fingerprint of the keys of the key service is malformed"},
+		{name: "an unknown mode", id: id, mode: "plain", want: `mode of encryption is "plain"`},
+		{name: "no mode", id: id, want: `mode of encryption is ""`},
+		{name: "other keys", id: "0123456789abcdef", mode: "read", keys: keys, want: "its keys of the key service have the fingerprint " + id},
+		{name: "damaged keys", id: id, mode: "read", keys: []byte("{"), want: "they are malformed"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			err := checkEncryption(&joinproto.IssueJoinTicketResponse{KmsFingerprint: tt.id, KmsMode: tt.mode, KmsKeys: tt.keys})
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("%v, want %q", err, tt.want)
+			}
+		})
+	}
 }
 
 // TestWorkerRefusesSecretKeys has a join service that sends keys of control planes to the wrong machine.

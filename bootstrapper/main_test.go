@@ -548,7 +548,7 @@ func (r *rig) start() *run {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	x := &run{cancel: cancel, done: make(chan error, 1)}
-	addr := make(chan string, 1)
+	addr := make(chan string, 8) // a machine that waits for its first keys listens twice
 	m := r.m
 	m.listening = func(a net.Addr) { addr <- a.String() }
 	m.Ready = func() {

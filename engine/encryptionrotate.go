@@ -106,6 +106,9 @@ func (e *Engine) PlanRotateKey(ctx context.Context, r RotateKeyRequest) (*plan.P
 	if err != nil {
 		return nil, err
 	}
+	if s, err := e.ws.State(); err == nil && s.ClusterValues.EncryptionPending {
+		return nil, &plan.Error{Op: rotateKeyOp, Err: errors.New("an upgrade has not encrypted all Secrets yet"), Remedy: "run `constellation upgrade apply` first: it continues there", Exit: plan.ExitUsage}
+	}
 	limited, cancel := context.WithTimeout(ctx, e.limits.api)
 	defer cancel()
 	have, err := k.KeyRotation(limited)
@@ -306,6 +309,8 @@ type EncryptionStatus struct {
 	// Generation is the published one, Recorded that in the file of the master secret.
 	Generation uint32 `json:"generation,omitempty"`
 	Recorded   uint32 `json:"recorded,omitempty"`
+	// Pending is whether an upgrade has not encrypted all Secrets yet.
+	Pending bool `json:"pending,omitempty"`
 	// Rewritten is whether all Secrets were written since Generation was published.
 	Rewritten bool   `json:"rewritten"`
 	Record    string `json:"record,omitempty"`
@@ -330,7 +335,8 @@ func (e *Engine) Encryption(ctx context.Context) (EncryptionStatus, error) {
 	if err != nil {
 		return out, err
 	}
-	if out.Cluster = c.Name; !s.ClusterValues.EncryptsSecrets {
+	out.Cluster, out.Pending = c.Name, s.ClusterValues.EncryptionPending
+	if !s.ClusterValues.EncryptsSecrets {
 		return out, nil
 	}
 	m, i, k, err := e.encryptionOf(ctx, op)

@@ -150,7 +150,7 @@ func (m *migrating) first() plan.Step {
 }
 
 func (m *migrating) prepare(ctx context.Context, r *plan.Reporter) error {
-	// Before the cluster knows of it: `recover` has to know, too.
+	// Before join-config has it: `recover` reads the state.
 	if err := m.record(func(v *workspace.ClusterValues) { v.EncryptionPending = true }); err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (m *migrating) supplyAll(ctx context.Context, r *plan.Reporter) error {
 	m.hide(r)
 	settled := map[string]bool{}
 	var last *attempt
-	return m.await(ctx, r, Migrator.APIServerKeys, func(ctx context.Context) error {
+	return m.await(ctx, r, Migrator.APIServerKeys, m.encrypted, func(ctx context.Context) error {
 		switch failure := m.supplyOne(ctx, r, settled); {
 		case failure == nil || errors.Is(failure.Err, errOther):
 		case failure.Exit == plan.ExitBlocked: // another master secret
@@ -273,8 +273,8 @@ func (m *migrating) supplyAll(ctx context.Context, r *plan.Reporter) error {
 	})
 }
 
-// await repeats more until all API servers have the key, as read shows. failed makes the error of a wait without news.
-func (m *migrating) await(ctx context.Context, r *plan.Reporter, read func(Migrator, context.Context) ([]cluster.APIServerKey, error), more func(context.Context) error, failed func(text string) error) error {
+// await repeats more until all API servers are as wanted, as read shows. failed makes the error of a wait without news.
+func (m *migrating) await(ctx context.Context, r *plan.Reporter, read func(Migrator, context.Context) ([]cluster.APIServerKey, error), wanted func(cluster.APIServerKey) string, more func(context.Context) error, failed func(text string) error) error {
 	k, err := m.connect(ctx)
 	if err != nil {
 		return err
@@ -291,7 +291,7 @@ func (m *migrating) await(ctx context.Context, r *plan.Reporter, read func(Migra
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		behind, text := m.behind(servers)
+		behind, text := behindOf(servers, wanted)
 		switch {
 		case err != nil:
 			text = err.Error()
@@ -314,22 +314,41 @@ func (m *migrating) await(ctx context.Context, r *plan.Reporter, read func(Migra
 	}
 }
 
-// behind counts the API servers without the key, and describes them.
-func (m *migrating) behind(servers []cluster.APIServerKey) (int, string) {
+// encrypted is empty for an API server with the key, and otherwise the reason.
+func (m *migrating) encrypted(s cluster.APIServerKey) string {
+	switch {
+	case s.Err != nil:
+		return s.Err.Error()
+	case s.Key != m.hash:
+		return "another key"
+	}
+	return ""
+}
+
+// storesPlain is empty for an API server that stores Secrets as they are, and otherwise the reason.
+func storesPlain(s cluster.APIServerKey) string {
+	switch {
+	case errors.Is(s.Err, cluster.ErrNotEncrypting):
+		return ""
+	case s.Err != nil:
+		return s.Err.Error()
+	}
+	return "the API server encrypts Secrets"
+}
+
+// behindOf counts the API servers for which reason is not empty, and describes them.
+func behindOf(servers []cluster.APIServerKey, reason func(cluster.APIServerKey) string) (int, string) {
 	var reasons, parts []string
 	nodes, n := map[string][]string{}, 0
 	for _, s := range servers {
-		reason := "another key"
-		switch {
-		case s.Err != nil:
-			reason = s.Err.Error()
-		case s.Key == m.hash:
+		why := reason(s)
+		if why == "" {
 			continue
 		}
-		if n++; nodes[reason] == nil {
-			reasons = append(reasons, reason)
+		if n++; nodes[why] == nil {
+			reasons = append(reasons, why)
 		}
-		nodes[reason] = append(nodes[reason], s.Node)
+		nodes[why] = append(nodes[why], s.Node)
 	}
 	for _, reason := range reasons {
 		parts = append(parts, words.And(nodes[reason])+": "+reason)
@@ -358,33 +377,44 @@ func (m *migrating) encrypt(ctx context.Context, r *plan.Reporter) error {
 	if err := publish(""); err != nil {
 		return err
 	}
-	if err := m.await(ctx, r, Migrator.EncryptingAPIServers, func(context.Context) error { return nil }, func(text string) error {
-		return &plan.Error{
-			Op: "wait for the API servers", Err: errors.New(text),
-			Remedy: "the join service of a control plane logs why the mode of encryption was not set there. Then run the same command again",
-		}
-	}); err != nil {
+	if err := m.awaitMode(ctx, r, m.encrypted); err != nil {
 		return err
 	}
-	k, err := m.connect(ctx)
+	n, err := m.rewrite(ctx, r)
 	if err != nil {
 		return err
-	}
-	x, err := migrator(k)
-	if err != nil {
-		return err
-	}
-	n, err := x.RewriteSecrets(ctx, func(done, total int64) {
-		r.Send(plan.Event{Kind: plan.KindProgress, Object: "secrets", Text: "Secrets", Current: done, Total: total})
-	})
-	if err != nil {
-		return m.clusterError("encrypt all Secrets", err)
 	}
 	if err := publish(m.e.now().UTC().Format(time.RFC3339)); err != nil {
 		return err
 	}
 	r.Conclude(words.Count(int(n), "Secret") + " encrypted")
 	return m.record(func(v *workspace.ClusterValues) { v.EncryptionPending = false })
+}
+
+// awaitMode waits until API servers store Secrets in the published mode.
+func (m *migrating) awaitMode(ctx context.Context, r *plan.Reporter, wanted func(cluster.APIServerKey) string) error {
+	return m.await(ctx, r, Migrator.EncryptingAPIServers, wanted, func(context.Context) error { return nil }, func(text string) error {
+		return &plan.Error{
+			Op: "wait for the API servers", Err: errors.New(text),
+			Remedy: "the join service of a control plane logs why the mode of encryption was not set there. Then run the same command again",
+		}
+	})
+}
+
+// rewrite has each Secret stored again, in the mode of the API servers, and returns how many there are.
+func (m *migrating) rewrite(ctx context.Context, r *plan.Reporter) (int64, error) {
+	k, err := m.connect(ctx)
+	if err != nil {
+		return 0, err
+	}
+	x, err := migrator(k)
+	if err != nil {
+		return 0, err
+	}
+	n, err := x.RewriteSecrets(ctx, func(done, total int64) {
+		r.Send(plan.Event{Kind: plan.KindProgress, Object: "secrets", Text: "Secrets", Current: done, Total: total})
+	})
+	return n, m.clusterError("write all Secrets again", err)
 }
 
 // migrate adds the steps of an encryption to those of the plan, if the hop brings one.
@@ -450,4 +480,119 @@ func (x *recovering) deriveKMS() error {
 	x.fingerprints[keyprocess.KeyService] = k.Fingerprint()
 	x.kmsKeys, err = k.Encode()
 	return err
+}
+
+// IDs of the steps of `encryption disable`.
+const (
+	StepPlainMode    = "stop-encryption"
+	StepPlainSecrets = "decrypt-secrets"
+)
+
+// DisableEncryptionRequest says how the encryption of Secrets is undone.
+type DisableEncryptionRequest struct {
+	// Rehearse makes a plan that has no effect.
+	Rehearse bool
+}
+
+// disableOp names what fails.
+const disableOp = "store Secrets without encryption"
+
+// PlanDisableEncryption returns the plan to store Secrets without encryption in a cluster that an upgrade encrypted. It changes nothing.
+func (e *Engine) PlanDisableEncryption(ctx context.Context, r DisableEncryptionRequest) (*plan.Plan, error) {
+	c, s, err := e.ws.Load()
+	if err != nil {
+		return nil, err
+	}
+	if err := e.ws.OnMachines(plan.VerbDecrypt); err != nil {
+		return nil, err
+	}
+	if !s.ClusterValues.KeyService() {
+		return nil, &plan.Error{Err: errors.New("nothing to do: the cluster stores Secrets without encryption"), Exit: plan.ExitNothing}
+	}
+	if c.EncryptSecrets == nil || *c.EncryptSecrets {
+		return nil, &plan.Error{Op: disableOp, Err: errors.New("the next upgrade would encrypt them again"), Remedy: "write `encryptSecrets: false` into " + workspace.ConfigFile + " first", Exit: plan.ExitUsage}
+	}
+	m, err := e.migrating(&clusterRun{e: e, facts: &facts{config: c, state: s}})
+	if err != nil {
+		return nil, err
+	}
+	var have cluster.Migration
+	if err := m.ask(ctx, disableOp, func(ctx context.Context, x Migrator) (err error) {
+		have, err = x.Migration(ctx)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	if have.Fingerprint == "" {
+		return nil, &plan.Error{Op: disableOp, Err: errors.New("this cluster encrypts Secrets since its init: the configuration that its machines share demands it"), Remedy: "make a new cluster with `encryptSecrets: false`, and restore a backup there", Exit: plan.ExitUsage}
+	}
+	now := e.now()
+	p := &plan.Plan{ID: newRunID(plan.VerbDecrypt, now), Verb: plan.VerbDecrypt, Cluster: c.Name, Simulated: e.simulated(), NotAttested: e.notAttested(), Created: now.UTC(), Rehearsal: r.Rehearse}
+	p.End.Command = e.command(string(plan.VerbDecrypt))
+	p.End.Done = "Secrets of cluster " + c.Name + " are stored in etcd as they are"
+	p.End.Next = []string{e.command("encryption status")}
+	for _, step := range m.undo() {
+		if step.Finished, err = step.Done(ctx); err != nil {
+			return nil, m.clusterError(disableOp, err)
+		}
+		if r.Rehearse {
+			effect := step.Effect
+			step.Run = func(_ context.Context, to *plan.Reporter) error {
+				to.Conclude("would: " + effect)
+				return nil
+			}
+		}
+		p.Steps = append(p.Steps, step)
+	}
+	if r.Rehearse {
+		p.End.Done = "this was a rehearsal: nothing was changed"
+	}
+	return p, nil
+}
+
+// ask makes one request.
+func (m *migrating) ask(ctx context.Context, op string, f func(context.Context, Migrator) error) error {
+	k, err := m.connect(ctx)
+	if err != nil {
+		return err
+	}
+	x, err := migrator(k)
+	if err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, m.e.limits.api)
+	defer cancel()
+	return m.clusterError(op, f(limited, x))
+}
+
+// undo are the steps after which Secrets are stored as they are.
+func (m *migrating) undo() []plan.Step {
+	return []plan.Step{
+		{
+			ID: StepPlainMode, Title: "Stop the encryption of Secrets", Effect: "each API server stores Secrets as they are, and still reads encrypted ones",
+			Warning: "A disk or a snapshot of etcd then shows the Secrets of the cluster.",
+			Details: []string{"API servers read their configuration once a minute"},
+			Done:    func(context.Context) (bool, error) { return false, nil }, // Run observes the API servers
+			Run: func(ctx context.Context, r *plan.Reporter) error {
+				if err := m.ask(ctx, disableOp, func(ctx context.Context, x Migrator) error {
+					return x.PublishMigration(ctx, cluster.Migration{Fingerprint: m.keys.kmsID()})
+				}); err != nil {
+					return err
+				}
+				return m.awaitMode(ctx, r, storesPlain)
+			},
+		},
+		{
+			ID: StepPlainSecrets, Title: "Write all Secrets again", Effect: "no Secret needs a key",
+			Done: func(context.Context) (bool, error) { return false, nil },
+			Run: func(ctx context.Context, r *plan.Reporter) error {
+				n, err := m.rewrite(ctx, r)
+				if err != nil {
+					return err
+				}
+				r.Conclude(words.Count(int(n), "Secret") + " stored without encryption")
+				return m.record(func(v *workspace.ClusterValues) { v.EncryptsSecrets, v.EncryptionPending = false, false })
+			},
+		},
+	}
 }

@@ -122,6 +122,8 @@ type site struct {
 	rotation string
 	// generation is that of the key service in join-config.
 	generation string
+	// fingerprint and mode are those of an encryption that an upgrade brings.
+	fingerprint, mode string
 }
 
 // sky is the cloud's metadata.
@@ -270,6 +272,9 @@ func (s *site) rawJoinConfig(attestationConfig string, generations map[string]st
 	}
 	if s.generation != "" {
 		data[keyKMSGeneration] = s.generation
+	}
+	if s.fingerprint != "" {
+		data[keyKMSFingerprint], data[keyKMSMode] = s.fingerprint, s.mode
 	}
 	for image, g := range generations {
 		data["attestationConfig."+image] = g

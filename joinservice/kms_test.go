@@ -3,15 +3,18 @@ package joinservice
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/cloud"
@@ -45,7 +48,9 @@ func TestTicketHasTheKeysOfTheAPIServer(t *testing.T) {
 	}
 	host.Join(clusterID)
 	log := &syncbuffer.Buffer{}
-	service, err := plugin.Open(t.Context(), plugin.Config{Dir: dir, TPM: host.TPM, ClusterID: clusterID, Log: slog.New(slog.NewJSONHandler(log, nil))})
+	var modes atomic.Value
+	set := func(mode string) (bool, error) { return modes.Swap(mode) != mode, nil }
+	service, err := plugin.Open(t.Context(), plugin.Config{Dir: dir, TPM: host.TPM, ClusterID: clusterID, SetEncryption: set, Log: slog.New(slog.NewJSONHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,8 +74,8 @@ func TestTicketHasTheKeysOfTheAPIServer(t *testing.T) {
 	s := newSite(t)
 	s.kms = filepath.Join(dir, "keys.sock")
 	r := s.start("control-plane-0")
-	worker, issuer := s.machine("worker-1", cloud.Worker, goodBoot, nil)
-	if got, err := s.ask(r.addr, worker, issuer); err != nil || len(got.GetKmsKeys()) > 0 {
+	worker, workerIssuer := s.machine("worker-1", cloud.Worker, goodBoot, nil)
+	if got, err := s.ask(r.addr, worker, workerIssuer); err != nil || len(got.GetKmsKeys()) > 0 {
 		t.Errorf("a worker gets %d bytes, %v", len(got.GetKmsKeys()), err)
 	}
 	id, issuer := s.machine("control-plane-1", cloud.ControlPlane, goodBoot, nil)
@@ -104,7 +109,29 @@ func TestTicketHasTheKeysOfTheAPIServer(t *testing.T) {
 	if got, err := s.ask(r.addr, id, issuer); err != nil || !bytes.Equal(got.GetKmsKeys(), keys) {
 		t.Errorf("after a rotation, a control plane gets %d bytes, %v", len(got.GetKmsKeys()), err)
 	}
+	// An upgrade brings the encryption to the cluster.
+	s.fingerprint, s.mode = k.Fingerprint(), "read"
+	s.rawJoinConfig(s.demand(goodBoot), nil)
+	eventually(t, "the ticket has a mode", func() (string, bool) {
+		got, err := s.ask(r.addr, id, issuer)
+		return fmt.Sprint(err), err == nil && got.GetKmsFingerprint() == k.Fingerprint() && got.GetKmsMode() == "read" && bytes.Equal(got.GetKmsKeys(), keys)
+	})
+	eventually(t, "the mode is passed on", func() (string, bool) { return r.log.String(), modes.Load() == "read" })
+	if got, err := s.ask(r.addr, worker, workerIssuer); err != nil || got.GetKmsFingerprint() != "" || got.GetKmsMode() != "" {
+		t.Errorf("a worker gets fingerprint %q and mode %q, %v", got.GetKmsFingerprint(), got.GetKmsMode(), err)
+	}
 	stop()
+	got, err := s.ask(r.addr, id, issuer)
+	if err != nil || len(got.GetKmsKeys()) > 0 || got.GetKmsFingerprint() != k.Fingerprint() {
+		t.Errorf("without a key service, a control plane that may wait gets fingerprint %q, %v", got.GetKmsFingerprint(), err)
+	}
+	// A machine without keys could not read Secrets any more.
+	s.mode = "encrypt"
+	s.rawJoinConfig(s.demand(goodBoot), nil)
+	eventually(t, "the join service reads the mode", func() (string, bool) {
+		_, err := s.ask(r.addr, id, issuer)
+		return fmt.Sprint(err), status.Code(err) == codes.Unavailable
+	})
 	_, err = s.ask(r.addr, id, issuer)
 	refused(t, err, codes.Unavailable, "the key service of this control plane does not answer")
 	for name, text := range map[string]string{"key service": log.String(), "join service": r.log.String()} {

@@ -13,10 +13,10 @@ import (
 )
 
 func encryptionCommand(s *session) *cobra.Command {
-	cmd := group("encryption", "Show or rotate the key that encrypts Secrets in etcd",
+	cmd := group("encryption", "Show, rotate or disable the encryption of Secrets",
 		"API servers of most clusters encrypt Secrets before they store them in etcd. Control planes derive\nthe keys of all generations from one secret, and decrypt what any of them encrypted.",
 		"  constellation encryption status\n  constellation encryption rotate")
-	cmd.AddCommand(encryptionStatus(s), encryptionRotate(s))
+	cmd.AddCommand(encryptionStatus(s), encryptionRotate(s), encryptionDisable(s))
 	return cmd
 }
 
@@ -58,6 +58,38 @@ secret, from which all generations follow.`,
 	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this time, such as 10m; run again to resume (0: no limit)")
 	outputFlag(cmd, &o.out, "output format: text, or json for one event per line")
 	_ = cmd.RegisterFlagCompletionFunc("reason", fixed())
+	return cmd
+}
+
+func encryptionDisable(s *session) *cobra.Command {
+	var (
+		r engine.DisableEncryptionRequest
+		o runOptions
+	)
+	cmd := &cobra.Command{
+		Use:   "disable",
+		Short: "Stop the encryption of Secrets",
+		Long: `Disable undoes the encryption of Secrets that an upgrade brought to the cluster: API servers store
+Secrets as they are, and each encrypted Secret is written again. Write encryptSecrets: false into
+constellation-conf.yaml first; otherwise the next upgrade encrypts them again.
+
+It can be interrupted at any time; run it again to complete it. Clusters that encrypt Secrets since
+their init cannot stop.`,
+		Example: `  constellation encryption disable --dry-run
+  constellation encryption disable --non-interactive --yes`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return planAndRun(cmd.Context(), s, o, acceptance{question: fixedQuestion("Store Secrets without encryption?")}, func(ctx context.Context, eng Engine) (*plan.Plan, error) {
+				return eng.PlanDisableEncryption(ctx, r)
+			})
+		},
+	}
+	fl := cmd.Flags()
+	fl.BoolVar(&r.Rehearse, "dry-run", false, "show the plan and change nothing")
+	fl.BoolVarP(&o.yes, "yes", "y", false, "accept the plan and its warnings")
+	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "never prompt")
+	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this time, such as 10m; run again to resume (0: no limit)")
+	outputFlag(cmd, &o.out, "output format: text, or json for one event per line")
 	return cmd
 }
 
@@ -105,11 +137,18 @@ func encryptionText(pg view.Page, e *engine.EncryptionStatus) []string {
 	}
 	lines := []string{pg.Row(w).Add(term.Plain, "cluster "+term.Clean(e.Cluster)).String()}
 	if !e.Encrypts {
-		return append(lines, row("Secrets in etcd", "not encrypted"))
+		text := "not encrypted"
+		if e.Pending {
+			text += " yet: run `constellation upgrade apply`"
+		}
+		return append(lines, row("Secrets in etcd", text))
 	}
 	rewritten := "all Secrets were written with it"
 	if !e.Rewritten {
 		rewritten = "not all Secrets were written with it: run `constellation encryption rotate`"
+	}
+	if e.Pending {
+		rewritten = "not all Secrets are encrypted: run `constellation upgrade apply`"
 	}
 	lines = append(lines, row("generation", fmt.Sprintf("%d, %s", e.Generation, rewritten)),
 		row("in your file", fmt.Sprintf("%d", e.Recorded)))

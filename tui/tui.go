@@ -97,6 +97,8 @@ type Engine interface {
 	PlanRecover(context.Context, engine.RecoverRequest) (*plan.Plan, error)
 	// PlanRotateKey returns the plan to rotate the key that encrypts Secrets. It changes nothing.
 	PlanRotateKey(context.Context, engine.RotateKeyRequest) (*plan.Plan, error)
+	// PlanDisableEncryption returns the plan to store Secrets without encryption. It changes nothing.
+	PlanDisableEncryption(context.Context, engine.DisableEncryptionRequest) (*plan.Plan, error)
 	// Encryption describes the key that encrypts Secrets.
 	Encryption(context.Context) (engine.EncryptionStatus, error)
 	// PlanRevoke returns the plan to revoke a machine and to delete it. It changes nothing.

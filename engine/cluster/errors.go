@@ -19,4 +19,6 @@ var (
 	ErrForbidden = fmt.Errorf("%w: too few rights", ErrDenied)
 	// ErrConflict means that the object was changed after it was read.
 	ErrConflict = errors.New("changed by somebody else")
+	// ErrNotEncrypting means that an API server stores Secrets as they are.
+	ErrNotEncrypting = errors.New("the API server does not encrypt Secrets")
 )

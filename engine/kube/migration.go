@@ -145,7 +145,7 @@ func (c *Client) probeEncryption(ctx context.Context, node string) (string, erro
 		return "", fmt.Errorf("read metrics of the API server: %w", err)
 	}
 	if encrypted(after, key) <= encrypted(before, key) {
-		return "", errors.New("the API server does not encrypt Secrets yet")
+		return "", cluster.ErrNotEncrypting
 	}
 	return key, nil
 }

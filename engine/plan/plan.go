@@ -82,6 +82,7 @@ const (
 	VerbAdopt   Verb = "adopt"
 	VerbRecover Verb = "recover"
 	VerbEncrypt Verb = "encryption rotate"
+	VerbDecrypt Verb = "encryption disable"
 
 	VerbInfraCreate    Verb = "infra create"
 	VerbInfraTerminate Verb = "infra terminate"

@@ -63,7 +63,9 @@ type Engine struct {
 	// RecoveredAs and KeyRotatedAs are the requests of PlanRecover and PlanRotateKey, Encrypted is what Encryption returns.
 	RecoveredAs  engine.RecoverRequest
 	KeyRotatedAs engine.RotateKeyRequest
-	Encrypted    engine.EncryptionStatus
+	// DisabledAs is the request of PlanDisableEncryption.
+	DisabledAs engine.DisableEncryptionRequest
+	Encrypted  engine.EncryptionStatus
 	// RevokedAs is the request of PlanRevoke.
 	RevokedAs engine.RevokeRequest
 	// Infra and Roles are results of Infrastructure and InfraRoles.
@@ -286,6 +288,12 @@ func (f *Engine) PlanRotate(_ context.Context, r engine.RotateRequest) (*plan.Pl
 // PlanRecover returns Plan.
 func (f *Engine) PlanRecover(_ context.Context, r engine.RecoverRequest) (*plan.Plan, error) {
 	f.RecoveredAs = r
+	return f.Plan, f.PlanErr
+}
+
+// PlanDisableEncryption returns Plan.
+func (f *Engine) PlanDisableEncryption(_ context.Context, r engine.DisableEncryptionRequest) (*plan.Plan, error) {
+	f.DisabledAs = r
 	return f.Plan, f.PlanErr
 }
 
