@@ -398,16 +398,16 @@ func TestRecordedSeedsMeanTheSame(t *testing.T) {
 		if err := d.Decode(&r); err != nil {
 			t.Fatal(err)
 		}
-		var spec engine.DrillSpec // without versions, those of the programs before that recorded drills
+		var spec engine.DrillSpec // reports of older programs have no versions
 		flags := pflag.NewFlagSet("drill", pflag.ContinueOnError)
 		kind := flags.String("machines", "", "")
-		flags.StringVar(&spec.KubernetesFrom, "kubernetes-from", "v1.35.4", "")
+		flags.StringVar(&spec.KubernetesFrom, "kubernetes-from", cmp.Or(r.KubernetesFrom, "v1.35.4"), "")
 		flags.Uint64Var(&spec.Seed, "seed", 0, "")
 		flags.IntVar(&spec.ControlPlanes, "control-planes", 0, "")
 		flags.IntVar(&spec.Count, "count", 0, "")
 		flags.BoolVar(&spec.InPlace, "in-place", false, "")
 		flags.StringVar(&spec.Cloud, "cloud", "", "")
-		flags.StringVar(&spec.Kubernetes, "kubernetes", "v1.36.3", "")
+		flags.StringVar(&spec.Kubernetes, "kubernetes", cmp.Or(r.KubernetesTo, "v1.36.3"), "")
 		flags.StringSliceVar(&spec.Faults, "faults", nil, "")
 		if err := flags.Parse(r.Repeat[2:]); err != nil {
 			t.Fatal(err)
