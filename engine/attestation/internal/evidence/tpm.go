@@ -78,12 +78,16 @@ func OpenTPM(ctx context.Context, address string) (transport.TPMCloser, error) {
 
 // forget flushes the objects and sessions of clients that died: an emulator has room for three
 // of each, and no resource manager as a device has. The holder of the lock is the only user. A
-// TPM that was not started yet has none.
+// TPM that was not started yet has none, and neither has one that does not know the kind: simulated
+// TPMs of older releases keep no sessions.
 func forget(t transport.TPM) error {
 	for _, kind := range []tpm2.TPMHT{tpm2.TPMHTTransient, tpm2.TPMHTHMACSession} { // the latter for sessions of all kinds
 		got, err := tpm2.GetCapability{Capability: tpm2.TPMCapHandles, Property: uint32(kind) << 24, PropertyCount: 16}.Execute(t)
 		if errors.Is(err, tpm2.TPMRCInitialize) {
 			return nil
+		}
+		if errors.Is(err, tpm2.TPMRCValue) {
+			continue
 		}
 		if err != nil {
 			return fmt.Errorf("look for objects of dead clients: %w", err)

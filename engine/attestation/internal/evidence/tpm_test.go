@@ -714,3 +714,22 @@ func TestQuotesLeaveTheTPMToOthers(t *testing.T) {
 		cancel()
 	}
 }
+
+// olderTPM answers as the simulated TPMs of older releases, which list transient objects alone.
+type olderTPM struct{ refused int }
+
+func (o *olderTPM) Send(command []byte) ([]byte, error) {
+	if kind := command[14]; tpm2.TPMHT(kind) != tpm2.TPMHTTransient {
+		o.refused++
+		return []byte{0x80, 1, 0, 0, 0, 10, 0, 0, 1, 0xc4}, nil // TPM_RC_VALUE of the first parameter
+	}
+	return []byte{0x80, 1, 0, 0, 0, 19, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0}, nil // there are none, and no more
+}
+
+// TestTPMsOfOlderReleasesAreUsable opens a TPM that knows no sessions.
+func TestTPMsOfOlderReleasesAreUsable(t *testing.T) {
+	o := &olderTPM{}
+	if err := forget(o); err != nil || o.refused != 1 {
+		t.Errorf("got %v after %d refusals, want none after 1", err, o.refused)
+	}
+}
