@@ -269,7 +269,7 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(p
 		}
 	}
 	client := sandboxapi.NewClient("unix:"+s.dirs.of(spec.Name, socketName), "")
-	info, err := s.ensureDaemon(ctx, op, spec.Name, client, t)
+	info, err := s.ensureDaemon(ctx, op, spec.Name, fresh, client, t)
 	if err != nil {
 		return none, err
 	}
@@ -322,8 +322,8 @@ func (s *Sandboxes) admit(op string, spec engine.SandboxSpec) (st *state, fresh 
 	return st, fresh, err
 }
 
-// ensureDaemon starts the daemon of a sandbox unless it is running.
-func (s *Sandboxes) ensureDaemon(ctx context.Context, op, name string, client *sandboxapi.Client, t *teller) (sandboxapi.Info, error) {
+// ensureDaemon starts the daemon of a sandbox unless it is running. fresh is whether this program has just made the sandbox.
+func (s *Sandboxes) ensureDaemon(ctx context.Context, op, name string, fresh bool, client *sandboxapi.Client, t *teller) (sandboxapi.Info, error) {
 	probe, cancel := context.WithTimeout(ctx, answerWithin)
 	info, err := client.Sandbox(probe)
 	cancel()
@@ -335,6 +335,16 @@ func (s *Sandboxes) ensureDaemon(ctx context.Context, op, name string, client *s
 		return info, &plan.Error{Op: op, Err: context.Cause(ctx)}
 	}
 	t.step(stepDaemon, plan.StateRunning, "Start the cloud")
+	if !fresh {
+		err = s.endDaemon(ctx, op, name)
+		if err == nil {
+			err = s.renewImages(name, t)
+		}
+		if err != nil {
+			t.step(stepDaemon, plan.StateFailed, err.Error())
+			return info, err
+		}
+	}
 	if info, err = s.startDaemon(ctx, name, client); err != nil {
 		t.step(stepDaemon, plan.StateFailed, err.Error())
 		return info, err
@@ -798,17 +808,24 @@ func (s *Sandboxes) clear(ctx context.Context, name string) error {
 	return nil
 }
 
+// endDaemon ends a hung daemon, which would keep its machines locked, and a new daemon out.
+func (s *Sandboxes) endDaemon(ctx context.Context, op, name string) error {
+	if p, err := readProcess(s.dirs.of(name, pidName)); err == nil && p.alive() {
+		if err := p.end(ctx, serveGrace+time.Second); err != nil {
+			return &plan.Error{Op: op, Err: err, Remedy: "its log says more: " + s.dirs.of(name, logName)}
+		}
+	}
+	return nil
+}
+
 // startDaemon starts the cloud of a sandbox and waits until it answers.
 func (s *Sandboxes) startDaemon(ctx context.Context, name string, client *sandboxapi.Client) (sandboxapi.Info, error) {
 	var none sandboxapi.Info
 	op := "start the cloud of sandbox " + name
 	logFile := s.dirs.of(name, logName)
 	remedy := "its log says more: " + logFile
-	// A hung daemon would keep its machines locked, and the new daemon out.
-	if p, err := readProcess(s.dirs.of(name, pidName)); err == nil && p.alive() {
-		if err := p.end(ctx, serveGrace+time.Second); err != nil {
-			return none, &plan.Error{Op: op, Err: err, Remedy: remedy}
-		}
+	if err := s.endDaemon(ctx, op, name); err != nil {
+		return none, err
 	}
 	exe := s.exe
 	if exe == "" {

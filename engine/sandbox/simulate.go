@@ -6,13 +6,19 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
 	"time"
 
+	"constellation/assets"
 	"constellation/engine"
 	"constellation/engine/attestation"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/sandbox/build"
+	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/simulated"
 )
 
@@ -58,7 +64,10 @@ func (s *Sandboxes) simulate(ctx context.Context, spec engine.SandboxSpec, cat *
 			err = errors.Join(err, s.dirs.remove(st.Name))
 		}
 	}()
-	if err := s.simulatedImages(st, cat, t); err != nil {
+	if err = st.buildReleases(); err == nil {
+		err = s.simulatedImages(st, cat, nil, t)
+	}
+	if err != nil {
 		t.step(stepImages, plan.StateFailed, err.Error())
 		return err
 	}
@@ -73,16 +82,18 @@ func (s *Sandboxes) simulate(ctx context.Context, spec engine.SandboxSpec, cat *
 }
 
 // simulatedImages makes the catalogue: OS image and services of each release whose programs
-// exist.
-func (s *Sandboxes) simulatedImages(st *state, cat *release.Catalogue, t *teller) error {
+// exist. Versions of keep stay as they are. st has a release key.
+func (s *Sandboxes) simulatedImages(st *state, cat *release.Catalogue, keep map[string]machine.Image, t *teller) error {
 	op := "prepare images"
 	dir := s.dirs.of(st.Name)
-	if err := st.buildReleases(); err != nil {
-		return &plan.Error{Op: op, Err: err}
-	}
 	peers := []attestation.Measurements{}
 	for _, rel := range cat.Releases() { // the oldest first
 		v := rel.Version.String()
+		if img, ok := keep[v]; ok {
+			st.Catalogue = append(st.Catalogue, img)
+			peers = append(peers, attestation.Enforced(predict(img)))
+			continue
+		}
 		programs := map[string]string{}
 		var missing error
 		for _, name := range []string{"bootstrapper", "agent", "joinservice", "operator"} {
@@ -120,4 +131,75 @@ func (s *Sandboxes) simulatedImages(st *state, cat *release.Catalogue, t *teller
 		peers = append(peers, attestation.Enforced(predict(img)))
 	}
 	return imageThere(op, st)
+}
+
+// renewImages replaces the OS images and services that another build of this program left in a sandbox, so that its cluster can be
+// upgraded to this build. It keeps images that a machine or a group has: a cloud does not change the image of an existing machine.
+// It requires that no daemon serves the sandbox. Sandboxes of real machines and of emulated clouds stay as they are.
+func (s *Sandboxes) renewImages(name string, t *teller) error {
+	op := "renew images of sandbox " + name
+	st, err := readState(s.dirs.of(name, stateName))
+	if err != nil {
+		return &plan.Error{Op: op, Err: err}
+	}
+	if !st.Simulated || st.Hollow != nil || st.Cloud != "" {
+		return nil
+	}
+	cat, err := release.Load(assets.Releases())
+	if err != nil {
+		return &plan.Error{Op: op, Err: err}
+	}
+	next := st.clone()
+	keyFile := s.dirs.of(st.Name, releaseKeyName)
+	switch b, err := os.ReadFile(keyFile); {
+	case err == nil:
+		if next.releaseKey, err = release.ParsePrivateKey(releaseKeyName, b); err != nil {
+			return &plan.Error{Op: op, Err: err}
+		}
+	case errors.Is(err, fs.ErrNotExist): // the program that made it signed nothing
+		err := next.buildReleases()
+		var b []byte
+		if err == nil {
+			b, err = next.releaseKey.PrivatePEM()
+		}
+		if err == nil {
+			err = writeFile(keyFile, b, 0o600)
+		}
+		if err != nil {
+			return &plan.Error{Op: op, Err: err}
+		}
+	default:
+		return &plan.Error{Op: op, Err: err}
+	}
+	keep := map[string]machine.Image{}
+	for _, img := range st.Catalogue {
+		_, err := build.ReleaseBinary(img.Version, "bootstrapper")
+		if err != nil || st.uses(img.Version) {
+			keep[img.Version] = img
+		}
+	}
+	next.Catalogue = nil
+	if err := s.simulatedImages(next, cat, keep, t); err != nil {
+		return err
+	}
+	var renewed []string
+	for _, img := range next.Catalogue {
+		if old, ok := st.image(img.Version); !ok || !reflect.DeepEqual(old, img) {
+			renewed = append(renewed, img.Version)
+		}
+	}
+	if len(renewed) == 0 {
+		return nil
+	}
+	if err := next.write(s.dirs.of(st.Name, stateName)); err != nil {
+		return &plan.Error{Op: op, Err: err}
+	}
+	t.warn(stepImages, "images "+strings.Join(renewed, ", ")+" are of this program now: another build of it made the sandbox")
+	return nil
+}
+
+// uses is whether a machine or group has an image, or new machines get it.
+func (s *state) uses(image string) bool {
+	return s.Image == image || slices.ContainsFunc(s.Groups, func(g group) bool { return g.Image == image }) ||
+		slices.ContainsFunc(s.Instances, func(i *instance) bool { return i.Image == image })
 }
