@@ -80,7 +80,7 @@ test: build ## run all tests; as root also those on real machines
 	@.ci/test.sh $(TESTFLAGS)
 
 .PHONY: soak
-soak: build ## run what takes hours: fuzzing, mutated evidence, 100,000 seeds, opt-in tests, drills
+soak: build ## run what takes hours: fuzzing, mutations, 100,000 seeds, opt-in tests, drills; STEPS=mutated selects
 	@.ci/soak.sh
 
 .PHONY: golden

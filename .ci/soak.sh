@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs what takes hours: fuzzing, many seeds, opt-in tests on real machines, drills. Not part of CI.
+#   STEPS     regular expression that selects steps, such as 'mutated' (default: all)
 #   FUZZTIME  time for each fuzz target (default 2m)
-#   MUTATIONS  mutations of each part of recorded evidence, and of feeds, bundles and backups (default 100000)
+#   MUTATIONS  mutations of each kind of evidence, and of feeds, bundles, statements, archives and backups (default 100000)
 #   SEEDS     seeds of the simulator (default 100000)
 #   DRILLS    drills of hollow machines (default 20)
 #   SIMULATED  drills of simulated machines (default 3)
@@ -11,6 +12,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=()
 step() { # step NAME COMMAND...
+  [[ $1 =~ ${STEPS:-.} ]] || return 0
   printf '\n=== %s (%s)\n' "$1" "$(date -u +%H:%M:%SZ)"
   "${@:2}" || failed+=("$1")
 }
@@ -36,12 +38,12 @@ packages() {
   CONSTELLATION_PACKAGES=$PWD/bin/release CONSTELLATION_E2E_PACKAGES=1 go test -count=1 -v -run '^Test(Packages|ClusterFromPackage)$' -timeout 30m .
 }
 
-evidence() { # 100,000 mutations of each part of recorded evidence
-  CONSTELLATION_EVIDENCE_MUTATIONS="${MUTATIONS:-100000}" go test -count=1 -v ./engine/cloud/gcp/attest ./engine/attestation/sevsnp -run '^TestMutated' -timeout 2h
+evidence() { # 100,000 mutations of each kind of evidence, and of each part of recorded evidence
+  CONSTELLATION_EVIDENCE_MUTATIONS="${MUTATIONS:-100000}" go test -count=1 -v ./engine/cloud/gcp/attest ./engine/attestation/... ./engine/atls -run '^TestMutated' -timeout 2h
 }
 
-feeds() { # 100,000 mutations each of a feed, a bundle and a statement
-  CONSTELLATION_FEED_MUTATIONS="${MUTATIONS:-100000}" go test -count=1 -v ./engine/release -run '^TestMutated' -timeout 2h
+feeds() { # 100,000 mutations each of a feed, a bundle, a statement and an archive
+  CONSTELLATION_FEED_MUTATIONS="${MUTATIONS:-100000}" go test -count=1 -v ./engine/release ./engine/component -run '^TestMutated' -timeout 2h
 }
 
 backups() { # 100,000 mutations of each kind of backup

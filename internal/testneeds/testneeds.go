@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 )
 
 // Attribute is the key of the test attributes that declare requirements.
@@ -153,4 +154,22 @@ func declare(t T, what string) {
 	if Short() {
 		t.Skipf("needs %s: not run with -short", what)
 	}
+}
+
+// Number is the value of an environment variable that sets the size of a test, and otherwise without one.
+func Number(t interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}, variable string, otherwise int,
+) int {
+	t.Helper()
+	s := os.Getenv(variable)
+	if s == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 {
+		t.Fatalf("%s is %q, want a number above 0", variable, s)
+	}
+	return n
 }

@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
-	"os"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +15,8 @@ import (
 
 	"github.com/google/go-sev-guest/verify/testdata"
 	"github.com/google/go-sev-guest/verify/trust"
+
+	"constellation/internal/testneeds"
 )
 
 // amdPublishes is the collateral of the recorded report. go-sev-guest has no revocation list.
@@ -91,14 +91,7 @@ const mutations = 300
 
 // TestMutatedReports mutates the recorded report, under the policy that it satisfies. None may be accepted.
 func TestMutatedReports(t *testing.T) {
-	total := mutations
-	if s := os.Getenv("CONSTELLATION_EVIDENCE_MUTATIONS"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		total = n
-	}
+	total := testneeds.Number(t, "CONSTELLATION_EVIDENCE_MUTATIONS", mutations)
 	var refused, next atomic.Int64
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
+	"constellation/internal/testneeds"
 )
 
 // enrol makes a machine with a key in a file, and returns the directory of its identity.
@@ -287,10 +288,21 @@ func TestMutatedEnrolledEvidence(t *testing.T) {
 		}
 		docs, raws, states = append(docs, d), append(raws, raw), append(states, st)
 	}
-	r := mathrand.New(mathrand.NewPCG(7, 18))
-	refused, total := 0, 4000
-	for range total {
-		i := r.IntN(len(docs))
+	total := testneeds.Number(t, "CONSTELLATION_EVIDENCE_MUTATIONS", 2000)
+	for kind, of := range map[string][]int{"key in a file": {0, 1}, "key in a TPM": {2}} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			judgeMutations(t, v, mathrand.New(mathrand.NewPCG(7, 18)), total, of, docs, raws, states)
+		})
+	}
+}
+
+// judgeMutations judges changes of those of docs that of has the indices of.
+func judgeMutations(t *testing.T, v Validator, r *mathrand.Rand, total int, of []int, docs []enrolled, raws [][]byte, states []Statement) {
+	t.Helper()
+	refused, same := 0, 0
+	for refused+same < total {
+		i := of[r.IntN(len(of))]
 		d := docs[i]
 		var b []byte
 		field := []*[]byte{&d.certificate, &d.membership, &d.proof}[r.IntN(3)]
@@ -306,8 +318,7 @@ func TestMutatedEnrolledEvidence(t *testing.T) {
 			b, _ = d.marshal()
 		}
 		if slices.ContainsFunc(raws, func(raw []byte) bool { return bytes.Equal(raw, b) }) {
-			refused++ // no change
-			continue
+			continue // no change
 		}
 		st, err := v.Validate(t.Context(), b, nonce)
 		if err != nil {
@@ -317,7 +328,9 @@ func TestMutatedEnrolledEvidence(t *testing.T) {
 		if !slices.ContainsFunc(states, func(s Statement) bool { return reflect.DeepEqual(s, st) }) {
 			t.Fatalf("accepted as %+v: %x", st, b)
 		}
+		same++
 	}
+	t.Logf("%d mutations, %d refused, %d that state what the original does", total, refused, same)
 	if refused < total*9/10 {
 		t.Errorf("only %d of %d changes were refused", refused, total)
 	}

@@ -11,10 +11,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"constellation/internal/testneeds"
 )
 
 // mutations is how many mutated documents TestMutatedEvidence judges; with -short a
-// tenth. Package atls judges 20,000 mutated certificates.
+// tenth. Package atls judges 20,000 mutated certificates. `make soak` judges 100,000 of each.
 const mutations = 80_000
 
 // TestMutatedEvidence changes genuine evidence at random, as bytes, inside of its
@@ -47,6 +49,7 @@ func TestMutatedEvidence(t *testing.T) {
 	if testing.Short() {
 		total /= 10
 	}
+	total = testneeds.Number(t, "CONSTELLATION_EVIDENCE_MUTATIONS", total)
 	var refused, accepted, next atomic.Int64
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
@@ -67,7 +70,7 @@ func TestMutatedEvidence(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	t.Logf("%d refused, %d accepted as what they were", refused.Load(), accepted.Load())
+	t.Logf("quote of a TPM: %d mutations, %d refused, %d that state what the original does", total, refused.Load(), accepted.Load())
 	if refused.Load() < int64(total)*9/10 {
 		t.Errorf("only %d of %d changes were refused", refused.Load(), total)
 	}

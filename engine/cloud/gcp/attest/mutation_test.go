@@ -7,16 +7,15 @@ import (
 	"fmt"
 	"maps"
 	mathrand "math/rand/v2"
-	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
+	"constellation/internal/testneeds"
 )
 
 // mutations is how many mutations of each kind TestMutatedRecordings judges by default. The variable
@@ -30,14 +29,7 @@ const mutations = 500
 // and digests of other algorithms. A mutation of what it drops gives the recorded document again. The test
 // counts these mutations apart. All other bytes of a document are judged, without exception.
 func TestMutatedRecordings(t *testing.T) {
-	total := mutations
-	if s := os.Getenv("CONSTELLATION_EVIDENCE_MUTATIONS"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		total = n
-	}
+	total := testneeds.Number(t, "CONSTELLATION_EVIDENCE_MUTATIONS", mutations)
 	j := accepting(t)
 	j.parts.Intermediates = [][]byte{issuerOf(t, j.parts.Certificate)} // judged as well, though verifiers have it
 	v := j.validator()
