@@ -103,13 +103,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 		Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse,
 	}
 	p.End.Command = e.command(string(plan.VerbApply)) + r.flags()
-	if c.Set() && !c.Now.Services.Oldest.Less(c.Services()) {
-		return p, e.goOn(ctx, c, p, r)
-	}
-	if pending, err := e.encryptionPending(ctx, c); pending || err != nil {
-		if err == nil {
-			err = e.encryptOnly(ctx, c, p, r)
-		}
+	if under, err := e.underWay(ctx, c, p, r); under || err != nil {
 		return p, err
 	}
 	if err := c.Decide(ctx); err != nil {
@@ -166,14 +160,19 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(plan.E
 	if c.Now.Etcd != "" && (c.Hop.To.Etcd != "" || c.Hop.To.Kubernetes != c.Hop.From.Kubernetes) {
 		a.etcd = c.Etcd()
 	}
-	var note string
-	if a.migration, note, err = e.migrates(c, a.clusterRun, r); err != nil {
-		return nil, err
-	}
-	if note != "" {
-		a.prepared.notes = append(a.prepared.notes, note)
-	}
 	return p, a.fill(ctx, c)
+}
+
+// underWay fills the plan if an earlier upgrade is not complete, and reports whether it did.
+func (e *Engine) underWay(ctx context.Context, c *check.Run, p *plan.Plan, r ApplyRequest) (bool, error) {
+	if c.Set() && !c.Now.Services.Oldest.Less(c.Services()) {
+		return true, e.goOn(ctx, c, p, r)
+	}
+	pending, err := e.encryptionPending(ctx, c)
+	if pending && err == nil {
+		err = e.encryptOnly(ctx, c, p, r)
+	}
+	return pending, err
 }
 
 // applyRun is what the steps of one upgrade share. Steps run one after the other.
@@ -193,6 +192,13 @@ func (a *applyRun) fill(ctx context.Context, c *check.Run) error {
 	join, err := a.prepared.joinConfigSteps(ctx)
 	if err != nil {
 		return err
+	}
+	var note string
+	if a.migration, note, err = a.e.migrates(c, a.clusterRun, a.request); err != nil {
+		return err
+	}
+	if note != "" {
+		a.prepared.notes = append(a.prepared.notes, note)
 	}
 	p := a.plan
 	p.Notes = a.prepared.notes
