@@ -208,6 +208,8 @@ func TestUpgradeFromAnOlderProgramInPlace(t *testing.T) {
 	c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
 	c.applies(olderKubernetes, 1)
 	c.wantProtected("between two hops")
+	c.wantState("encryptsSecrets: true") // the new control plane brought the encryption
+	c.wantStored("encrypted", true)
 	c.wantImages("control-plane v1.1.0", "worker v1.0.0", "worker v1.0.0")
 
 	c.kubectl("patch", "scalinggroup", "workers", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
@@ -273,6 +275,8 @@ func TestUpgradeFromAnOlderProgramReplaces(t *testing.T) {
 		t.Errorf("%d requests were answered and %d lost, want at least 1000, and one lost in 500 at most", kept, len(lost))
 	}
 	c.wantProtected("after the upgrade")
+	c.wantState("encryptsSecrets: true") // the upgrade brought the encryption
+	c.wantStored("encrypted", true)
 	c.wantImages("control-plane v1.1.0", "worker v1.1.0", "worker v1.1.0")
 	nodes := []string{"control-plane-1", "worker-2", "worker-3"}
 	c.wantNodes(nodes...)
