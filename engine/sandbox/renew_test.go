@@ -127,4 +127,24 @@ func TestRenewImagesOfAnOlderSandbox(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(got.Catalogue[1].Dir, "bootstrapper")); err != nil || string(b) != "newer" || told != nil {
 		t.Errorf("the image of a machine has %q (%v), and it tells %q", b, err, told)
 	}
+
+	// A builder of releases took the key away, which machines trust.
+	got.Instances = nil
+	if err := got.write(file); err != nil {
+		t.Fatal(err)
+	}
+	keyFile := s.dirs.of("demo", releaseKeyName)
+	if err := os.Remove(keyFile); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after := renew(); !bytes.Equal(after, before) || told != nil {
+		t.Errorf("a sandbox whose key was taken away is renewed, and tells %q", told)
+	}
+	if _, err := os.Stat(keyFile); err == nil {
+		t.Error("the sandbox got another key")
+	}
 }

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -156,6 +158,8 @@ func (s *Sandboxes) renewImages(name string, t *teller) error {
 		if next.releaseKey, err = release.ParsePrivateKey(releaseKeyName, b); err != nil {
 			return &plan.Error{Op: op, Err: err}
 		}
+	case errors.Is(err, fs.ErrNotExist) && slices.ContainsFunc(st.Catalogue, trustsKeys):
+		return nil // somebody took its key away, so nothing can be signed for its machines
 	case errors.Is(err, fs.ErrNotExist): // the program that made it signed nothing
 		err := next.buildReleases()
 		var b []byte
@@ -196,6 +200,12 @@ func (s *Sandboxes) renewImages(name string, t *teller) error {
 	}
 	t.warn(stepImages, "images "+strings.Join(renewed, ", ")+" are of this program now: another build of it made the sandbox")
 	return nil
+}
+
+// trustsKeys is whether machines of an image accept signed components alone.
+func trustsKeys(img machine.Image) bool {
+	_, err := os.Stat(filepath.Join(img.Dir, path.Base(release.MachineKeys)))
+	return err == nil
 }
 
 // uses is whether a machine or group has an image, or new machines get it.
