@@ -18,6 +18,7 @@ import (
 	"constellation/engine/plan"
 	"constellation/engine/registry"
 	"constellation/engine/revocation"
+	"constellation/internal/delay"
 )
 
 // World changes a cluster from outside, as kubelets, the operator and people do.
@@ -605,8 +606,18 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		if len(told) == 0 || !strings.Contains(told[len(told)-1], "probe") || !strings.HasSuffix(told[len(told)-1], " 0/1") {
 			t.Errorf("told %v", told)
 		}
-		if ok, err := c.ChartCurrent(ctx, good); !ok || err != nil {
-			t.Errorf("the previous revision is current: %t, %v", ok, err)
+		// A controller has to observe the objects of the previous revision, too.
+		settled, done := context.WithTimeout(ctx, 30*time.Second)
+		defer done()
+		for {
+			ok, err := c.ChartCurrent(ctx, good)
+			if ok && err == nil {
+				break
+			}
+			if !delay.For(settled, 100*time.Millisecond) {
+				t.Errorf("the previous revision is current: %t, %v", ok, err)
+				break
+			}
 		}
 	})
 
