@@ -168,6 +168,9 @@ func (e *Engine) underWay(ctx context.Context, c *check.Run, p *plan.Plan, r App
 	if c.Set() && !c.Now.Services.Oldest.Less(c.Services()) {
 		return true, e.goOn(ctx, c, p, r)
 	}
+	if r.skips(StepEncryptSecrets) {
+		return false, nil
+	}
 	pending, err := e.encryptionPending(ctx, c)
 	if pending && err == nil {
 		err = e.encryptOnly(ctx, c, p, r)
@@ -272,7 +275,7 @@ func (a *applyRun) finish(detached string) {
 		p.End.Next = append([]string{a.e.command(string(plan.VerbApply))}, p.End.Next...)
 	}
 	if a.request.Rehearse {
-		p.End.Done = "this was a rehearsal: nothing was changed"
+		p.End.Done = wasRehearsal
 		for i := range p.Steps {
 			s := &p.Steps[i]
 			s.Final = false
@@ -422,8 +425,8 @@ func (e *Engine) goOn(ctx context.Context, c *check.Run, p *plan.Plan, r ApplyRe
 	if c.Now.Etcd != "" { // else etcd runs outside of the cluster
 		a.etcd = c.EtcdOf(t)
 	}
-	var err error
-	if c.State.ClusterValues.EncryptionPending {
+	if pending(c) {
+		var err error
 		if a.migration, err = e.migrating(run); err != nil {
 			return err
 		}

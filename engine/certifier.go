@@ -204,22 +204,8 @@ func (e *Engine) PlanRotate(ctx context.Context, r RotateRequest) (*plan.Plan, e
 	if len(p.Blocked()) > 0 {
 		return p, nil
 	}
-	for _, step := range x.steps() {
-		if step.Finished, err = step.Done(ctx); err != nil {
-			return nil, i.clusterError(rotateOp, err)
-		}
-		if r.Rehearse {
-			effect := step.Effect
-			step.Final = false
-			step.Run = func(_ context.Context, to *plan.Reporter) error {
-				to.Conclude("would: " + effect)
-				return nil
-			}
-		}
-		p.Steps = append(p.Steps, step)
-	}
-	if r.Rehearse {
-		p.End.Done = "this was a rehearsal: nothing was changed"
+	if err := addSteps(ctx, p, x.steps()); err != nil {
+		return nil, i.clusterError(rotateOp, err)
 	}
 	return p, nil
 }

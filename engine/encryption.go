@@ -9,6 +9,7 @@ import (
 	"constellation/engine/kms"
 	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/version"
 	"constellation/engine/workspace"
 )
 
@@ -18,21 +19,25 @@ func (i *initRun) encrypts(r *plan.Reporter) (bool, error) {
 	if wanted := i.config.EncryptSecrets; !from.SealsKeys || wanted != nil && !*wanted {
 		return false, nil
 	}
-	for _, c := range i.release.Charts {
-		if c.Source != "" || !i.serves(c.Name, release.JoinService) {
-			continue
-		}
-		files, err := assets.ChartFor(c.Name, i.release.Version.String())
-		if err != nil {
-			return false, err
-		}
-		if assets.HasValue(files, "joinservice", "kms") {
-			return true, nil
-		}
+	if ok, err := handsKeysOver(i.release, i.release.Version); ok || err != nil {
+		return ok, err
 	}
 	// Without keys, further control planes could not serve Secrets.
 	r.Log("engine", "", "warn", fmt.Sprintf("Secrets are stored in etcd without encryption: the join service of release %s hands no keys over", i.release.Version))
 	return false, nil
+}
+
+// handsKeysOver reports whether the join service of a version gives control planes the keys of the key service. r names its chart.
+func handsKeysOver(r *release.Release, v version.Version) (bool, error) {
+	s, ok := r.Service(release.JoinService)
+	if !ok {
+		return false, nil
+	}
+	files, err := assets.ChartFor(s.Chart, v.String())
+	if err != nil {
+		return false, err
+	}
+	return assets.HasValue(files, "joinservice", "kms"), nil
 }
 
 // firstKMSKeys returns the keys of a new cluster. One with the master secret of a lost cluster gets the same keys.

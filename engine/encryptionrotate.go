@@ -133,22 +133,8 @@ func (e *Engine) PlanRotateKey(ctx context.Context, r RotateKeyRequest) (*plan.P
 	p.End.Done = fmt.Sprintf("all Secrets are encrypted with the key of generation %d", x.to)
 	p.End.Next = []string{e.command("encryption status")}
 	p.Files = []plan.File{{Path: e.ws.Path(workspace.MasterSecretFile), Mode: "0600", Secret: true, Note: "has the generation now: renew your copy"}}
-	for _, step := range x.steps() {
-		if step.Finished, err = step.Done(ctx); err != nil {
-			return nil, i.clusterError(rotateKeyOp, err)
-		}
-		if r.Rehearse {
-			effect := step.Effect
-			step.Final = false
-			step.Run = func(_ context.Context, to *plan.Reporter) error {
-				to.Conclude("would: " + effect)
-				return nil
-			}
-		}
-		p.Steps = append(p.Steps, step)
-	}
-	if r.Rehearse {
-		p.End.Done = "this was a rehearsal: nothing was changed"
+	if err := addSteps(ctx, p, x.steps()); err != nil {
+		return nil, i.clusterError(rotateKeyOp, err)
 	}
 	return p, nil
 }

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"constellation/assets"
 	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/check"
 	"constellation/engine/cloud/providers"
@@ -21,6 +20,7 @@ import (
 	"constellation/engine/kms"
 	"constellation/engine/plan"
 	"constellation/engine/release"
+	"constellation/engine/version"
 	"constellation/engine/words"
 	"constellation/engine/workspace"
 	"constellation/internal/delay"
@@ -61,21 +61,28 @@ type migrating struct {
 func (e *Engine) migrates(c *check.Run, run *clusterRun, r ApplyRequest) (m *migrating, note string, err error) {
 	v := &c.State.ClusterValues
 	from, _ := providers.Named(c.State.Infrastructure.Provider)
-	wanted := c.Config.EncryptSecrets
 	switch {
+	case pending(c):
 	case v.EncryptionPending:
-	case r.skips(StepEncryptPrepare), v.EncryptsSecrets, c.State.Adopted(), !from.SealsKeys, wanted != nil && !*wanted:
+		return nil, "An earlier upgrade began to encrypt Secrets, and `encryptSecrets: false` stops that: run `constellation encryption disable`.", nil
+	case r.skips(StepEncryptPrepare), v.EncryptsSecrets, c.State.Adopted(), !from.SealsKeys, !wanted(c):
 		return nil, "", nil
 	case !replacesAll(c) || !keyService(run.release, c.Hop.Planned()):
 		return nil, "", nil
 	}
 	m, err = e.migrating(run)
 	var own *plan.Error
-	if errors.As(err, &own) && own.Exit == plan.ExitUsage && !v.EncryptionPending {
+	if errors.As(err, &own) && own.Exit == plan.ExitUsage && !pending(c) {
 		return nil, "Secrets stay without encryption in etcd: " + own.Err.Error() + ".", nil
 	}
 	return m, "", err
 }
+
+// wanted is whether the configuration lets a cluster encrypt Secrets.
+func wanted(c *check.Run) bool { return c.Config.EncryptSecrets == nil || *c.Config.EncryptSecrets }
+
+// pending is whether an earlier upgrade began an encryption that the configuration still wants.
+func pending(c *check.Run) bool { return c.State.ClusterValues.EncryptionPending && wanted(c) }
 
 // migrating returns the encryption of a cluster, with keys of its master secret.
 func (e *Engine) migrating(run *clusterRun) (*migrating, error) {
@@ -101,13 +108,11 @@ func replacesAll(c *check.Run) bool {
 
 // keyService reports whether the join service of a release hands keys over, and machines of an image have a key service.
 func keyService(r *release.Release, to compat.Planned) bool {
-	s, ok := r.Service(release.JoinService)
-	if !ok || to.Image.IsZero() {
+	if to.Image.IsZero() {
 		return false
 	}
-	for _, v := range []string{r.Version.String(), to.Image.String()} {
-		files, err := assets.ChartFor(s.Chart, v)
-		if err != nil || !assets.HasValue(files, "joinservice", "kms") {
+	for _, v := range []version.Version{r.Version, to.Image} {
+		if ok, err := handsKeysOver(r, v); !ok || err != nil {
 			return false
 		}
 	}
@@ -151,9 +156,14 @@ func (m *migrating) first() plan.Step {
 
 func (m *migrating) prepare(ctx context.Context, r *plan.Reporter) error {
 	// Before join-config has it: `recover` reads the state.
-	if err := m.record(func(v *workspace.ClusterValues) { v.EncryptionPending = true }); err != nil {
+	if err := m.record(m.state.ClusterValues.EncryptsSecrets, true); err != nil {
 		return err
 	}
+	return m.publish(ctx, r, func(have cluster.Migration) cluster.Migration { return have })
+}
+
+// publish changes what join-config has about the migration.
+func (m *migrating) publish(ctx context.Context, r *plan.Reporter, change func(have cluster.Migration) cluster.Migration) error {
 	return m.inCluster(ctx, r, encryptOp, func(ctx context.Context, k Cluster) error {
 		x, err := migrator(k)
 		if err != nil {
@@ -163,19 +173,23 @@ func (m *migrating) prepare(ctx context.Context, r *plan.Reporter) error {
 		if err != nil {
 			return err
 		}
-		if id := m.keys.kmsID(); have.Fingerprint != "" && have.Fingerprint != id {
+		id := m.keys.kmsID()
+		if have.Fingerprint != "" && have.Fingerprint != id {
 			return otherSecret(fmt.Sprintf("join-config has keys of the key service with fingerprint %s, and those of the file have %s", have.Fingerprint, id))
 		}
-		return x.PublishMigration(ctx, cluster.Migration{Fingerprint: m.keys.kmsID(), Encrypts: have.Encrypts, Done: have.Done})
+		next := change(have)
+		next.Fingerprint = id
+		return x.PublishMigration(ctx, next)
 	})
 }
 
-// record changes the state of the workspace.
-func (m *migrating) record(change func(*workspace.ClusterValues)) error {
-	old := m.state.ClusterValues
-	if change(&m.state.ClusterValues); m.state.ClusterValues.EncryptsSecrets == old.EncryptsSecrets && m.state.ClusterValues.EncryptionPending == old.EncryptionPending {
+// record has the state of the workspace say whether the cluster encrypts Secrets, and whether that is not complete.
+func (m *migrating) record(encrypts, pending bool) error {
+	v := &m.state.ClusterValues
+	if v.EncryptsSecrets == encrypts && v.EncryptionPending == pending {
 		return nil
 	}
+	v.EncryptsSecrets, v.EncryptionPending = encrypts, pending
 	return m.e.ws.WriteState(m.state)
 }
 
@@ -217,7 +231,7 @@ func (m *migrating) supply(ctx context.Context, r *plan.Reporter) (stop func()) 
 		for {
 			failure := m.supplyOne(ctx, r, settled)
 			// A machine that joins right now refuses keys.
-			quiet := failure == nil || failure.again || errors.Is(failure.Err, errOther) || status.Code(failure.Err) == codes.FailedPrecondition
+			quiet := failure == nil || failure.again || status.Code(failure.Err) == codes.FailedPrecondition
 			if !quiet && failure.Error.Error() != told {
 				told = failure.Error.Error()
 				r.Log("engine", "", "warn", told)
@@ -247,42 +261,24 @@ func (m *migrating) supplyOne(ctx context.Context, r *plan.Reporter, settled map
 	return failure
 }
 
-// supplyAll gives keys to all control planes that wait for them, until each API server reads encrypted Secrets.
+// supplyAll gives keys to control planes that wait for them, until each API server reads encrypted Secrets.
 func (m *migrating) supplyAll(ctx context.Context, r *plan.Reporter) error {
-	m.hide(r)
-	settled := map[string]bool{}
-	var last *attempt
-	return m.await(ctx, r, Migrator.APIServerKeys, m.encrypted, func(ctx context.Context) error {
-		switch failure := m.supplyOne(ctx, r, settled); {
-		case failure == nil || errors.Is(failure.Err, errOther):
-		case failure.Exit == plan.ExitBlocked: // another master secret
-			return failure.Error
-		default:
-			last = failure
-		}
-		return nil
-	}, func(text string) error {
-		e := &plan.Error{
-			Op: "give all control planes the keys", Err: errors.New(text),
-			Remedy: "Secrets are stored as before. Replace a control plane whose image is of an earlier release; `journalctl -u constellation-bootstrapper -u constellation-kms` on the others shows what they lack. Then run the same command again",
-		}
-		if last != nil && last.Err != nil {
-			e.Err = fmt.Errorf("%s (%w)", text, last.Err)
-		}
-		return e
+	return m.await(ctx, r, Migrator.APIServerKeys, m.encrypted, plan.Error{
+		Op:     "give all control planes the keys",
+		Remedy: "Secrets are stored as before. Replace a control plane whose image is of an earlier release; `journalctl -u constellation-bootstrapper -u constellation-kms` on the others shows what they lack. Then run the same command again",
 	})
 }
 
-// await repeats more until all API servers are as wanted, as read shows. failed makes the error of a wait without news.
-func (m *migrating) await(ctx context.Context, r *plan.Reporter, read func(Migrator, context.Context) ([]cluster.APIServerKey, error), wanted func(cluster.APIServerKey) string, more func(context.Context) error, failed func(text string) error) error {
-	k, err := m.connect(ctx)
+// await waits until all API servers are as wanted, as read shows. Control planes that wait for keys get them meanwhile: one may have
+// joined late. failed is the error of a wait without news.
+func (m *migrating) await(ctx context.Context, r *plan.Reporter, read func(Migrator, context.Context) ([]cluster.APIServerKey, error), wanted func(cluster.APIServerKey) string, failed plan.Error) error {
+	x, err := m.use(ctx)
 	if err != nil {
 		return err
 	}
-	x, err := migrator(k)
-	if err != nil {
-		return err
-	}
+	m.hide(r)
+	settled := map[string]bool{}
+	var last error
 	least, changed := -1, m.e.now()
 	for {
 		limited, cancel := context.WithTimeout(ctx, m.e.limits.api)
@@ -302,11 +298,18 @@ func (m *migrating) await(ctx context.Context, r *plan.Reporter, read func(Migra
 			least, changed = behind, m.e.now()
 		}
 		if m.e.now().Sub(changed) > m.e.limits.still {
-			return failed(text)
+			if failed.Err = errors.New(text); last != nil {
+				failed.Err = fmt.Errorf("%s (%w)", text, last)
+			}
+			return &failed
 		}
 		r.Wait("api-servers", "", text)
-		if err := more(ctx); err != nil {
-			return err
+		switch failure := m.supplyOne(ctx, r, settled); {
+		case failure == nil || failure.again: // none waits
+		case failure.Exit == plan.ExitBlocked: // another master secret
+			return failure.Error
+		default:
+			last = failure.Err
 		}
 		if !delay.For(ctx, min(keyPoll, m.e.limits.still/4)) {
 			return ctx.Err()
@@ -362,17 +365,11 @@ func behindOf(servers []cluster.APIServerKey, reason func(cluster.APIServerKey) 
 // encrypt has all API servers encrypt Secrets, and all Secrets be written again.
 func (m *migrating) encrypt(ctx context.Context, r *plan.Reporter) error {
 	// Before the first one is encrypted: `recover` and backups have to know.
-	if err := m.record(func(v *workspace.ClusterValues) { v.EncryptsSecrets = true }); err != nil {
+	if err := m.record(true, true); err != nil {
 		return err
 	}
 	publish := func(done string) error {
-		return m.inCluster(ctx, r, encryptOp, func(ctx context.Context, k Cluster) error {
-			x, err := migrator(k)
-			if err != nil {
-				return err
-			}
-			return x.PublishMigration(ctx, cluster.Migration{Fingerprint: m.keys.kmsID(), Encrypts: true, Done: done})
-		})
+		return m.publish(ctx, r, func(cluster.Migration) cluster.Migration { return cluster.Migration{Encrypts: true, Done: done} })
 	}
 	if err := publish(""); err != nil {
 		return err
@@ -388,26 +385,29 @@ func (m *migrating) encrypt(ctx context.Context, r *plan.Reporter) error {
 		return err
 	}
 	r.Conclude(words.Count(int(n), "Secret") + " encrypted")
-	return m.record(func(v *workspace.ClusterValues) { v.EncryptionPending = false })
+	return m.record(true, false)
 }
 
 // awaitMode waits until API servers store Secrets in the published mode.
 func (m *migrating) awaitMode(ctx context.Context, r *plan.Reporter, wanted func(cluster.APIServerKey) string) error {
-	return m.await(ctx, r, Migrator.EncryptingAPIServers, wanted, func(context.Context) error { return nil }, func(text string) error {
-		return &plan.Error{
-			Op: "wait for the API servers", Err: errors.New(text),
-			Remedy: "the join service of a control plane logs why the mode of encryption was not set there. Then run the same command again",
-		}
+	return m.await(ctx, r, Migrator.EncryptingAPIServers, wanted, plan.Error{
+		Op:     "wait for the API servers",
+		Remedy: "the join service of a control plane logs why the mode of encryption was not set there. Then run the same command again",
 	})
+}
+
+// use returns the connection to the cluster.
+func (m *migrating) use(ctx context.Context) (Migrator, error) {
+	k, err := m.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return migrator(k)
 }
 
 // rewrite has each Secret stored again, in the mode of the API servers, and returns how many there are.
 func (m *migrating) rewrite(ctx context.Context, r *plan.Reporter) (int64, error) {
-	k, err := m.connect(ctx)
-	if err != nil {
-		return 0, err
-	}
-	x, err := migrator(k)
+	x, err := m.use(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -431,7 +431,7 @@ func (a *applyRun) migrate(steps []plan.Step) []plan.Step {
 
 // encryptionPending reports whether an upgrade brought all control planes that can encrypt, and Secrets are not encrypted yet.
 func (e *Engine) encryptionPending(ctx context.Context, c *check.Run) (bool, error) {
-	if !c.State.ClusterValues.EncryptionPending {
+	if !pending(c) {
 		return false, nil
 	}
 	run := &clusterRun{e: e, facts: &facts{config: c.Config, state: c.State}}
@@ -460,7 +460,7 @@ func (e *Engine) encryptOnly(ctx context.Context, c *check.Run, p *plan.Plan, r 
 	p.From = plan.Target{Release: n.Services.String(), Image: images.String(), Kubernetes: n.Kubernetes.String()}
 	p.To = p.From
 	p.End.Done = "Secrets of cluster " + p.Cluster + " are encrypted in etcd"
-	p.End.Nothing = p.End.Done + " already: nothing to do"
+	p.End.Nothing = "the target of all nodes is reached; `constellation upgrade apply` without --detach and --skip-phases encrypts the Secrets"
 	a.finish(p.End.Done)
 	if !r.Rehearse {
 		p.End.Next = []string{e.command("encryption status")}
@@ -516,14 +516,17 @@ func (e *Engine) PlanDisableEncryption(ctx context.Context, r DisableEncryptionR
 	if err != nil {
 		return nil, err
 	}
-	var have cluster.Migration
-	if err := m.ask(ctx, disableOp, func(ctx context.Context, x Migrator) (err error) {
-		have, err = x.Migration(ctx)
-		return err
-	}); err != nil {
+	x, err := m.use(ctx)
+	if err != nil {
 		return nil, err
 	}
-	if have.Fingerprint == "" {
+	limited, cancel := context.WithTimeout(ctx, e.limits.api)
+	defer cancel()
+	have, err := x.Migration(limited)
+	if err != nil {
+		return nil, m.clusterError(disableOp, err)
+	}
+	if have.Fingerprint == "" && !s.ClusterValues.EncryptionPending {
 		return nil, &plan.Error{Op: disableOp, Err: errors.New("this cluster encrypts Secrets since its init: the configuration that its machines share demands it"), Remedy: "make a new cluster with `encryptSecrets: false`, and restore a backup there", Exit: plan.ExitUsage}
 	}
 	now := e.now()
@@ -531,38 +534,10 @@ func (e *Engine) PlanDisableEncryption(ctx context.Context, r DisableEncryptionR
 	p.End.Command = e.command(string(plan.VerbDecrypt))
 	p.End.Done = "Secrets of cluster " + c.Name + " are stored in etcd as they are"
 	p.End.Next = []string{e.command("encryption status")}
-	for _, step := range m.undo() {
-		if step.Finished, err = step.Done(ctx); err != nil {
-			return nil, m.clusterError(disableOp, err)
-		}
-		if r.Rehearse {
-			effect := step.Effect
-			step.Run = func(_ context.Context, to *plan.Reporter) error {
-				to.Conclude("would: " + effect)
-				return nil
-			}
-		}
-		p.Steps = append(p.Steps, step)
-	}
-	if r.Rehearse {
-		p.End.Done = "this was a rehearsal: nothing was changed"
+	if err := addSteps(ctx, p, m.undo()); err != nil {
+		return nil, m.clusterError(disableOp, err)
 	}
 	return p, nil
-}
-
-// ask makes one request.
-func (m *migrating) ask(ctx context.Context, op string, f func(context.Context, Migrator) error) error {
-	k, err := m.connect(ctx)
-	if err != nil {
-		return err
-	}
-	x, err := migrator(k)
-	if err != nil {
-		return err
-	}
-	limited, cancel := context.WithTimeout(ctx, m.e.limits.api)
-	defer cancel()
-	return m.clusterError(op, f(limited, x))
 }
 
 // undo are the steps after which Secrets are stored as they are.
@@ -574,9 +549,7 @@ func (m *migrating) undo() []plan.Step {
 			Details: []string{"API servers read their configuration once a minute"},
 			Done:    func(context.Context) (bool, error) { return false, nil }, // Run observes the API servers
 			Run: func(ctx context.Context, r *plan.Reporter) error {
-				if err := m.ask(ctx, disableOp, func(ctx context.Context, x Migrator) error {
-					return x.PublishMigration(ctx, cluster.Migration{Fingerprint: m.keys.kmsID()})
-				}); err != nil {
+				if err := m.publish(ctx, r, func(cluster.Migration) cluster.Migration { return cluster.Migration{} }); err != nil {
 					return err
 				}
 				return m.awaitMode(ctx, r, storesPlain)
@@ -591,7 +564,7 @@ func (m *migrating) undo() []plan.Step {
 					return err
 				}
 				r.Conclude(words.Count(int(n), "Secret") + " stored without encryption")
-				return m.record(func(v *workspace.ClusterValues) { v.EncryptsSecrets, v.EncryptionPending = false, false })
+				return m.record(false, false)
 			},
 		},
 	}

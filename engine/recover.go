@@ -104,21 +104,8 @@ func (e *Engine) PlanRecover(ctx context.Context, r RecoverRequest) (*plan.Plan,
 	p.End.Done = "control planes have their keys, and API servers read Secrets"
 	p.End.Nothing = "no control plane waits for keys, and API servers read Secrets: nothing to recover"
 	p.End.Next = []string{e.command("verify")}
-	for _, step := range x.steps() {
-		if step.Finished, err = step.Done(ctx); err != nil {
-			return nil, err
-		}
-		if r.Rehearse {
-			effect := step.Effect
-			step.Run = func(_ context.Context, to *plan.Reporter) error {
-				to.Conclude("would: " + effect)
-				return nil
-			}
-		}
-		p.Steps = append(p.Steps, step)
-	}
-	if r.Rehearse {
-		p.End.Done = "this was a rehearsal: nothing was changed"
+	if err := addSteps(ctx, p, x.steps()); err != nil {
+		return nil, err
 	}
 	return p, nil
 }

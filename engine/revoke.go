@@ -129,22 +129,8 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*plan.Plan, e
 	if len(p.Blocked()) > 0 {
 		return p, nil
 	}
-	for _, s := range x.steps(v) {
-		if s.Finished, err = s.Done(limited); err != nil {
-			return nil, i.clusterError("look up machine "+r.Node, err)
-		}
-		if r.Rehearse {
-			effect := s.Effect
-			s.Final = false
-			s.Run = func(_ context.Context, to *plan.Reporter) error {
-				to.Conclude("would: " + effect)
-				return nil
-			}
-		}
-		p.Steps = append(p.Steps, s)
-	}
-	if r.Rehearse {
-		p.End.Done = "this was a rehearsal: nothing was changed"
+	if err := addSteps(limited, p, x.steps(v)); err != nil {
+		return nil, i.clusterError("look up machine "+r.Node, err)
 	}
 	return p, nil
 }

@@ -27,6 +27,31 @@ import (
 	"constellation/engine/workspace"
 )
 
+// wasRehearsal is the result of a rehearsal.
+const wasRehearsal = "this was a rehearsal: nothing was changed"
+
+// addSteps adds steps to a plan, and notes which are done. In a rehearsal they have no effect, and report what they would do.
+func addSteps(ctx context.Context, p *plan.Plan, steps []plan.Step) (err error) {
+	for _, s := range steps {
+		if s.Finished, err = s.Done(ctx); err != nil {
+			return err
+		}
+		if p.Rehearsal {
+			effect := s.Effect
+			s.Final = false
+			s.Run = func(_ context.Context, to *plan.Reporter) error {
+				to.Conclude("would: " + effect)
+				return nil
+			}
+		}
+		p.Steps = append(p.Steps, s)
+	}
+	if p.Rehearsal {
+		p.End.Done = wasRehearsal
+	}
+	return nil
+}
+
 // newRunID returns "<verb>-<YYYYMMDDhhmmss>-<8 hex digits>"; IDs of one verb sort by
 // time.
 func newRunID(v plan.Verb, now time.Time) string {

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -18,14 +17,13 @@ import (
 	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
 
 	"constellation/engine/cluster"
+	"constellation/engine/kubeadm"
 )
 
 const (
-	// joinservice reads both; see package kubeadm for the modes.
+	// joinservice reads both. The mode is a kubeadm.Encryption.
 	keyFingerprint = "kmsFingerprint"
 	keyMode        = "kmsMode"
-	modeRead       = "read"
-	modeEncrypt    = "encrypt"
 
 	migrationManager = "constellation-kms-mode"
 	annotationDone   = "constellation.edgeless.systems/kms-done"
@@ -41,7 +39,7 @@ func (c *Client) Migration(ctx context.Context) (cluster.Migration, error) {
 	err := retry(ctx, func(ctx context.Context) error {
 		m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, joinConfigName, metav1.GetOptions{})
 		if err == nil {
-			out = cluster.Migration{Fingerprint: m.Data[keyFingerprint], Encrypts: m.Data[keyMode] == modeEncrypt, Done: m.Annotations[annotationDone]}
+			out = cluster.Migration{Fingerprint: m.Data[keyFingerprint], Encrypts: m.Data[keyMode] == string(kubeadm.Encrypt), Done: m.Annotations[annotationDone]}
 		}
 		return err
 	})
@@ -53,11 +51,11 @@ func (c *Client) Migration(ctx context.Context) (cluster.Migration, error) {
 
 // PublishMigration implements [engine.Migrator]. It has a field manager of its own, so that PublishJoinConfig keeps the keys.
 func (c *Client) PublishMigration(ctx context.Context, m cluster.Migration) error {
-	mode := modeRead
+	mode := kubeadm.Decrypt
 	if m.Encrypts {
-		mode = modeEncrypt
+		mode = kubeadm.Encrypt
 	}
-	a := applycorev1.ConfigMap(joinConfigName, systemNamespace).WithData(map[string]string{keyFingerprint: m.Fingerprint, keyMode: mode})
+	a := applycorev1.ConfigMap(joinConfigName, systemNamespace).WithData(map[string]string{keyFingerprint: m.Fingerprint, keyMode: string(mode)})
 	if m.Done != "" {
 		a.WithAnnotations(map[string]string{annotationDone: m.Done})
 	}
@@ -119,7 +117,7 @@ func (c *Client) probeEncryption(ctx context.Context, node string) (string, erro
 	}
 	key := EncryptionKey(before)
 	if key == "" {
-		return "", errors.New("the API server uses no key service yet")
+		return "", fmt.Errorf("%w: it uses no key service yet", cluster.ErrNotEncrypting)
 	}
 	probe := corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: metav1.ObjectMeta{GenerateName: probeName, Labels: map[string]string{probeLabel: "true"}}}
 	body, err := json.Marshal(probe)
