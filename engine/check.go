@@ -70,6 +70,7 @@ func (e *Engine) checkDeps() check.Deps {
 			i.want(c)
 			return comparedCharts{i}
 		},
+		BringsEncryption: bringsEncryption,
 		Runs: func() []plan.RunSummary {
 			runs, _ := e.Runs() // without them less is known
 			return runs

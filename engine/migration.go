@@ -59,15 +59,10 @@ type migrating struct {
 // migrates returns the encryption that a hop brings to the cluster; nil if it brings none. note says why a cluster that could encrypt does
 // not.
 func (e *Engine) migrates(c *check.Run, run *clusterRun, r ApplyRequest) (m *migrating, note string, err error) {
-	v := &c.State.ClusterValues
-	from, _ := providers.Named(c.State.Infrastructure.Provider)
 	switch {
-	case pending(c):
-	case v.EncryptionPending:
+	case c.State.ClusterValues.EncryptionPending && !wanted(c):
 		return nil, "An earlier upgrade began to encrypt Secrets, and `encryptSecrets: false` stops that: run `constellation encryption disable`.", nil
-	case r.skips(StepEncryptPrepare), v.EncryptsSecrets, c.State.Adopted(), !from.SealsKeys, !wanted(c):
-		return nil, "", nil
-	case !replacesAll(c) || !keyService(run.release, c.Hop.Planned()):
+	case r.skips(StepEncryptPrepare) && !pending(c), !bringsEncryption(c, run.release):
 		return nil, "", nil
 	}
 	m, err = e.migrating(run)
@@ -76,6 +71,18 @@ func (e *Engine) migrates(c *check.Run, run *clusterRun, r ApplyRequest) (m *mig
 		return nil, "Secrets stay without encryption in etcd: " + own.Err.Error() + ".", nil
 	}
 	return m, "", err
+}
+
+// bringsEncryption reports whether the hop to a release has an existing cluster encrypt Secrets, or completes that.
+func bringsEncryption(c *check.Run, to *release.Release) bool {
+	from, _ := providers.Named(c.State.Infrastructure.Provider)
+	switch {
+	case pending(c):
+		return true
+	case c.State.ClusterValues.EncryptsSecrets, c.State.Adopted(), !from.SealsKeys, !wanted(c):
+		return false
+	}
+	return replacesAll(c) && keyService(to, c.Hop.Planned())
 }
 
 // wanted is whether the configuration lets a cluster encrypt Secrets.

@@ -35,6 +35,8 @@ type Deps struct {
 	// charts returns the fetcher for the charts of a release, for a cluster with so many control
 	// planes.
 	Charts func(c *workspace.Config, s *workspace.State, rel *release.Release, location string, controlPlanes int) Charts
+	// BringsEncryption reports whether the hop to a release has the cluster encrypt Secrets. It comes after the hop was chosen.
+	BringsEncryption func(*Run, *release.Release) bool
 	// runs are the recorded runs without unreadable ones.
 	Runs func() []plan.RunSummary
 	// lastBackup returns the finding on the age of the last backup.

@@ -20,7 +20,13 @@ func (c *Run) ForeseeCharts(ctx context.Context) error {
 		c.Log.Debug("release not read", "release", c.Hop.To.Release, "err", err)
 		return ctx.Err()
 	}
-	charts := c.Charts(c.Config, c.State, rel, c.location, c.ControlPlanes())
+	state := c.State
+	if c.BringsEncryption(c, rel) {
+		next := *state
+		next.ClusterValues.EncryptionPending = true // a step before the charts does that
+		state = &next
+	}
+	charts := c.Charts(c.Config, state, rel, c.location, c.ControlPlanes())
 	changes, err := c.LookAtCharts(ctx, charts)
 	if err == nil && changes != nil {
 		c.Out.Changes.ChartChanges, c.Out.Changes.Charts = changes, nil
