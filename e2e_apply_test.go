@@ -202,17 +202,14 @@ func (c *cloud) applies(to string, replaced int, args ...string) {
 	t := c.t
 	t.Helper()
 	cmd, told, rest := c.until(plan.StepRollout, append([]string{"upgrade", "apply", "--non-interactive", "--yes", "-o", "json"}, args...)...)
-	watched := make(chan *result, 1)
-	go func() {
-		watched <- c.run(15*time.Minute, "watch", "--kubeconfig", filepath.Join(c.dir, workspace.KubeconfigFile), "-o", "json")
-	}()
+	watched := c.meanwhile(30*time.Minute, "watch", "--kubeconfig", filepath.Join(c.dir, workspace.KubeconfigFile), "-o", "json")
 	for rest.Scan() {
 		told = append(told, parseEvents(t, rest.Text())...)
 	}
 	if err := cmd.Wait(); err != nil {
 		t.Fatalf("apply ended with %v: %+v\n%s", err, told[len(told)-1], c.kubectl("get", "nodeversion,nodes,pendingnodes,joiningnodes", "-o", "wide"))
 	}
-	seen := (<-watched).want(plan.ExitDone).events()
+	seen := watched().want(plan.ExitDone).events()
 	replayed := c.run(time.Minute, "watch", "--replay", "last", "-o", "json").want(plan.ExitDone)
 	want := totals(told)
 	for who, events := range map[string][]plan.Event{"the second process": seen, "the replay": parseEvents(t, replayed.stdout)} {

@@ -152,13 +152,12 @@ func TestGoogleCloudOfRealMachines(t *testing.T) {
 	c.run(time.Minute, "upgrade", "check", "--write-config", "--to", "v1.1.0", "--kubernetes", current).want(plan.ExitDone)
 	_, before := c.emulated()
 	begun := time.Now()
-	applied := make(chan *result, 1)
-	go func() { applied <- c.run(20*time.Minute, "upgrade", "apply", "--non-interactive", "--yes") }()
+	applied := c.meanwhile(20*time.Minute, "upgrade", "apply", "--non-interactive", "--yes")
 	// Faults from then on do not stop the checks before the rollout.
 	c.eventually(5*time.Minute, "the rollout begins", func(out string) bool { return strings.TrimSpace(out) != "" },
 		"get", "pendingnodes,joiningnodes", "-A", "-o", "name", "--ignore-not-found")
 	c.run(time.Minute, "sandbox", "fault", "set", "api-500=0.1", "api-429=0.1").want(plan.ExitDone)
-	(<-applied).want(plan.ExitDone)
+	applied().want(plan.ExitDone)
 	took := time.Since(begun)
 	c.run(time.Minute, "sandbox", "fault", "clear").want(plan.ExitDone)
 	_, after := c.emulated()

@@ -168,6 +168,23 @@ func (c *cloud) run(limit time.Duration, args ...string) *result {
 	return &result{c: c, args: args, stdout: out.String(), stderr: errs.String(), code: cmd.ProcessState.ExitCode()}
 }
 
+// meanwhile runs a command beside the test. The function waits for it.
+func (c *cloud) meanwhile(limit time.Duration, args ...string) func() *result {
+	ended := make(chan *result, 1)
+	go func() {
+		defer close(ended) // also if run ends this goroutine because the command does not end
+		ended <- c.run(limit, args...)
+	}()
+	return func() *result {
+		c.t.Helper()
+		r, ok := <-ended
+		if !ok {
+			c.t.FailNow()
+		}
+		return r
+	}
+}
+
 func tail(s string) string {
 	lines := strings.Split(s, "\n")
 	return strings.Join(lines[max(0, len(lines)-60):], "\n")

@@ -28,6 +28,6 @@ CONSTELLATION_TREE=$(.ci/tree)
 export CONSTELLATION_TREE
 rc=0
 go tool -modfile=.ci/go.mod gotestsum --format "${GOTESTSUM_FORMAT:-pkgname-and-test-fails}" --jsonfile bin/test.json \
-  --rerun-fails=1 --rerun-fails-max-failures=10 --rerun-fails-run-root-test --packages ". ./engine/sandbox ./engine/kube ./operator ./..." -- -p 3 -vet=off -ldflags=-w -timeout 45m "$@" || rc=$?
+  --rerun-fails=1 --rerun-fails-max-failures=10 --rerun-fails-run-root-test --packages ". ./engine/sandbox ./engine/kube ./operator ./..." -- -p 3 -vet=off -ldflags=-w -timeout 60m "$@" || rc=$?
 (cd .ci && go run ./testreport -flaky flaky.txt -slow 10 ../bin/test.json) || rc=1
 exit "$rc"

@@ -5,6 +5,7 @@ package operator
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http/httptest"
 	"os"
@@ -156,11 +157,11 @@ func TestAnnouncedDisruptions(t *testing.T) {
 	} else {
 		t.Logf("drained %v after the announcement", took.Round(time.Millisecond))
 	}
-	d.mu.Lock()
-	if len(d.graces) < 3 || slices.Max(d.graces) != graceOf[notice.Preempted] {
-		t.Errorf("evicted pods got %v s, want %d at most", d.graces, graceOf[notice.Preempted])
-	}
-	d.mu.Unlock()
+	d.eventually("three pods are evicted with the time that a preemption leaves", func() (string, bool) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return fmt.Sprint(d.graces), len(d.graces) >= 3 && slices.Max(d.graces) == graceOf[notice.Preempted]
+	})
 	d.runs(d.ns, "n2", 3)
 	d.eventually("an event is recorded", func() (string, bool) {
 		l := must[*corev1.EventList](t)(d.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{}))

@@ -178,7 +178,7 @@ func (x *consoleCalls) Save(i int) (string, error) {
 		name = x.machines[i].Name + "-user-data.yaml"
 	}
 	name = "constellation-" + name
-	return name, x.saved.write(x.ws.Path(name), x.texts[i], x)
+	return name, x.saved.write(x.ws, name, x.texts[i], x)
 }
 
 // savedTexts are the files that a console wrote for machines which call, each with the wait that it belongs to.
@@ -187,23 +187,18 @@ type savedTexts struct {
 	files map[string]*consoleCalls
 }
 
-// write writes a file that only its owner can read.
-func (s *savedTexts) write(path, text string, of *consoleCalls) error {
+// write writes a file of the workspace that only its owner can read, or replaces that of a console that was killed.
+func (s *savedTexts) write(ws *workspace.Workspace, name, text string, of *consoleCalls) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a console that was killed
-		return err
-	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
+	if err := ws.Write(name, []byte(text), 0o600); err != nil {
 		return err
 	}
 	if s.files == nil {
 		s.files = map[string]*consoleCalls{}
 	}
-	s.files[path] = of
-	_, err = f.WriteString(text)
-	return cmp.Or(err, f.Close())
+	s.files[ws.Path(name)] = of
+	return nil
 }
 
 // delete deletes the files of a wait; nil means of all.
