@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,26 +15,32 @@ import (
 )
 
 // TestExistingClusterOfSimulatedMachinesIsEncrypted upgrades a cluster that stores Secrets as they are. No console is there while its control
-// planes are replaced.
+// plane is replaced.
 func TestExistingClusterOfSimulatedMachinesIsEncrypted(t *testing.T) {
 	t.Parallel()
-	encryptsExisting(t, simulatedMachines)
+	encryptsExisting(t, simulatedMachines, 1)
+}
+
+// TestExistingClusterOfThreeSimulatedControlPlanesIsEncrypted does the same with three of them.
+func TestExistingClusterOfThreeSimulatedControlPlanesIsEncrypted(t *testing.T) {
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ENCRYPTION", "five minutes with four API servers")
+	encryptsExisting(t, simulatedMachines, 3)
 }
 
 // TestExistingClusterOfRealMachinesIsEncrypted does the same on real machines, with kubeadm itself and units.
 func TestExistingClusterOfRealMachinesIsEncrypted(t *testing.T) {
 	testneeds.OptIn(t, "CONSTELLATION_E2E_ENCRYPTION", "ten minutes on three real control planes")
-	encryptsExisting(t, realMachines)
+	encryptsExisting(t, realMachines, 3)
 }
 
-func encryptsExisting(t *testing.T, kind machineKind) {
+func encryptsExisting(t *testing.T, kind machineKind, controlPlanes int) {
 	old := []string{"--release", "v1.0.0", "--image", "v1.0.0"}
 	var c *cloud
 	if kind == realMachines {
-		c = newCloud(t, 3, 0, old...)
+		c = newCloud(t, controlPlanes, 0, old...)
 	} else {
 		c = newSimulated(t)
-		c.run(time.Minute, append([]string{"sandbox", "up", "--machines", "simulated", "--control-planes", "3", "--workers", "0"}, old...)...).want(plan.ExitDone)
+		c.run(time.Minute, append([]string{"sandbox", "up", "--machines", "simulated", "--control-planes", fmt.Sprint(controlPlanes), "--workers", "0"}, old...)...).want(plan.ExitDone)
 	}
 	file := filepath.Join(c.dir, workspace.ConfigFile)
 	config := read(t, file)
@@ -53,10 +60,11 @@ func encryptsExisting(t *testing.T, kind machineKind) {
 	}
 	write(strings.Replace(read(t, file), off, "\n", 1))
 	apply := []string{"upgrade", "apply", "--non-interactive", "--yes"}
+	former := strings.Fields(c.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"))
 	c.run(5*time.Minute, append(apply, "--detach")...).want(plan.ExitDone)
 	c.wantState("encryptionPending: true")
-	c.eventually(15*time.Minute, "three control planes are new", func(out string) bool {
-		return strings.Count(out, " True") == 3 && !strings.Contains(out, "control-plane-0") && !strings.Contains(out, "control-plane-1") && !strings.Contains(out, "control-plane-2")
+	c.eventually(15*time.Minute, "all control planes are new", func(out string) bool {
+		return strings.Count(out, " True") == controlPlanes && !slices.ContainsFunc(former, func(name string) bool { return strings.Contains(out, name+" ") })
 	}, "get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
 
 	// All of them wait for keys, also after a loss of power. The first console ends while it waits.
@@ -90,12 +98,12 @@ func encryptsExisting(t *testing.T, kind machineKind) {
 	c.eventually(time.Minute, "the API server is ready with its key service", func(out string) bool {
 		return strings.Contains(out, "[+]kms-providers ok")
 	}, "get", "--raw", "/readyz?verbose")
-	c.run(time.Minute, "sandbox", "up", "--control-planes", "4").want(plan.ExitDone)
+	c.run(time.Minute, "sandbox", "up", "--control-planes", fmt.Sprint(controlPlanes+1)).want(plan.ExitDone)
 	c.eventually(5*time.Minute, "the control plane joined", func(out string) bool {
-		return strings.Count(out, "True") == 4
+		return strings.Count(out, "True") == controlPlanes+1
 	}, "get", "nodes", "-l", "node-role.kubernetes.io/control-plane", "-o", `jsonpath={range .items[*]}{.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
-	c.eventually(2*time.Minute, "four API servers encrypt", func(string) bool {
-		return strings.Count(c.run(time.Minute, "encryption", "status").want(plan.ExitDone).stdout, "encrypts with generation 1") == 4
+	c.eventually(2*time.Minute, "all API servers encrypt", func(string) bool {
+		return strings.Count(c.run(time.Minute, "encryption", "status").want(plan.ExitDone).stdout, "encrypts with generation 1") == controlPlanes+1
 	}, "get", "nodes")
 
 	// And back.

@@ -20,14 +20,14 @@ echo "running all tests (machines: $([ "$(id -u)" = 0 ] && echo yes || echo "no,
 # CI machines are shared, and booting machines may time out under load. Failed tests are run once more, alone. A test that
 # passes only then is added to .ci/flaky.txt, and one that is listed there fails the run.
 #
-# Three packages at a time, also on two cores: most tests wait for a cluster. The longest start first, so that none of them
-# runs alone at the end. Debug information is left out: linking takes 45 % less processor time. The linters vet all packages.
+# Two packages at a time: on two cores, API servers of three starve each other, and rollouts take four times as long. The
+# longest start first, so that none of them runs alone at the end. Debug information is left out: linking takes 45 % less processor time. The linters vet all packages.
 # API servers, which take a quarter of the processor time, collect garbage less often; so does all that tests start.
 export GOGC=300
 CONSTELLATION_TREE=$(.ci/tree)
 export CONSTELLATION_TREE
 rc=0
 go tool -modfile=.ci/go.mod gotestsum --format "${GOTESTSUM_FORMAT:-pkgname-and-test-fails}" --jsonfile bin/test.json \
-  --rerun-fails=1 --rerun-fails-max-failures=10 --rerun-fails-run-root-test --packages ". ./engine/sandbox ./engine/kube ./operator ./..." -- -p 3 -vet=off -ldflags=-w -timeout 60m "$@" || rc=$?
+  --rerun-fails=1 --rerun-fails-max-failures=10 --rerun-fails-run-root-test --packages ". ./engine/sandbox ./engine/kube ./operator ./..." -- -p 2 -vet=off -ldflags=-w -timeout 60m "$@" || rc=$?
 (cd .ci && go run ./testreport -flaky flaky.txt -slow 10 ../bin/test.json) || rc=1
 exit "$rc"

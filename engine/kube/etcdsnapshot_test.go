@@ -20,6 +20,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -361,9 +362,20 @@ func TestEtcdSnapshot(t *testing.T) {
 		role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{step.group}, Resources: []string{step.resource}, Verbs: []string{step.verb}})
 		_, err := r.core.RbacV1().ClusterRoles().Update(t.Context(), role, metav1.UpdateOptions{})
 		r.must(err)
+		// The authorizer learns of rights a moment later.
+		resource, sub, _ := strings.Cut(step.resource, "/")
+		asked := authorizationv1.ResourceAttributes{Namespace: "constellation-system", Verb: step.verb, Group: step.group, Resource: resource, Subresource: sub}
+		for allowed, end := false, time.Now().Add(30*time.Second); !allowed; time.Sleep(20 * time.Millisecond) {
+			a, err := r.core.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+				Spec: authorizationv1.SubjectAccessReviewSpec{User: "ops", ResourceAttributes: &asked},
+			}, metav1.CreateOptions{})
+			if r.must(err); time.Now().After(end) {
+				t.Fatalf("ops has not got the right to %s %s", step.verb, step.resource)
+			}
+			allowed = a.Status.Allowed
+		}
 	}
 	t.Run("these rights are enough", func(t *testing.T) {
-		// The authorizer learns of rights a moment later.
 		for ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second); ; {
 			got, err := ops.EtcdSnapshot(ctx, &sinkBuffer{}, confirm)
 			if errors.Is(err, cluster.ErrForbidden) && ctx.Err() == nil {
