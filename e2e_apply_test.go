@@ -277,6 +277,17 @@ func TestApplyOnRealMachines(t *testing.T) {
 	c.run(2*time.Minute, append([]string{"upgrade", "apply", "--yes", "-o", "json"}, target...)...).want(plan.ExitNothing)
 
 	c.rootOnAWorkerGetsNoOtherIdentity(nodes[2], nodes[0], nodes[1])
+	c.wantRotated(2)
+}
+
+// wantRotated waits until the operator has rotated the key that encrypts Secrets, without a console.
+func (c *cloud) wantRotated(generation int) {
+	c.t.Helper()
+	want := fmt.Sprintf("%d, all Secrets were written with it", generation)
+	c.eventually(10*time.Minute, want, func(string) bool {
+		out := c.run(time.Minute, "encryption", "status").want(plan.ExitDone).stdout
+		return strings.Contains(out, want) && strings.Contains(out, "by constellation-operator") && strings.Contains(out, fmt.Sprintf("encrypts with generation %d", generation))
+	}, "get", "nodes")
 }
 
 // TestApplyOnSimulatedMachines upgrades a cluster hop by hop to the newest release, as an

@@ -128,6 +128,9 @@ func (i *clusterRun) ownChart(c release.Chart, from providers.Provider, cloudVal
 	if i.state.ClusterValues.KeyService() && assets.HasValue(files, "joinservice", "kms") {
 		assets.SetValue(values, kms.KeysSocket, "joinservice", "kms")
 	}
+	if i.state.ClusterValues.KeyService() && assets.HasValue(files, "operator", "rotateKey") {
+		assets.SetValue(values, true, "operator", "rotateKey")
+	}
 	if i.controlPlanes > 1 && assets.HasValue(files, "operator", "replicas") {
 		assets.SetValue(values, operatorReplicas, "operator", "replicas")
 	}

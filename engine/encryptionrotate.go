@@ -28,9 +28,9 @@ const (
 type Encryptor interface {
 	SecretReader
 	// KeyRotation returns what join-config has about the key.
-	KeyRotation(context.Context) (cluster.KeyRotation, error)
+	KeyRotation(context.Context) (kms.Rotation, error)
 	// PublishKeyRotation puts next in the place of old. The error wraps cluster.ErrConflict if something else is there.
-	PublishKeyRotation(ctx context.Context, old, next cluster.KeyRotation) error
+	PublishKeyRotation(ctx context.Context, old, next kms.Rotation) error
 	// APIServerKeys returns the key of the API server of each control plane.
 	APIServerKeys(context.Context) ([]cluster.APIServerKey, error)
 	// RewriteSecrets has each Secret that another key encrypted encrypted again, and returns how many there are.
@@ -119,7 +119,7 @@ func (e *Engine) PlanRotateKey(ctx context.Context, r RotateKeyRequest) (*plan.P
 	x := &keyRotating{clusterRun: i, request: r, cluster: k, to: max(recorded, have.Generation) + 1}
 	now := e.now()
 	p := &plan.Plan{ID: newRunID(plan.VerbEncrypt, now), Verb: plan.VerbEncrypt, Cluster: i.state.Infrastructure.Name, Simulated: e.simulated(), NotAttested: e.notAttested(), Created: now.UTC(), Rehearsal: r.Rehearse}
-	if have.Generation > 0 && have.Generation >= recorded && (have.Generation > recorded || have.Rewritten < have.Generation) {
+	if have.Generation >= recorded && have.Rewritten < have.Generation {
 		x.to = have.Generation
 		p.Notes = append(p.Notes, fmt.Sprintf("The rotation to generation %d is under way: this completes it.", x.to))
 	}
@@ -140,7 +140,7 @@ func (e *Engine) PlanRotateKey(ctx context.Context, r RotateKeyRequest) (*plan.P
 }
 
 func (x *keyRotating) steps() []plan.Step {
-	published := func(ok func(cluster.KeyRotation) bool) func(context.Context) (bool, error) {
+	published := func(ok func(kms.Rotation) bool) func(context.Context) (bool, error) {
 		return func(ctx context.Context) (bool, error) {
 			return x.glance(ctx, func(ctx context.Context, _ Cluster) (bool, error) {
 				have, err := x.cluster.KeyRotation(ctx)
@@ -154,7 +154,7 @@ func (x *keyRotating) steps() []plan.Step {
 			Effect:  fmt.Sprintf("join-config has generation %d, which join services pass to the key services of their machines", x.to),
 			Warning: "A generation is never taken back. Former ones still decrypt.",
 			Final:   true,
-			Done:    published(func(have cluster.KeyRotation) bool { return have.Generation >= x.to }),
+			Done:    published(func(have kms.Rotation) bool { return have.Generation >= x.to }),
 			Run:     x.publish,
 		},
 		{
@@ -175,12 +175,12 @@ func (x *keyRotating) steps() []plan.Step {
 		},
 		{
 			ID: StepKeyWait, Title: "Wait for the API servers", Effect: fmt.Sprintf("each API server encrypts with the key of generation %d", x.to),
-			Done: published(func(have cluster.KeyRotation) bool { return have.Rewritten >= x.to }), // else Run observes them
+			Done: published(func(have kms.Rotation) bool { return have.Rewritten >= x.to }), // else Run observes them
 			Run:  x.wait,
 		},
 		{
 			ID: StepKeyRewrite, Title: "Encrypt all Secrets again", Effect: fmt.Sprintf("each Secret that another key encrypted is written again, so that the key of generation %d encrypts it", x.to),
-			Done: published(func(have cluster.KeyRotation) bool { return have.Rewritten >= x.to }),
+			Done: published(func(have kms.Rotation) bool { return have.Rewritten >= x.to }),
 			Run:  x.rewrite,
 		},
 	}
@@ -192,7 +192,8 @@ func (x *keyRotating) publish(ctx context.Context, r *plan.Reporter) error {
 		if err != nil || old.Generation >= x.to {
 			return err
 		}
-		next := cluster.KeyRotation{Generation: x.to, Rewritten: old.Rewritten, Record: fmt.Sprintf("generation %d by %s at %s", x.to, someone(), x.e.now().UTC().Format(time.RFC3339))}
+		next := old
+		next.Generation, next.Record = x.to, fmt.Sprintf("generation %d by %s at %s", x.to, someone(), x.e.now().UTC().Format(time.RFC3339))
 		if x.request.Reason != "" {
 			next.Record += ": " + x.request.Reason
 		}
@@ -298,8 +299,10 @@ type EncryptionStatus struct {
 	// Pending is whether an upgrade has not encrypted all Secrets yet.
 	Pending bool `json:"pending,omitempty"`
 	// Rewritten is whether all Secrets were written since Generation was published.
-	Rewritten bool   `json:"rewritten"`
-	Record    string `json:"record,omitempty"`
+	Rewritten bool `json:"rewritten"`
+	// ByOperator is whether the operator has them written, after an upgrade.
+	ByOperator bool   `json:"byOperator,omitempty"`
+	Record     string `json:"record,omitempty"`
 	// APIServers has one entry for each control plane.
 	APIServers []APIServerKey `json:"apiServers,omitempty"`
 }
@@ -338,6 +341,7 @@ func (e *Engine) Encryption(ctx context.Context) (EncryptionStatus, error) {
 	out.Encrypts, out.Recorded, out.Record = true, max(m.KMS, 1), have.Record
 	// The generation of init is not published. All Secrets have been written with it.
 	out.Generation, out.Rewritten = max(have.Generation, 1), have.Generation == 0 || have.Rewritten >= have.Generation
+	out.ByOperator = !out.Rewritten && have.Operator == have.Generation
 	if have.Generation == 0 {
 		out.Generation = out.Recorded
 	}

@@ -77,7 +77,7 @@ func (s *rotatingStage) rotate(ctx context.Context, r engine.RotateKeyRequest, s
 }
 
 // keys is what the cluster has about its key.
-func (s *rotatingStage) keys() cluster.KeyRotation {
+func (s *rotatingStage) keys() kms.Rotation {
 	s.t.Helper()
 	k, err := s.cluster.KeyRotation(s.t.Context())
 	if err != nil {
@@ -100,7 +100,7 @@ func (s *rotatingStage) rewrites() int {
 func TestRotateKey(t *testing.T) {
 	s := newRotatingStage(t)
 	silent := func(plan.Event) {}
-	if _, err := s.rotate(t.Context(), engine.RotateKeyRequest{Rehearse: true}, silent); err != nil || s.keys() != (cluster.KeyRotation{}) || s.master().KMS > 1 {
+	if _, err := s.rotate(t.Context(), engine.RotateKeyRequest{Rehearse: true}, silent); err != nil || s.keys() != (kms.Rotation{}) || s.master().KMS > 1 {
 		t.Fatalf("a rehearsal: %v, %+v", err, s.keys())
 	}
 	p, err := s.rotate(t.Context(), engine.RotateKeyRequest{Reason: "yearly"}, func(e plan.Event) {

@@ -51,6 +51,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/component"
+	"constellation/engine/kms"
 	"constellation/engine/kubeadm"
 	"constellation/engine/registry"
 	"constellation/engine/release/releasetest"
@@ -184,7 +185,7 @@ var withChart = controlplanetest.Setup{Name: "chart", Run: func(ctx context.Cont
 	if err != nil {
 		return err
 	}
-	chart, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0", "joinservice": map[string]any{"registrySecret": registry.SecretName, "inventory": "constellation-machines"}})
+	chart, err := render.Chart("constellation-services", "v1.1.0", namespace, providers.LocalValues(), map[string]any{"release": "v1.1.0", "joinservice": map[string]any{"registrySecret": registry.SecretName, "inventory": "constellation-machines", "kms": kms.KeysSocket}})
 	if err != nil {
 		return err
 	}
@@ -271,10 +272,10 @@ func (s *site) rawJoinConfig(attestationConfig string, generations map[string]st
 		data[keyRotation] = s.rotation
 	}
 	if s.generation != "" {
-		data[keyKMSGeneration] = s.generation
+		data[kms.GenerationKey] = s.generation
 	}
 	if s.fingerprint != "" {
-		data[keyKMSFingerprint], data[keyKMSMode] = s.fingerprint, s.mode
+		data[kms.FingerprintKey], data[kms.ModeKey] = s.fingerprint, s.mode
 	}
 	for image, g := range generations {
 		data["attestationConfig."+image] = g

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -15,6 +16,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	kmsapi "k8s.io/kms/apis/v2"
 
 	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/cloud"
@@ -72,6 +76,10 @@ func TestTicketHasTheKeysOfTheAPIServer(t *testing.T) {
 	t.Cleanup(stop)
 
 	s := newSite(t)
+	gone := []byte(`{"data":{"control-plane-9":"1"}}`)
+	if _, err := s.admin.CoreV1().ConfigMaps(namespace).Patch(t.Context(), kms.UseConfigMap, types.MergePatchType, gone, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	s.kms = filepath.Join(dir, "keys.sock")
 	r := s.start("control-plane-0")
 	worker, workerIssuer := s.machine("worker-1", cloud.Worker, goodBoot, nil)
@@ -100,6 +108,14 @@ func TestTicketHasTheKeysOfTheAPIServer(t *testing.T) {
 			return r.log.String(), err == nil && now == tt.want && strings.Contains(r.log.String(), tt.logged)
 		})
 	}
+	// What the API server uses is reported, without Nodes that are gone.
+	if _, err := service.Encrypt(t.Context(), &kmsapi.EncryptRequest{Plaintext: []byte("seed"), Uid: "1"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the generation is reported", func() (string, bool) {
+		cm, err := s.admin.CoreV1().ConfigMaps(namespace).Get(t.Context(), kms.UseConfigMap, metav1.GetOptions{})
+		return fmt.Sprint(cm, err, r.log), err == nil && maps.Equal(cm.Data, map[string]string{"control-plane-0": fmt.Sprint(1 + kms.MaxRaise)})
+	})
 	if k, err = kms.First(bytes.Repeat([]byte{0xc4}, kms.SecretSize), 1+kms.MaxRaise); err != nil {
 		t.Fatal(err)
 	}

@@ -19,8 +19,9 @@ import (
 // immutable: a connection is judged by the requirements at its start.
 type snapshot struct {
 	validator attestation.Validator
-	// self judges this machine, by the vendor's API.
+	// self judges this machine, by the vendor's API. node is its name.
 	self      attestation.Validator
+	node      string
 	clusterID []byte
 	// generations are the alternative requirements; a machine must satisfy one.
 	generations int
@@ -104,6 +105,7 @@ func newSnapshot(ctx context.Context, data map[string]string, issuer attestation
 	}
 	return &snapshot{
 		self:        own,
+		node:        self.Identity.Name,
 		clusterID:   id,
 		generations: 1 + len(others),
 		validator:   joiner{fresh: judge(attestation.PCR15Zero()), claimed: judge(attestation.PCR15ClusterID(id))},

@@ -115,6 +115,8 @@ type Config struct {
 	// KeepApprovals leaves the certificates of kubelets to the cluster: none is approved or denied, and
 	// kubeadm's own approval of bootstrap tokens stays.
 	KeepApprovals bool
+	// RotateKey is whether the key that encrypts Secrets is rotated after each upgrade of all nodes.
+	RotateKey bool
 	// Spares is whether the machines of Cloud are enrolled, and some belong to their group only while they are assigned.
 	Spares bool
 	// Agent is the path of the socket of this machine's agent. If it is empty, no control plane is
@@ -292,6 +294,9 @@ func addControllers(ctx context.Context, c Config, mgr manager.Manager, core kub
 		versions.sizes = &sizes{client: mgr.GetClient(), cloud: e, wake: versions.wake, log: c.Log, now: c.now}
 		optional = append(optional, versions.sizes.setup)
 	}
+	if c.RotateKey {
+		optional = append(optional, (&keyRotations{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), events: events, log: c.Log, now: c.now, namespace: c.Namespace}).setup)
+	}
 	if l, ok := c.Cloud.(settingsLister); ok {
 		optional = append(optional, (&nodeSettings{client: mgr.GetClient(), cloud: l, log: c.Log}).setup)
 	}
@@ -379,9 +384,12 @@ func trimNode(obj any) (any, error) {
 	return n, nil
 }
 
+// controlPlaneLabel is kubeadm's label of control planes.
+const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
+
 // roleOf returns the role of kubeadm's label.
 func roleOf(n *corev1.Node) v1alpha1.Role {
-	if _, ok := n.Labels["node-role.kubernetes.io/control-plane"]; ok {
+	if _, ok := n.Labels[controlPlaneLabel]; ok {
 		return v1alpha1.ControlPlaneRole
 	}
 	return v1alpha1.WorkerRole

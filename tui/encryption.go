@@ -147,6 +147,9 @@ func encryptionText(pg view.Page, e *engine.EncryptionStatus) []string {
 	if !e.Rewritten {
 		rewritten = "not all Secrets were written with it: run `constellation encryption rotate`"
 	}
+	if e.ByOperator {
+		rewritten = "the operator has all Secrets written with it; `constellation encryption rotate` does, too"
+	}
 	if e.Pending {
 		rewritten = "not all Secrets are encrypted: run `constellation upgrade apply`"
 	}

@@ -82,16 +82,6 @@ func (j JoinConfig) Accepts(demanded string) bool {
 	return j.Attestation == demanded
 }
 
-// KeyRotation is what join-config has about the key that encrypts Secrets in etcd.
-type KeyRotation struct {
-	// Generation is what key services use; 0: that of init.
-	Generation uint32 `json:"generation,omitempty"`
-	// Rewritten is the generation with which all Secrets were written again; 0: with none.
-	Rewritten uint32 `json:"rewritten,omitempty"`
-	// Record states who published Generation, when and why.
-	Record string `json:"record,omitempty"`
-}
-
 // Migration is what join-config of a cluster has that is older than its encryption of Secrets.
 type Migration struct {
 	// Fingerprint is that of the keys; empty: nothing was begun.

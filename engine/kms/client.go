@@ -34,6 +34,13 @@ func (c Client) Ready(ctx context.Context) (generation uint32, err error) {
 	return a.Generation, err
 }
 
+// Used returns the generation with which the API server of this machine encrypts; 0: not known yet. A key service of an earlier release
+// does not know the question, and returns an error.
+func (c Client) Used(ctx context.Context) (generation uint32, err error) {
+	a, err := keyprocess.Call(ctx, keyprocess.KeyService, c.Socket, keyprocess.Message{Op: keyprocess.Used})
+	return a.Generation, err
+}
+
 // SetEncryption has the API server of this machine store Secrets in a mode, see type Encryption of package kubeadm. The API server reads
 // that within a minute. A mode that it has already changes nothing.
 func (c Client) SetEncryption(ctx context.Context, mode string) error {

@@ -33,6 +33,9 @@ const (
 	// KeysSocket is where the process serves the join service of its machine. Only root may enter the directory. The API server's
 	// socket is kubeadm.KMSSocket.
 	KeysSocket = "/run/constellation-kms-keys/keys.sock"
+	// UseConfigMap is the ConfigMap in the namespace of join services in which each of them writes the generation with which the API server
+	// of its machine encrypts, by the name of the Node. It is no secret.
+	UseConfigMap = "constellation-encryption"
 	// SecretSize is the size of the secret that keys are derived from, in bytes.
 	SecretSize = 32
 

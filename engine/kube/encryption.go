@@ -27,13 +27,11 @@ import (
 	"k8s.io/client-go/rest"
 
 	"constellation/engine/cluster"
+	"constellation/engine/kms"
 )
 
 const (
-	keyGeneration        = "kmsGeneration" // joinservice reads it
-	generationManager    = "constellation-kms"
-	annotationGeneration = "constellation.edgeless.systems/kms-generation"
-	annotationRewritten  = "constellation.edgeless.systems/kms-rewritten"
+	generationManager = "constellation-kms"
 
 	// secretsPage is the number of Secrets that are listed at once, secretsAtOnce that of concurrent writes.
 	secretsPage   = 500
@@ -75,48 +73,30 @@ func (c *Client) getAlone(ctx context.Context, path string, query url.Values, ac
 }
 
 // KeyRotation implements [engine.Encryptor].
-func (c *Client) KeyRotation(ctx context.Context) (cluster.KeyRotation, error) {
-	var out cluster.KeyRotation
+func (c *Client) KeyRotation(ctx context.Context) (kms.Rotation, error) {
+	var out kms.Rotation
 	err := retry(ctx, func(ctx context.Context) error {
 		m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, joinConfigName, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		out, err = keyRotationOf(m)
+		out, err = kms.RotationOf(m.Data, m.Annotations)
 		return err
 	})
 	if err != nil {
-		return cluster.KeyRotation{}, fmt.Errorf("read ConfigMap %s: %w", joinConfigName, err)
-	}
-	return out, nil
-}
-
-func keyRotationOf(m *corev1.ConfigMap) (cluster.KeyRotation, error) {
-	out := cluster.KeyRotation{Record: m.Annotations[annotationGeneration]}
-	for _, n := range []struct {
-		key, text string
-		to        *uint32
-	}{{keyGeneration, m.Data[keyGeneration], &out.Generation}, {annotationRewritten, m.Annotations[annotationRewritten], &out.Rewritten}} {
-		if n.text == "" {
-			continue
-		}
-		v, err := strconv.ParseUint(n.text, 10, 32)
-		if err != nil {
-			return cluster.KeyRotation{}, fmt.Errorf("%s is %.40q, want a number", n.key, n.text)
-		}
-		*n.to = uint32(v)
+		return kms.Rotation{}, fmt.Errorf("read ConfigMap %s: %w", joinConfigName, err)
 	}
 	return out, nil
 }
 
 // PublishKeyRotation implements [engine.Encryptor]. It has a field manager of its own, so that PublishJoinConfig keeps the keys.
-func (c *Client) PublishKeyRotation(ctx context.Context, old, next cluster.KeyRotation) error {
+func (c *Client) PublishKeyRotation(ctx context.Context, old, next kms.Rotation) error {
 	err := retry(ctx, func(ctx context.Context) error {
 		m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, joinConfigName, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		switch have, err := keyRotationOf(m); {
+		switch have, err := kms.RotationOf(m.Data, m.Annotations); {
 		case err != nil:
 			return err
 		case have == next:
@@ -124,12 +104,8 @@ func (c *Client) PublishKeyRotation(ctx context.Context, old, next cluster.KeyRo
 		case have != old:
 			return cluster.ErrConflict
 		}
-		notes := map[string]string{annotationGeneration: next.Record}
-		if next.Rewritten > 0 {
-			notes[annotationRewritten] = strconv.FormatUint(uint64(next.Rewritten), 10)
-		}
-		a := applycorev1.ConfigMap(joinConfigName, systemNamespace).WithResourceVersion(m.ResourceVersion).
-			WithAnnotations(notes).WithData(map[string]string{keyGeneration: strconv.FormatUint(uint64(next.Generation), 10)})
+		data, notes := next.Fields()
+		a := applycorev1.ConfigMap(joinConfigName, systemNamespace).WithResourceVersion(m.ResourceVersion).WithAnnotations(notes).WithData(data)
 		_, err = c.core.CoreV1().ConfigMaps(systemNamespace).Apply(ctx, a, metav1.ApplyOptions{FieldManager: generationManager, Force: true})
 		if apierrors.IsConflict(err) {
 			err = cluster.ErrConflict

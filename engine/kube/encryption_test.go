@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"constellation/engine/cluster"
+	"constellation/engine/kms"
 	"constellation/engine/kube"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/controlplane/controlplanetest"
@@ -24,18 +25,18 @@ func TestKeyRotationIsPublished(t *testing.T) {
 		t.Fatal(err)
 	}
 	none, err := c.KeyRotation(t.Context())
-	if err != nil || none != (cluster.KeyRotation{}) {
+	if err != nil || none != (kms.Rotation{}) {
 		t.Fatalf("before a rotation: %+v, %v", none, err)
 	}
-	second := cluster.KeyRotation{Generation: 2, Record: "generation 2 by ops"}
+	second := kms.Rotation{Generation: 2, Record: "generation 2 by ops"}
 	rewritten := second
 	rewritten.Rewritten = 2
-	for _, step := range []struct{ old, next cluster.KeyRotation }{{none, second}, {none, second}, {second, rewritten}} { // the second one after a lost answer
+	for _, step := range []struct{ old, next kms.Rotation }{{none, second}, {none, second}, {second, rewritten}} { // the second one after a lost answer
 		if err := c.PublishKeyRotation(t.Context(), step.old, step.next); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := c.PublishKeyRotation(t.Context(), second, cluster.KeyRotation{Generation: 3}); !errors.Is(err, cluster.ErrConflict) {
+	if err := c.PublishKeyRotation(t.Context(), second, kms.Rotation{Generation: 3}); !errors.Is(err, cluster.ErrConflict) {
 		t.Errorf("in the place of another one: %v", err)
 	}
 	have, err := c.JoinConfig(t.Context())

@@ -17,14 +17,11 @@ import (
 	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
 
 	"constellation/engine/cluster"
+	"constellation/engine/kms"
 	"constellation/engine/kubeadm"
 )
 
 const (
-	// joinservice reads both. The mode is a kubeadm.Encryption.
-	keyFingerprint = "kmsFingerprint"
-	keyMode        = "kmsMode"
-
 	migrationManager = "constellation-kms-mode"
 	annotationDone   = "constellation.edgeless.systems/kms-done"
 
@@ -39,7 +36,7 @@ func (c *Client) Migration(ctx context.Context) (cluster.Migration, error) {
 	err := retry(ctx, func(ctx context.Context) error {
 		m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, joinConfigName, metav1.GetOptions{})
 		if err == nil {
-			out = cluster.Migration{Fingerprint: m.Data[keyFingerprint], Encrypts: m.Data[keyMode] == string(kubeadm.Encrypt), Done: m.Annotations[annotationDone]}
+			out = cluster.Migration{Fingerprint: m.Data[kms.FingerprintKey], Encrypts: m.Data[kms.ModeKey] == string(kubeadm.Encrypt), Done: m.Annotations[annotationDone]}
 		}
 		return err
 	})
@@ -55,7 +52,7 @@ func (c *Client) PublishMigration(ctx context.Context, m cluster.Migration) erro
 	if m.Encrypts {
 		mode = kubeadm.Encrypt
 	}
-	a := applycorev1.ConfigMap(joinConfigName, systemNamespace).WithData(map[string]string{keyFingerprint: m.Fingerprint, keyMode: string(mode)})
+	a := applycorev1.ConfigMap(joinConfigName, systemNamespace).WithData(map[string]string{kms.FingerprintKey: m.Fingerprint, kms.ModeKey: string(mode)})
 	if m.Done != "" {
 		a.WithAnnotations(map[string]string{annotationDone: m.Done})
 	}

@@ -71,6 +71,7 @@ func run(ctx context.Context, args []string) error {
 		node       = f.String("node", os.Getenv("NODE_NAME"), "`name` of this machine's Node; empty outside of the cluster")
 		pod        = f.String("pod", os.Getenv("POD_NAME"), "`name` of the operator's pod; empty outside of the cluster")
 		kubeconfig = f.String("kubeconfig", "", "kubeconfig `file`, for development; empty inside a pod")
+		rotate     = f.Bool("rotate-key", false, "rotate the key that encrypts Secrets after each upgrade of all nodes")
 		level      slog.LevelVar
 	)
 	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
@@ -113,7 +114,7 @@ func run(ctx context.Context, args []string) error {
 	return operator.Run(ctx, operator.Config{
 		Cluster: cluster, Namespace: *namespace,
 		Cloud:         from.Control(cmp.Or(*metadata, from.MetadataAddress), cmp.Or(*address, from.ControlAddress)),
-		KeepApprovals: from.NoJoin, Spares: from.Enrolled, Agent: *agent, Relay: true, Node: *node, Pod: *pod,
+		KeepApprovals: from.NoJoin, Spares: from.Enrolled, RotateKey: *rotate, Agent: *agent, Relay: true, Node: *node, Pod: *pod,
 		MetricsAddress: *metrics, HealthAddress: *health, SnapshotAddress: *snapshots,
 		DiscoveryInterval: *interval, NoElection: !*election, Log: log,
 	})

@@ -53,6 +53,7 @@ const (
 	Rotate      = "rotate"
 	Generation  = "generation"
 	Raise       = "raise"
+	Used        = "used"
 	Encryption  = "encryption"
 )
 

@@ -59,6 +59,8 @@ type Server struct {
 
 	raising sync.Mutex // held while keys are replaced
 	raised  time.Time
+
+	polled, used atomic.Uint32 // generations, see use
 }
 
 // Store seals keys, as kms.Keys.Encode returns them, for the Server of a directory on a machine that is, or becomes, a member of the
@@ -118,15 +120,28 @@ func (s *Server) Serve(ctx context.Context, apiServer, joinService net.Listener)
 
 // Status implements KMS v2.
 func (s *Server) Status(context.Context, *kmsapi.StatusRequest) (*kmsapi.StatusResponse, error) {
-	return &kmsapi.StatusResponse{Version: "v2", Healthz: "ok", KeyId: s.keys.Load().ID()}, nil
+	keys := s.keys.Load()
+	if g := keys.Generation(); s.polled.Swap(g) == g {
+		s.use(g)
+	}
+	return &kmsapi.StatusResponse{Version: "v2", Healthz: "ok", KeyId: keys.ID()}, nil
+}
+
+// use notes that the API server encrypts with a generation. An API server that sees a new key in an answer to Status has a seed encrypted
+// with it before it asks again. After a restart of this process alone it has none encrypted, so a second answer counts, too.
+func (s *Server) use(generation uint32) {
+	for old := s.used.Load(); generation > old && !s.used.CompareAndSwap(old, generation); old = s.used.Load() {
+	}
 }
 
 // Encrypt implements KMS v2.
 func (s *Server) Encrypt(_ context.Context, r *kmsapi.EncryptRequest) (*kmsapi.EncryptResponse, error) {
-	c, id, err := s.keys.Load().Encrypt(r.GetPlaintext())
+	keys := s.keys.Load()
+	c, id, err := keys.Encrypt(r.GetPlaintext())
 	if err != nil {
 		return nil, s.refuse("encryption refused", r.GetUid(), err)
 	}
+	s.use(keys.Generation())
 	return &kmsapi.EncryptResponse{Ciphertext: c, KeyId: id}, nil
 }
 
@@ -150,6 +165,8 @@ func (s *Server) answer(ctx context.Context, m keyprocess.Message, log *slog.Log
 	switch m.Op {
 	case keyprocess.Generation:
 		return keyprocess.Message{Generation: s.keys.Load().Generation()}, nil
+	case keyprocess.Used:
+		return keyprocess.Message{Generation: s.used.Load()}, nil
 	case keyprocess.HandOver:
 		if m.Machine == nil || m.Machine.Role != cloud.ControlPlane {
 			return keyprocess.Message{}, errors.New("only control planes get the keys of the key service")

@@ -232,9 +232,40 @@ func TestGenerationIsRaised(t *testing.T) {
 			t.Errorf("raised to %d: it uses %d, %v, want %d", to, now, err, want)
 		}
 	}
+	conn, err := grpc.NewClient("unix://"+m.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	api := kmsapi.NewKeyManagementServiceClient(conn)
+	poll := func(times int) {
+		t.Helper()
+		for range times {
+			if _, err := api.Status(t.Context(), &kmsapi.StatusRequest{}, grpc.WaitForReady(true)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	used := func(want uint32) {
+		t.Helper()
+		if got, err := c.Used(t.Context()); err != nil || got != want {
+			t.Errorf("the API server uses generation %d, %v; want %d", got, err, want)
+		}
+	}
 	raise(1, 1, "")
+	used(0)
+	poll(1)
+	used(0) // it may use that of a former process
+	if _, err := api.Encrypt(t.Context(), &kmsapi.EncryptRequest{Plaintext: []byte("seed"), Uid: "1"}); err != nil {
+		t.Fatal(err)
+	}
+	used(1)
 	raise(2, 2, "")
+	poll(1)
+	used(1)
 	raise(2, 2, "")
+	poll(1) // it has nothing encrypted, so its seed is of this key already
+	used(2)
 	raise(1, 2, "") // never back
 	raise(3, 2, "less than 30s ago")
 	clock = clock.Add(raiseEvery)
@@ -243,6 +274,9 @@ func TestGenerationIsRaised(t *testing.T) {
 	raise(2+kms.MaxRaise, 18, "")
 	stop()
 	stop = m.serve()
+	used(0)
+	poll(2)
+	used(18)
 	if now, err := c.Ready(t.Context()); err != nil || now != 18 {
 		t.Errorf("after a restart: %d, %v", now, err)
 	}

@@ -23,6 +23,7 @@ import (
 	"constellation/assets"
 	"constellation/engine"
 	"constellation/engine/cluster"
+	"constellation/engine/kms"
 	"constellation/engine/plan"
 	"constellation/engine/registry"
 	"constellation/engine/revocation"
@@ -60,7 +61,7 @@ type Cluster struct {
 	revoked      revocation.List
 	tokens       map[string]bool // nodes that have a bootstrap token
 	tainted      map[string]bool
-	keys         cluster.KeyRotation
+	keys         kms.Rotation
 	keysInUse    func() []cluster.APIServerKey
 }
 
@@ -318,16 +319,16 @@ func (c *Cluster) SecretsReadable(ctx context.Context) error {
 }
 
 // KeyRotation implements [engine.Encryptor].
-func (c *Cluster) KeyRotation(ctx context.Context) (cluster.KeyRotation, error) {
+func (c *Cluster) KeyRotation(ctx context.Context) (kms.Rotation, error) {
 	if err := c.enter(ctx, "KeyRotation", false); err != nil {
-		return cluster.KeyRotation{}, err
+		return kms.Rotation{}, err
 	}
 	defer c.mu.Unlock()
 	return c.keys, nil
 }
 
 // PublishKeyRotation implements [engine.Encryptor].
-func (c *Cluster) PublishKeyRotation(ctx context.Context, old, next cluster.KeyRotation) error {
+func (c *Cluster) PublishKeyRotation(ctx context.Context, old, next kms.Rotation) error {
 	if err := c.enter(ctx, "PublishKeyRotation", true); err != nil {
 		return err
 	}

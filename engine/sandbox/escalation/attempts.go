@@ -38,16 +38,17 @@ func Subjects(c Cluster) []Subject {
 		return s
 	}
 	operator := map[string]string{
-		"mark a Node as obsolete":                      "annotations of Nodes are the operator's record",
-		"mark a Node as one that is upgraded in place": "the operator labels these Nodes",
-		"lend a Node to a Plan":                        "the operator lends what it has drained",
-		"keep the operator waiting for a Plan":         "annotations of Nodes are the operator's record",
-		"tell joining machines what to install":        "the operator publishes that, and machines run nothing that is not signed",
-		"make a PendingNode":                           "the operator's own intents",
-		"port-forward to a pod of ours":                "the way to relays, which ask for a token of their own",
-		"take the operator's leader Lease":             "the Lease of its leader",
-		"take the lock of upgrades of nodes":           "the operator and Plans share it",
-		"delete the Node of a control plane":           "Nodes of machines that are gone are deleted; whose machine that is, the operator asks the cloud",
+		"mark a Node as obsolete":                               "annotations of Nodes are the operator's record",
+		"mark a Node as one that is upgraded in place":          "the operator labels these Nodes",
+		"lend a Node to a Plan":                                 "the operator lends what it has drained",
+		"keep the operator waiting for a Plan":                  "annotations of Nodes are the operator's record",
+		"tell joining machines what to install":                 "the operator publishes that, and machines run nothing that is not signed",
+		"make a PendingNode":                                    "the operator's own intents",
+		"port-forward to a pod of ours":                         "the way to relays, which ask for a token of their own",
+		"take the operator's leader Lease":                      "the Lease of its leader",
+		"take the lock of upgrades of nodes":                    "the operator and Plans share it",
+		"raise the generation of the key that encrypts Secrets": "the operator rotates the key after upgrades",
+		"delete the Node of a control plane":                    "Nodes of machines that are gone are deleted; whose machine that is, the operator asks the cloud",
 	}
 	plans := map[string]string{
 		"start a privileged Job in system-upgrade":  "Jobs of Plans are privileged: this account is root on nodes, and its pod runs on control planes only",
@@ -345,6 +346,8 @@ func attemptsOn(c Cluster) []attempt {
 		{name: "take a snapshot of etcd", method: post, path: ours + "/etcdsnapshots", connect: true, wet: true},
 		review("be allowed snapshots of etcd", object{"verb": "create", "group": "update.edgeless.systems", "resource": "etcdsnapshots"}),
 		{name: "raise the generation of the key that encrypts Secrets", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/join-config", body: object{"data": object{"kmsGeneration": "1000"}}},
+		{name: "change what machines must prove with the generation of the key", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/join-config", body: object{"data": object{"kmsGeneration": "2", "trustRoots": "x"}}},
+		{name: "change another annotation of join-config", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/join-config", body: object{"metadata": object{"annotations": object{"constellation.edgeless.systems/other": "x"}}}},
 		{name: "change what machines must prove", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/join-config", body: object{"data": object{"trustRoots": "x"}}},
 		{name: "publish components", method: post, path: ns(core, "kube-system", "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "k8s-components-sha256-escalation"}}},
 		{name: "change what Jobs of Plans run", method: post, path: ns(core, Upgrade, "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "default-controller-env"}, "data": object{"SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE": "registry.invalid/escalation"}}},

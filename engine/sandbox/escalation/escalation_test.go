@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -35,6 +36,46 @@ func TestNobodyBecomesSomebodyElse(t *testing.T) {
 	}
 	t.Logf("%d attempts", tried)
 	otherControllerLeads(t, cp)
+	guardedSecretsAreWrittenAgain(t, cp)
+}
+
+// guardedSecretsAreWrittenAgain writes Secrets that policies guard as the controller manager does when the key changes that encrypts them:
+// as they are. Changes are refused.
+func guardedSecretsAreWrittenAgain(t *testing.T, cp *controlplane.ControlPlane) {
+	t.Helper()
+	if err := cp.Apply(t.Context(), []byte(`{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: migrator}, `+
+		`roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}, subjects: [{kind: User, name: migrator}]}`)); err != nil {
+		t.Fatal(err)
+	}
+	admin := kubernetes.NewForConfigOrDie(cp.Config()).CoreV1().Secrets(escalation.System)
+	cfg := rest.CopyConfig(cp.Config())
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: "migrator", Groups: []string{"system:authenticated"}}
+	secrets := kubernetes.NewForConfigOrDie(cfg).CoreV1().Secrets(escalation.System)
+	for _, s := range []corev1.Secret{
+		{ObjectMeta: metav1.ObjectMeta{Name: "sh.helm.release.v1.constellation-operator.v1", Labels: map[string]string{"owner": "helm"}}, Type: "helm.sh/release.v1", Data: map[string][]byte{"release": []byte("x")}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "long-lived", Annotations: map[string]string{corev1.ServiceAccountNameKey: "joinservice"}}, Type: corev1.SecretTypeServiceAccountToken},
+	} {
+		if _, err := admin.Create(t.Context(), &s, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		patch := func(body string) error {
+			_, err := secrets.Patch(t.Context(), s.Name, types.MergePatchType, []byte(body), metav1.PatchOptions{})
+			return err
+		}
+		var err error
+		await(t, func() bool { // the authorizer observes the binding with a delay
+			err = patch(`{}`)
+			return err == nil || strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
+		})
+		if err != nil {
+			t.Errorf("%s is not written as it is: %v", s.Name, err)
+		}
+		for _, body := range []string{`{"data":{"release":"eQ=="}}`, `{"metadata":{"labels":{"owner":"me"}}}`, `{"metadata":{"annotations":{"a":"b"}}}`, `{"metadata":{"finalizers":["a.invalid/b"]}}`, `{"immutable":true}`} {
+			if err := patch(body); err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+				t.Errorf("%s of %s: %v", body, s.Name, err)
+			}
+		}
+	}
 }
 
 // otherControllerLeads takes Leases as a controller of Plans that has another name than ours.
@@ -76,6 +117,8 @@ func TestWithoutPoliciesManySucceed(t *testing.T) {
 	for _, want := range []escalation.Finding{
 		{Subject: "ServiceAccount constellation-system/constellation-operator", Attempt: "make the autoscaler's pod privileged"},
 		{Subject: "ServiceAccount constellation-system/constellation-operator", Attempt: "label a worker as control plane"},
+		{Subject: "ServiceAccount constellation-system/constellation-operator", Attempt: "change what machines must prove with the generation of the key"},
+		{Subject: "ServiceAccount constellation-system/constellation-operator", Attempt: "change another annotation of join-config"},
 		{Subject: "ServiceAccount system-upgrade/system-upgrade", Attempt: "label a worker as control plane"},
 		{Subject: "kubelet of worker-1", Attempt: "mark a Node as obsolete through its status"},
 		{Subject: "kubelet of worker-1", Attempt: "make a mirror pod in our namespace"},
@@ -141,7 +184,11 @@ func cluster(t testing.TB, cp *controlplane.ControlPlane, charts ...string) esca
 func apply(t testing.TB, cp *controlplane.ControlPlane, charts ...string) {
 	t.Helper()
 	for _, c := range charts {
-		b, err := render.Chart(c, "v1.1.0", escalation.System, providers.LocalValues(), map[string]any{"release": "v1.1.0"})
+		values := map[string]any{"release": "v1.1.0"}
+		if c == "constellation-operator" {
+			values["operator"] = map[string]any{"rotateKey": true}
+		}
+		b, err := render.Chart(c, "v1.1.0", escalation.System, providers.LocalValues(), values)
 		if err != nil {
 			t.Fatal(err)
 		}

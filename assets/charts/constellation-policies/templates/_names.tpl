@@ -21,6 +21,15 @@ impersonate it, and one of them exists to take snapshots.
 !request.userInfo.username.startsWith('system:serviceaccount:{{ .Release.Namespace }}:') && !request.userInfo.username.startsWith('system:serviceaccount:system-upgrade:') &&
         authorizer.group('update.edgeless.systems').resource('etcdsnapshots').check('create').allowed()
 {{- end }}
+{{- /*
+Whoever writes a Secret or ConfigMap as it is changes nothing: so the controller manager has it encrypted with another
+key (StorageVersionMigration).
+*/}}
+{{- define "policies.changed" -}}
+!(request.operation == 'UPDATE' && object.?type == oldObject.?type && object.?data == oldObject.?data && object.?binaryData == oldObject.?binaryData && object.?immutable == oldObject.?immutable &&
+        object.metadata.?labels == oldObject.metadata.?labels && object.metadata.?annotations == oldObject.metadata.?annotations &&
+        object.metadata.?finalizers == oldObject.metadata.?finalizers && object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences)
+{{- end }}
 {{- /* A policy's binding: it denies, everywhere. */}}
 {{- define "policies.binding" -}}
 apiVersion: admissionregistration.k8s.io/v1
