@@ -84,10 +84,10 @@ func (r *keyRotations) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 		return ctrl.Result{}, err
 	}
 	if k.Target == targetOf(&nv) {
-		if k.Operator != k.Generation || k.Rewritten >= k.Generation {
-			return ctrl.Result{}, nil // done, or a console continues
+		if pending(k) {
+			return r.complete(ctx, &nv, config, k)
 		}
-		return r.complete(ctx, &nv, config, k)
+		return ctrl.Result{}, nil
 	}
 	return r.begin(ctx, &nv, config, k)
 }
@@ -128,12 +128,17 @@ func (r *keyRotations) begin(ctx context.Context, nv *v1alpha1.NodeVersion, conf
 	if err := r.write(ctx, config, next); err != nil {
 		return ctrl.Result{}, err
 	}
-	if next.Generation == k.Generation {
-		return ctrl.Result{}, nil
+	if next.Generation != k.Generation {
+		r.log.Info("generation of the key of Secrets published", "generation", next.Generation)
 	}
-	r.log.Info("generation of the key of Secrets published", "generation", next.Generation)
-	return ctrl.Result{RequeueAfter: rotationPoll}, nil
+	if pending(next) {
+		return ctrl.Result{RequeueAfter: rotationPoll}, nil
+	}
+	return ctrl.Result{}, nil
 }
+
+// pending reports whether the operator has a rotation to complete; a console completes its own.
+func pending(k kms.Rotation) bool { return k.Operator == k.Generation && k.Rewritten < k.Generation }
 
 // unable returns why the key is not rotated now; empty: it is.
 func (r *keyRotations) unable(ctx context.Context, config *corev1.ConfigMap, k kms.Rotation) (string, error) {

@@ -281,6 +281,11 @@ func TestKeyIsRotatedAfterUpgrades(t *testing.T) {
 	if r := s.rotation(); r.Operator != 2 || r.Rewritten != 0 || r.Target == first.Target || !strings.Contains(r.Record, "generation 2 by constellation-operator at ") {
 		t.Errorf("published %+v", r)
 	}
+	s.reaches("another", true) // an upgrade that comes meanwhile
+	s.noted()
+	if r := s.rotation(); r.Generation != 2 || r.Operator != 2 {
+		t.Errorf("after another upgrade: %+v", r)
+	}
 	s.eventually("it waits for the API server", func() (string, bool) {
 		return s.log.String(), strings.Contains(s.log.String(), "to encrypt with generation 2")
 	})
