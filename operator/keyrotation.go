@@ -186,7 +186,7 @@ func (r *keyRotations) complete(ctx context.Context, nv *v1alpha1.NodeVersion, c
 		return again, wrap("delete StorageVersionMigration", client.IgnoreNotFound(r.client.Delete(ctx, m)))
 	}
 	if !meta.IsStatusConditionTrue(m.Status.Conditions, string(storagemigrationv1.MigrationSucceeded)) {
-		r.wait("the controller manager to write Secrets again")
+		r.wait(fmt.Sprintf("the controller manager to write Secrets again with generation %d", k.Generation))
 		return again, nil
 	}
 	next := k
