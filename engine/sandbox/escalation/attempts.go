@@ -347,6 +347,8 @@ func attemptsOn(c Cluster) []attempt {
 		review("be allowed snapshots of etcd", object{"verb": "create", "group": "update.edgeless.systems", "resource": "etcdsnapshots"}),
 		{name: "raise the generation of the key that encrypts Secrets", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/join-config", body: object{"data": object{"kmsGeneration": "1000"}}},
 		{name: "change what machines must prove with the generation of the key", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/join-config", body: object{"data": object{"kmsGeneration": "2", "trustRoots": "x"}}},
+		{name: "have join-config deleted as an orphan", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/join-config", body: object{"metadata": object{"ownerReferences": []object{{"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "00000000-0000-0000-0000-000000000000"}}}}},
+		{name: "keep join-config from being changed", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/join-config", body: object{"immutable": true}},
 		{name: "change another annotation of join-config", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/join-config", body: object{"metadata": object{"annotations": object{"constellation.edgeless.systems/other": "x"}}}},
 		{name: "change what machines must prove", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/join-config", body: object{"data": object{"trustRoots": "x"}}},
 		{name: "publish components", method: post, path: ns(core, "kube-system", "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "k8s-components-sha256-escalation"}}},

@@ -119,6 +119,8 @@ func TestWithoutPoliciesManySucceed(t *testing.T) {
 		{Subject: "ServiceAccount constellation-system/constellation-operator", Attempt: "label a worker as control plane"},
 		{Subject: "ServiceAccount constellation-system/constellation-operator", Attempt: "change what machines must prove with the generation of the key"},
 		{Subject: "ServiceAccount constellation-system/constellation-operator", Attempt: "change another annotation of join-config"},
+		{Subject: "ServiceAccount constellation-system/constellation-operator", Attempt: "have join-config deleted as an orphan"},
+		{Subject: "ServiceAccount constellation-system/constellation-operator", Attempt: "keep join-config from being changed"},
 		{Subject: "ServiceAccount system-upgrade/system-upgrade", Attempt: "label a worker as control plane"},
 		{Subject: "kubelet of worker-1", Attempt: "mark a Node as obsolete through its status"},
 		{Subject: "kubelet of worker-1", Attempt: "make a mirror pod in our namespace"},

@@ -21,14 +21,18 @@ impersonate it, and one of them exists to take snapshots.
 !request.userInfo.username.startsWith('system:serviceaccount:{{ .Release.Namespace }}:') && !request.userInfo.username.startsWith('system:serviceaccount:system-upgrade:') &&
         authorizer.group('update.edgeless.systems').resource('etcdsnapshots').check('create').allowed()
 {{- end }}
+{{- /* An update of a Secret or ConfigMap that changes its data and annotations at most. */}}
+{{- define "policies.content" -}}
+request.operation == 'UPDATE' && object.?type == oldObject.?type && object.?binaryData == oldObject.?binaryData && object.?immutable == oldObject.?immutable &&
+        object.metadata.?labels == oldObject.metadata.?labels &&
+        object.metadata.?finalizers == oldObject.metadata.?finalizers && object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences
+{{- end }}
 {{- /*
-Whoever writes a Secret or ConfigMap as it is changes nothing: so the controller manager has it encrypted with another
+Everything but an update without a change. The controller manager makes such updates to have Secrets encrypted with another
 key (StorageVersionMigration).
 */}}
 {{- define "policies.changed" -}}
-!(request.operation == 'UPDATE' && object.?type == oldObject.?type && object.?data == oldObject.?data && object.?binaryData == oldObject.?binaryData && object.?immutable == oldObject.?immutable &&
-        object.metadata.?labels == oldObject.metadata.?labels && object.metadata.?annotations == oldObject.metadata.?annotations &&
-        object.metadata.?finalizers == oldObject.metadata.?finalizers && object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences)
+!({{ include "policies.content" . }} && object.?data == oldObject.?data && object.metadata.?annotations == oldObject.metadata.?annotations)
 {{- end }}
 {{- /* A policy's binding: it denies, everywhere. */}}
 {{- define "policies.binding" -}}
