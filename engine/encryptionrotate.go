@@ -300,7 +300,7 @@ type EncryptionStatus struct {
 	Pending bool `json:"pending,omitempty"`
 	// Rewritten is whether all Secrets were written since Generation was published.
 	Rewritten bool `json:"rewritten"`
-	// ByOperator is whether the operator has them written, after an upgrade.
+	// ByOperator is whether the operator completes this rotation, after an upgrade.
 	ByOperator bool   `json:"byOperator,omitempty"`
 	Record     string `json:"record,omitempty"`
 	// APIServers has one entry for each control plane.

@@ -85,10 +85,10 @@ func bringsEncryption(c *check.Run, to *release.Release) bool {
 	return replacesAll(c) && keyService(to, c.Hop.Planned())
 }
 
-// wanted is whether the configuration lets a cluster encrypt Secrets.
+// wanted reports whether the configuration permits the encryption of Secrets.
 func wanted(c *check.Run) bool { return c.Config.EncryptSecrets == nil || *c.Config.EncryptSecrets }
 
-// pending is whether an earlier upgrade began an encryption that the configuration still wants.
+// pending reports whether an earlier upgrade began an encryption that the configuration still permits.
 func pending(c *check.Run) bool { return c.State.ClusterValues.EncryptionPending && wanted(c) }
 
 // migrating returns the encryption of a cluster, with keys of its master secret.

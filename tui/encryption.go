@@ -148,7 +148,7 @@ func encryptionText(pg view.Page, e *engine.EncryptionStatus) []string {
 		rewritten = "not all Secrets were written with it: run `constellation encryption rotate`"
 	}
 	if e.ByOperator {
-		rewritten = "the operator has all Secrets written with it; `constellation encryption rotate` does, too"
+		rewritten = "the operator rewrites all Secrets with it; `constellation encryption rotate` completes that, too"
 	}
 	if e.Pending {
 		rewritten = "not all Secrets are encrypted: run `constellation upgrade apply`"

@@ -16,13 +16,13 @@ const (
 	ModeKey = "kmsMode"
 )
 
-// annotations begins the names of annotations of join-config. The policy constellation-machine-configuration lets the operator write them.
+// annotationPrefix is common to annotations of join-config. Policy constellation-machine-configuration permits the operator to write them.
 const (
-	annotations          = "constellation.edgeless.systems/kms-"
-	annotationGeneration = annotations + "generation"
-	annotationRewritten  = annotations + "rewritten"
-	annotationTarget     = annotations + "target"
-	annotationOperator   = annotations + "operator"
+	annotationPrefix     = "constellation.edgeless.systems/kms-"
+	annotationGeneration = annotationPrefix + "generation"
+	annotationRewritten  = annotationPrefix + "rewritten"
+	annotationTarget     = annotationPrefix + "target"
+	annotationOperator   = annotationPrefix + "operator"
 )
 
 // Rotation is what join-config has about rotations of the key that encrypts Secrets in etcd. The zero value is that of a new cluster.
