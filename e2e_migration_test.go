@@ -15,10 +15,10 @@ import (
 )
 
 // TestExistingClusterOfSimulatedMachinesIsEncrypted upgrades a cluster that stores Secrets as they are. No console is there while its control
-// plane is replaced.
+// plane is replaced. The configuration keeps the measurements of the former image: flags name the target.
 func TestExistingClusterOfSimulatedMachinesIsEncrypted(t *testing.T) {
 	t.Parallel()
-	encryptsExisting(t, simulatedMachines, 1)
+	encryptsExisting(t, simulatedMachines, 1, "--to", "v1.1.0", "--kubernetes", current)
 }
 
 // TestExistingClusterOfThreeSimulatedControlPlanesIsEncrypted does the same with three of them.
@@ -33,7 +33,8 @@ func TestExistingClusterOfRealMachinesIsEncrypted(t *testing.T) {
 	encryptsExisting(t, realMachines, 3)
 }
 
-func encryptsExisting(t *testing.T, kind machineKind, controlPlanes int) {
+// encryptsExisting encrypts a cluster by an upgrade to the target that flags name, or to the next hop.
+func encryptsExisting(t *testing.T, kind machineKind, controlPlanes int, target ...string) {
 	old := []string{"--release", "v1.0.0", "--image", "v1.0.0"}
 	var c *cloud
 	if kind == realMachines {
@@ -54,12 +55,14 @@ func encryptsExisting(t *testing.T, kind machineKind, controlPlanes int) {
 	write(config + off)
 	c.run(8*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
 	c.wantStored("first", false)
-	c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
-	if out := c.run(2*time.Minute, "upgrade", "apply", "--dry-run", "--non-interactive", "--yes").want(plan.ExitDone).stdout; strings.Contains(out, "prepare-encryption") {
+	apply := append([]string{"upgrade", "apply", "--non-interactive", "--yes"}, target...)
+	if len(target) == 0 {
+		c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
+	}
+	if out := c.run(2*time.Minute, append(apply, "--dry-run")...).want(plan.ExitDone).stdout; strings.Contains(out, "prepare-encryption") {
 		t.Errorf("`encryptSecrets: false` does not leave Secrets as they are:\n%s", out)
 	}
 	write(strings.Replace(read(t, file), off, "\n", 1))
-	apply := []string{"upgrade", "apply", "--non-interactive", "--yes"}
 	former := strings.Fields(c.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"))
 	c.run(5*time.Minute, append(apply, "--detach")...).want(plan.ExitDone)
 	c.wantState("encryptionPending: true")

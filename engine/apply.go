@@ -197,7 +197,7 @@ func (a *applyRun) fill(ctx context.Context, c *check.Run) error {
 		return err
 	}
 	var note string
-	if a.migration, note, err = a.e.migrates(c, a.clusterRun, a.request); err != nil {
+	if a.migration, note, err = a.e.migrates(ctx, c, a.clusterRun, a.request); err != nil {
 		return err
 	}
 	if note != "" {
@@ -427,7 +427,7 @@ func (e *Engine) goOn(ctx context.Context, c *check.Run, p *plan.Plan, r ApplyRe
 	}
 	if pending(c) {
 		var err error
-		if a.migration, err = e.migrating(run); err != nil {
+		if a.migration, err = e.migratingTo(ctx, c, run); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,14 +59,14 @@ type migrating struct {
 
 // migrates returns the encryption that a hop brings to the cluster; nil if it brings none. note says why a cluster that could encrypt does
 // not.
-func (e *Engine) migrates(c *check.Run, run *clusterRun, r ApplyRequest) (m *migrating, note string, err error) {
+func (e *Engine) migrates(ctx context.Context, c *check.Run, run *clusterRun, r ApplyRequest) (m *migrating, note string, err error) {
 	switch {
 	case c.State.ClusterValues.EncryptionPending && !wanted(c):
 		return nil, "An earlier upgrade began to encrypt Secrets, and `encryptSecrets: false` stops that: run `constellation encryption disable`.", nil
 	case r.skips(StepEncryptPrepare) && !pending(c), !bringsEncryption(c, run.release):
 		return nil, "", nil
 	}
-	m, err = e.migrating(run)
+	m, err = e.migratingTo(ctx, c, run)
 	var own *plan.Error
 	if errors.As(err, &own) && own.Exit == plan.ExitUsage && !pending(c) {
 		return nil, "Secrets stay without encryption in etcd: " + own.Err.Error() + ".", nil
@@ -91,9 +92,20 @@ func wanted(c *check.Run) bool { return c.Config.EncryptSecrets == nil || *c.Con
 // pending reports whether an earlier upgrade began an encryption that the configuration still permits.
 func pending(c *check.Run) bool { return c.State.ClusterValues.EncryptionPending && wanted(c) }
 
-// migrating returns the encryption of a cluster, with keys of its master secret.
-func (e *Engine) migrating(run *clusterRun) (*migrating, error) {
-	_, judge, err := memberValidator(run.config, run.state)
+// migratingTo returns the encryption of a cluster in an upgrade. Its new control planes have the image of the upgrade, which the
+// configuration does not name after `--to`.
+func (e *Engine) migratingTo(ctx context.Context, c *check.Run, run *clusterRun) (*migrating, error) {
+	expected, err := c.Expected(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return e.migrating(run, expected)
+}
+
+// migrating returns the encryption of a cluster, with keys of its master secret. Control planes that get keys have the measurements of
+// the expected configuration.
+func (e *Engine) migrating(run *clusterRun, expected *workspace.Config) (*migrating, error) {
+	_, judge, err := memberValidator(expected, run.state)
 	if err != nil {
 		return nil, err
 	}
@@ -285,7 +297,7 @@ func (m *migrating) await(ctx context.Context, r *plan.Reporter, read func(Migra
 	}
 	m.hide(r)
 	settled := map[string]bool{}
-	var last error
+	var last *attempt
 	least, changed := -1, m.e.now()
 	for {
 		limited, cancel := context.WithTimeout(ctx, m.e.limits.api)
@@ -306,7 +318,8 @@ func (m *migrating) await(ctx context.Context, r *plan.Reporter, read func(Migra
 		}
 		if m.e.now().Sub(changed) > m.e.limits.still {
 			if failed.Err = errors.New(text); last != nil {
-				failed.Err = fmt.Errorf("%s (%w)", text, last)
+				failed.Err = fmt.Errorf("%s (%w)", text, last.Err)
+				failed.Remedy = cmp.Or(last.Remedy, failed.Remedy)
 			}
 			return &failed
 		}
@@ -316,7 +329,7 @@ func (m *migrating) await(ctx context.Context, r *plan.Reporter, read func(Migra
 		case failure.Exit == plan.ExitBlocked: // another master secret
 			return failure.Error
 		default:
-			last = failure.Err
+			last = failure
 		}
 		if !delay.For(ctx, min(keyPoll, m.e.limits.still/4)) {
 			return ctx.Err()
@@ -456,7 +469,7 @@ func (e *Engine) encryptOnly(ctx context.Context, c *check.Run, p *plan.Plan, r 
 	run := &clusterRun{e: e, facts: &facts{config: c.Config, state: c.State, provider: c.Cloud}}
 	a := &applyRun{clusterRun: run, request: r, plan: p}
 	var err error
-	if a.migration, err = e.migrating(run); err != nil {
+	if a.migration, err = e.migratingTo(ctx, c, run); err != nil {
 		return err
 	}
 	if err := a.skip(ctx, a.migration.last()); err != nil {
@@ -519,7 +532,7 @@ func (e *Engine) PlanDisableEncryption(ctx context.Context, r DisableEncryptionR
 	if c.EncryptSecrets == nil || *c.EncryptSecrets {
 		return nil, &plan.Error{Op: disableOp, Err: errors.New("the next upgrade would encrypt them again"), Remedy: "write `encryptSecrets: false` into " + workspace.ConfigFile + " first", Exit: plan.ExitUsage}
 	}
-	m, err := e.migrating(&clusterRun{e: e, facts: &facts{config: c, state: s}})
+	m, err := e.migrating(&clusterRun{e: e, facts: &facts{config: c, state: s}}, c)
 	if err != nil {
 		return nil, err
 	}

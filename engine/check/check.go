@@ -551,6 +551,27 @@ func (c *Run) measured(ctx context.Context, v version.Version) (attestation.Meas
 	return out, nil
 }
 
+// Expected returns the configuration with the measurements of the machines that an upgrade makes: of
+// the hop, or else of the release that the user named. A release that the cluster alone names does
+// not count: an attacker in the cluster could name an old one.
+func (c *Run) Expected(ctx context.Context) (*workspace.Config, error) {
+	named := c.Request.Release
+	switch {
+	case c.Next != nil:
+		return c.Next, nil
+	case named.IsZero() || named.Equal(c.Config.Image) || c.Config.Attestation.TPM2 == nil:
+		return c.Config, nil
+	}
+	m, err := c.measured(ctx, named)
+	if err != nil {
+		return nil, &plan.Error{
+			Op: "read the measurements of image " + named.String(), Err: err,
+			Remedy: "write image and measurements of the running control planes into " + workspace.ConfigFile + ", and leave --to out",
+		}
+	}
+	return workspace.HopConfig{Image: named, Measurements: m}.Apply(c.Config), nil
+}
+
 // registersOf returns the measurements of a machine that booted an image. The cloud has those of
 // its own images, the feed those of all others.
 func (c *Run) registersOf(ctx context.Context, v version.Version) (map[uint32][]byte, error) {
