@@ -196,16 +196,17 @@ func (c *cloud) renews(node, controlPlane string) {
 }
 
 // TestUpgradeFromAnOlderProgramInPlace brings a cluster that olderCommit made to this build in two
-// hops. The first replaces the control plane by a machine of the new image. The second upgrades
-// Kubernetes: the control plane by its agent and a new machine, and the workers in place. The
-// agents of olderCommit install the verifying agent there first. At last the workers are
-// replaced.
+// hops. The first replaces the control plane by a machine of the new image, and the console has the
+// new API server encrypt Secrets. The second upgrades Kubernetes: the control plane by its agent and a
+// new machine, which gets its keys with its ticket, and the workers in place. The agents of
+// olderCommit install the verifying agent there first. At last the workers are replaced.
 //
 //	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 60m -run TestUpgradeFromAnOlderProgram .
 func TestUpgradeFromAnOlderProgramInPlace(t *testing.T) {
 	c := newOlderCluster(t)
 	l := c.startLoad()
-	c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
+	c.run(time.Minute, "upgrade", "check", "--write-config", "--to", "v1.1.0", "--kubernetes", olderKubernetes).want(plan.ExitDone)
+	c.edit("# keepWorkers: false\n", "keepWorkers: true\n")
 	c.applies(olderKubernetes, 1)
 	c.wantProtected("between two hops")
 	c.wantState("encryptsSecrets: true") // the new control plane brought the encryption
@@ -217,12 +218,13 @@ func TestUpgradeFromAnOlderProgramInPlace(t *testing.T) {
 		return c.kubectl("get", "nodes", "-l", "!node-role.kubernetes.io/control-plane", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} {.spec.unschedulable}{"\n"}{end}`)
 	}
 	stayed := workers()
-	c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
+	c.run(time.Minute, "upgrade", "check", "--write-config", "--to", "v1.1.0", "--kubernetes", olderNext).want(plan.ExitDone)
 	guarded := c.guarded()
 	c.applies(olderNext, 3)
 	guarded()
 	c.wantAnswered(l, "worker-0", "worker-1")
 	c.wantProtected("after the last hop")
+	c.wantStored("upgraded", true)
 	c.wantImages("control-plane v1.1.0", "worker v1.0.0", "worker v1.0.0")
 	if now := workers(); now != stayed {
 		t.Errorf("workers are\n%s\nwant unchanged\n%s", now, stayed)
