@@ -478,7 +478,7 @@ func TestPodsAreRestricted(t *testing.T) {
 				"hostPort (container \"joinservice\" uses hostPorts 9090, 9091)",
 				"probe or lifecycle host (container \"joinservice\" uses probe or lifecycle host \"127.0.0.1\")",
 				"restricted volume types (volumes \"tpm\", \"pki\" use restricted volume type \"hostPath\")",
-				"runAsNonRoot != true (pod or container \"joinservice\" must set securityContext.runAsNonRoot=true)",
+				"runAsNonRoot != true (pod or containers \"joinservice\", \"ca-signer\" must set securityContext.runAsNonRoot=true)",
 				"runAsUser=0 (pod must not set runAsUser=0)",
 			},
 			mounts: []string{"/etc/kubernetes/pki at /pki (read-only)", "/var/lib/constellation-tpm at /run/tpm (read-only)"},
@@ -533,6 +533,9 @@ func mountsOfHost(t *testing.T, pod *corev1.PodSpec) []string {
 	t.Helper()
 	var out []string
 	for _, v := range pod.Volumes {
+		if v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumMemory {
+			continue
+		}
 		if v.HostPath == nil {
 			t.Errorf("volume %s is not a directory of the host", v.Name)
 			continue
@@ -1093,6 +1096,29 @@ func encode(t *testing.T, v any) []byte {
 	return b
 }
 
+// caSigner returns the container of the CA signer. The other one, which the network reaches, has nothing of the host, and no privileges.
+func caSigner(t *testing.T, pod corev1.PodSpec) corev1.Container {
+	t.Helper()
+	if len(pod.Containers) != 2 || pod.Containers[0].Name != "joinservice" || pod.Containers[1].Name != "ca-signer" {
+		t.Fatalf("containers %v", pod.Containers)
+	}
+	service := pod.Containers[0]
+	for _, m := range service.VolumeMounts {
+		for _, v := range pod.Volumes {
+			if v.Name == m.Name && (v.HostPath != nil || !m.ReadOnly && v.ConfigMap == nil) {
+				t.Errorf("the join service has %s at %s, read-only %t", v.Name, m.MountPath, m.ReadOnly)
+			}
+		}
+	}
+	if s := service.SecurityContext; s.Privileged != nil || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation || !slices.Contains(s.Capabilities.Drop, "ALL") {
+		t.Errorf("the join service has privileges: %+v", s)
+	}
+	if signer := pod.Containers[1]; len(signer.Ports) > 0 || slices.ContainsFunc(signer.Args, func(a string) bool { return strings.HasPrefix(a, "--listen") }) {
+		t.Errorf("the CA signer listens: %v, %q", signer.Ports, signer.Args)
+	}
+	return pod.Containers[1]
+}
+
 // A pod reaches a TPM by a socket, unless the provider chooses a device, which a privileged container
 // alone can open.
 func TestTPMIsTheProvidersChoice(t *testing.T) {
@@ -1114,7 +1140,7 @@ func TestTPMIsTheProvidersChoice(t *testing.T) {
 				host = *v.HostPath
 			}
 		}
-		c := s.Containers[0]
+		c := caSigner(t, s)
 		for _, m := range c.VolumeMounts {
 			if m.Name == "tpm" {
 				at = m.MountPath
@@ -1161,11 +1187,12 @@ func TestKeysOfTheMachine(t *testing.T) {
 			host := slices.ContainsFunc(s.Volumes, func(v corev1.Volume) bool {
 				return v.Name == name && v.HostPath.Path == dir && *v.HostPath.Type == corev1.HostPathDirectoryOrCreate
 			})
-			mount := slices.ContainsFunc(s.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
+			c := caSigner(t, s)
+			mount := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
 				return m.Name == name && m.MountPath == dir && m.ReadOnly
 			})
-			if !host || !mount || !slices.Contains(s.Containers[0].Args, "--"+name+"="+socket) {
-				t.Errorf("volume %t, mount %t, arguments %q", host, mount, s.Containers[0].Args)
+			if !host || !mount || !slices.Contains(c.Args, "--"+name+"="+socket) || !slices.Contains(s.Containers[0].Args, "--"+name) {
+				t.Errorf("volume %t, mount %t, arguments %q and %q", host, mount, c.Args, s.Containers[0].Args)
 			}
 		}
 	}
@@ -1219,11 +1246,12 @@ func TestEventLogOfTheMachine(t *testing.T) {
 					host = v.HostPath.Path
 				}
 			}
-			n := slices.IndexFunc(d.Spec.Template.Spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "event-log" })
+			c := caSigner(t, d.Spec.Template.Spec)
+			n := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "event-log" })
 			if n < 0 || host != p.EventLogDir {
 				t.Fatalf("no mount, or another directory of the host: %q", host)
 			}
-			m := d.Spec.Template.Spec.Containers[0].VolumeMounts[n]
+			m := c.VolumeMounts[n]
 			if m.MountPath != host || !m.ReadOnly || !strings.HasPrefix(attestation.EventLogPath(p.TPMAddress), m.MountPath+"/") {
 				t.Errorf("%+v, and the log is %s", m, attestation.EventLogPath(p.TPMAddress))
 			}
@@ -1265,7 +1293,7 @@ func TestTPMsOfEnrolledMachines(t *testing.T) {
 			return nil
 		})
 		pod := d.Spec.Template.Spec
-		c := pod.Containers[0]
+		c := caSigner(t, pod)
 		if !slices.Contains(c.Args, "--tpm=enrolled:"+machines.IdentityDir) {
 			t.Errorf("%s: arguments %q", tt.name, c.Args)
 		}

@@ -281,13 +281,17 @@ func (v memberValidator) Validate(ctx context.Context, document, userData []byte
 func (c *JoinClient) ticket(ctx context.Context, self cloud.Instance, key *ecdsa.PrivateKey, csr []byte) (*ticket, *serviceConn, error) {
 	var p pause
 	var told string
+	var sealing sealing
 	for {
 		endpoints, err := c.endpoints(ctx, self)
 		var asked time.Duration
 		limit := quietPause
 		for _, e := range endpoints {
 			start := time.Now()
-			t, conn, answered, e1 := c.ask(ctx, e, self, key, csr)
+			if err = sealing.renew(ctx, self.Role, c.Issuer); err != nil {
+				break
+			}
+			t, conn, answered, e1 := c.ask(ctx, e, self, key, csr, sealing.Sealing)
 			if e1 == nil {
 				// With connection and evidence of both sides; without the waiting before.
 				c.Log.Info("join ticket received", "from", e, "took", time.Since(start).Round(time.Millisecond))
@@ -314,6 +318,28 @@ func (c *JoinClient) ticket(ctx context.Context, self cloud.Instance, key *ecdsa
 			return nil, nil, err
 		}
 	}
+}
+
+// sealing is the key to which join services have the secrets of this machine's ticket encrypted; zero for workers.
+type sealing struct {
+	*joinproto.Sealing
+	made time.Time
+}
+
+// sealingAge is how long requests have the same key. A TPM takes a while to attest one.
+const sealingAge = time.Minute
+
+// renew makes a key for a control plane, unless there is one that is new enough.
+func (s *sealing) renew(ctx context.Context, role cloud.Role, issuer attestation.Issuer) error {
+	if role != cloud.ControlPlane || time.Since(s.made) < sealingAge {
+		return nil
+	}
+	next, err := joinproto.NewSealing(ctx, issuer.Issue)
+	if err != nil {
+		return err
+	}
+	s.Sealing, s.made = next, time.Now()
+	return nil
 }
 
 func (c *JoinClient) pause(ctx context.Context, p *pause, asked, limit time.Duration) error {
@@ -402,7 +428,7 @@ func (c *JoinClient) connect(endpoint string, v attestation.Validator) (*service
 // ask requests a ticket from one join service and checks that the service is a
 // member of the cluster that the ticket names. answered says that something spoke
 // attested TLS there, so that asking again is not free for it.
-func (c *JoinClient) ask(ctx context.Context, endpoint string, self cloud.Instance, key *ecdsa.PrivateKey, csr []byte) (_ *ticket, _ *serviceConn, answered bool, err error) {
+func (c *JoinClient) ask(ctx context.Context, endpoint string, self cloud.Instance, key *ecdsa.PrivateKey, csr []byte, sealing *joinproto.Sealing) (_ *ticket, _ *serviceConn, answered bool, err error) {
 	conn, err := c.connect(endpoint, c.Validator())
 	if err != nil {
 		return nil, nil, false, err
@@ -415,7 +441,11 @@ func (c *JoinClient) ask(ctx context.Context, endpoint string, self cloud.Instan
 	ctx, cancel := context.WithTimeout(ctx, ticketTimeout)
 	defer cancel()
 	var p peer.Peer
-	raw, err := joinproto.NewJoinServiceClient(conn).IssueJoinTicket(ctx, &joinproto.IssueJoinTicketRequest{CertificateRequest: csr}, grpc.Peer(&p))
+	req := &joinproto.IssueJoinTicketRequest{CertificateRequest: csr}
+	if sealing != nil {
+		sealing.Ask(req)
+	}
+	raw, err := joinproto.NewJoinServiceClient(conn).IssueJoinTicket(ctx, req, grpc.Peer(&p))
 	if err != nil {
 		if p.AuthInfo == nil {
 			err = conn.why(err)
@@ -433,6 +463,11 @@ func (c *JoinClient) ask(ctx context.Context, endpoint string, self cloud.Instan
 	}
 	if c.Cluster != nil && !bytes.Equal(c.Cluster, id) {
 		return nil, nil, true, fmt.Errorf("%s belongs to a cluster other than the one that claimed this machine", st.Identity.Name)
+	}
+	if sealing != nil {
+		if err := sealing.Open(raw); err != nil {
+			return nil, nil, true, fmt.Errorf("%s issued an invalid ticket: %w", st.Identity.Name, err)
+		}
 	}
 	t, err := c.parse(raw, self, key)
 	if err != nil {

@@ -53,6 +53,7 @@ type service struct {
 	answers  []error // one for each request, then tickets
 	standing error   // for a member; nil: it is one
 	change   func(*joinproto.IssueJoinTicketResponse)
+	plain    bool // like join services of earlier releases, which encrypt no secrets
 	requests [][]byte
 	reports  []string
 	refusals []error
@@ -119,7 +120,20 @@ func (s *service) IssueJoinTicket(ctx context.Context, req *joinproto.IssueJoinT
 	if s.change != nil {
 		s.change(t)
 	}
-	return t, nil
+	if s.plain || s.r.cloud.instance.Role != cloud.ControlPlane {
+		return t, nil
+	}
+	return t, s.seal(ctx, req, t)
+}
+
+// seal encrypts the secrets of a ticket, as CA signers do.
+func (s *service) seal(ctx context.Context, req *joinproto.IssueJoinTicketRequest, t *joinproto.IssueJoinTicketResponse) (err error) {
+	if _, err := s.r.judge(attestation.PCR15Zero()).Validate(ctx, req.GetSealingEvidence(), joinproto.SealingUserData(req.GetSealingKey())); err != nil {
+		return err
+	}
+	t.SealedSecrets, err = joinproto.Seal(req.GetSealingKey(), &joinproto.ControlPlaneSecrets{Files: t.ControlPlaneFiles, CertifierKeys: t.CertifierKeys, KmsKeys: t.KmsKeys})
+	t.ControlPlaneFiles, t.CertifierKeys, t.KmsKeys = nil, nil, nil
+	return err
 }
 
 // ticket is a good one for the rig's machine.

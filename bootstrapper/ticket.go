@@ -96,7 +96,7 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 	}
 	t.files = append(t.files, registryFiles(from)...)
 	if !controlPlane {
-		if len(raw.GetControlPlaneFiles())+len(raw.GetCertifierKeys())+len(raw.GetKmsKeys())+len(raw.GetKmsFingerprint()) > 0 {
+		if len(raw.GetControlPlaneFiles())+len(raw.GetCertifierKeys())+len(raw.GetKmsKeys())+len(raw.GetKmsFingerprint())+len(raw.GetSealedSecrets()) > 0 {
 			// They must not be on a worker's disk, not even unused.
 			return nil, errors.New("it contains keys of the cluster, which a worker must not have")
 		}

@@ -39,6 +39,8 @@ var (
 	errNoCertifier     = errors.New("this cluster has no certifier")
 	errCertifier       = errors.New("the certifier of this control plane does not answer")
 	errKeyService      = errors.New("the key service of this control plane does not answer")
+	errSigner          = errors.New("the CA signer of this control plane does not answer, or lacks something for now")
+	errSecrets         = errors.New("this machine does not get the keys of control planes; see the join service's log")
 	errCertification   = errors.New("certificate of the attestation key refused")
 	errCertified       = errors.New("a certificate confirms this machine: the vendor's API must, so connect without it")
 	errTokenTaken      = errors.New("the name of this machine's bootstrap token is used by another machine")
@@ -73,6 +75,10 @@ func answer(err error) error {
 		return later(codes.Unavailable, errCertifier.Error(), 3*time.Second)
 	case errors.Is(err, errKeyService):
 		return later(codes.Unavailable, errKeyService.Error(), 3*time.Second)
+	case errors.Is(err, errSigner):
+		return later(codes.Unavailable, errSigner.Error(), 3*time.Second)
+	case errors.Is(err, errSecrets):
+		return status.Error(codes.PermissionDenied, errSecrets.Error())
 	case errors.Is(err, errRequest):
 		return status.Error(codes.InvalidArgument, err.Error())
 	case errors.As(err, &revoked):

@@ -194,7 +194,7 @@ func (y *yard) joins(t *testing.T, id attestation.Identity, issuer attestation.I
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	return joinproto.NewJoinServiceClient(conn).IssueJoinTicket(t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: csr(t, id, p256(t), nil)})
+	return request(t, joinproto.NewJoinServiceClient(conn), id, issuer)
 }
 
 // joinsAs is joins of a machine at its own address.

@@ -4,9 +4,7 @@ import (
 	"crypto"
 	"crypto/rand"
 	"crypto/rsa"
-	"crypto/sha256"
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -74,8 +72,7 @@ func readAuthority(dir string) (*authority, error) {
 	if !ok || !pub.Equal(a.cert.PublicKey) {
 		return nil, errors.New("ca.key of the cluster's PKI does not belong to ca.crt")
 	}
-	sum := sha256.Sum256(a.cert.RawSubjectPublicKeyInfo)
-	a.hash = "sha256:" + hex.EncodeToString(sum[:])
+	a.hash = pinOf(a.cert)
 	return a, nil
 }
 
@@ -104,7 +101,7 @@ func parseRequest(der []byte, id attestation.Identity) (*x509.CertificateRequest
 	return r, nil
 }
 
-// sign returns the kubelet's serving certificate as PEM. Of the request only the
+// sign returns the kubelet's serving certificate in DER. Of the request only the
 // public key is used.
 func (a *authority) sign(r *x509.CertificateRequest, id attestation.Identity, now time.Time) ([]byte, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
@@ -131,11 +128,11 @@ func (a *authority) sign(r *x509.CertificateRequest, id attestation.Identity, no
 	if err != nil {
 		return nil, fmt.Errorf("sign certificate: %w", err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
+	return der, nil
 }
 
-// controlPlaneFiles reads the files for a control plane. It is called only for attested
-// control planes, so the keys are in memory only while their ticket is issued.
+// controlPlaneFiles reads the files for a control plane. It is called only for those that may join, so the keys of the other authorities
+// are in memory only while their ticket is issued.
 func (a *authority) controlPlaneFiles() ([]*joinproto.File, error) {
 	root, err := os.OpenRoot(a.dir)
 	if err != nil {
@@ -151,4 +148,13 @@ func (a *authority) controlPlaneFiles() ([]*joinproto.File, error) {
 		files = append(files, &joinproto.File{Name: name, Data: b})
 	}
 	return files, nil
+}
+
+// readFile reads a file of the PKI without following a link out of it.
+func readFile(root *os.Root, name string) ([]byte, error) {
+	b, err := root.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("read %s of the cluster's PKI: %w", name, err)
+	}
+	return b, nil
 }

@@ -192,8 +192,7 @@ func TestCertificateIsForServingTheNodeOnly(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			block, _ := pem.Decode(p)
-			cert, err := x509.ParseCertificate(block.Bytes)
+			cert, err := x509.ParseCertificate(p)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -303,10 +303,12 @@ func TestBenchServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := New(Config{
-		Cluster: access, Namespace: namespace, Metadata: sandboxapi.NewMetadata(c.Metadata), Issuer: issuer, Attestation: attestation.TPMMethod(), PKI: c.PKI, APIServerPort: 6443,
+	both := Access{
+		Cluster: access, Namespace: namespace, Metadata: sandboxapi.NewMetadata(c.Metadata), Attestation: attestation.TPMMethod(),
 		Log: slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-	})
+	}
+	socket, _ := runSigner(t, SignerConfig{Access: both, Issuer: issuer, PKI: c.PKI})
+	s, err := New(Config{Access: both, Signer: socket, APIServerPort: 6443})
 	if err != nil {
 		t.Fatal(err)
 	}

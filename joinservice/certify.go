@@ -246,16 +246,7 @@ func (s *Server) certify(ctx context.Context, st attestation.Statement, stream j
 		return errBusy
 	}
 	defer s.certification.busy.Delete(st.Key)
-	key, err := s.directory.verify(ctx, st, source(ctx))
-	if err != nil {
-		return err
-	}
-	machine := st.Identity // as records name it
-	machine.ProviderID = key
-	if err := s.kube.staying(machine); err != nil {
-		return err
-	}
-	if err := s.kube.allowed(machine); err != nil {
+	if _, err := s.machine(ctx, st, source(ctx)); err != nil {
 		return err
 	}
 	first, err := stream.Recv()

@@ -96,7 +96,7 @@ func (g *project) joins(t *testing.T, addr string, v *lab.VM, issuer attestation
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	return joinproto.NewJoinServiceClient(conn).IssueJoinTicket(t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: csr(t, v.Identity(), p256(t), nil)})
+	return request(t, joinproto.NewJoinServiceClient(conn), v.Identity(), issuer)
 }
 
 // wantRefused fails the test unless no ticket was issued, and the log of the join service has each of logged.

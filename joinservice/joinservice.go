@@ -11,8 +11,11 @@
 // published components for the role; the Secret of the registry, if one is configured, is
 // valid; a control plane holds the join turn. Then come the
 // certificate, bound to the identity; a JoiningNode, which tracks the machine; and a bootstrap
-// token. A control plane also gets the keys of the certifier and of the key service, if there are any. No secret is created or read before the checks pass, and repeating a request at any
-// point is safe.
+// token. A control plane also gets the keys of the CA, of the certifier and of the key service. No secret is created or read before the
+// checks pass, and repeating a request at any point is safe.
+//
+// The process that the network reaches has none of these keys: a [Server] asks the [Signer] beside it, which judges new control planes
+// by itself and encrypts their keys for them.
 //
 // Several replicas run independently: state that outlives a request is in the API server. The
 // package does not decide which version a machine gets, and never stores or logs a token or a
@@ -28,7 +31,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -39,7 +41,6 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/types/known/timestamppb"
-	"k8s.io/client-go/rest"
 
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
@@ -59,31 +60,20 @@ type metadata interface {
 	LoadBalancer(context.Context) (string, error)
 }
 
-// Config configures a Server. All fields except Log, RegistrySecret, Certifier and KMS are required.
+// Config configures a Server.
 type Config struct {
-	// Cluster is the access to the API server. Its rate limits are replaced.
-	Cluster *rest.Config
-	// Namespace has the Lease of the control planes' join turn.
-	Namespace string
-	// Metadata is the cloud's metadata service.
-	Metadata metadata
-	// Issuer proves to joining machines that this one is a member of the cluster.
-	Issuer attestation.Issuer
-	// Attestation judges the machines of this cloud.
-	Attestation attestation.Method
-	// PKI is a folder with the layout of /etc/kubernetes/pki.
-	PKI string
+	// Access has the namespace with the Lease of the control planes' join turn.
+	Access
+	// Signer is the socket of the CA signer, which has the identity of this machine and the keys of the cluster.
+	Signer string
 	// APIServerPort is the API server's port at the load balancer.
 	APIServerPort int
 	// RegistrySecret is the Secret in Namespace with the registry of joining machines; empty: none.
 	RegistrySecret string
-	// Certifier is the path of the socket of this machine's certifier; empty: none. Then the vendor's API confirms each machine.
-	Certifier string
-	// KMS is the path of the socket of this machine's key service for join services; empty: API servers do not encrypt.
-	KMS string
-	// Spares is whether machines are enrolled, and some belong to their group only while they are assigned.
-	Spares bool
-	Log    *slog.Logger
+	// Certifier is whether the cluster has a certifier. Without, the vendor's API confirms each machine.
+	Certifier bool
+	// KMS is whether API servers encrypt Secrets.
+	KMS bool
 
 	certifierPoll time.Duration // 0: certifierPoll
 	kmsPoll       time.Duration // 0: kmsPoll
@@ -93,25 +83,16 @@ type Config struct {
 type Server struct {
 	joinproto.UnimplementedJoinServiceServer
 
-	log       *slog.Logger
-	kube      *kube
+	*judge
 	turn      *turn
-	directory *directory
-	authority *authority
-	issuer    attestation.Issuer
-	method    attestation.Method
+	signer    *signerClient
 	metadata  metadata
 	apiPort   int
-	spares    *spares // nil: all machines belong to their groups
 	registers *registers
-	// certification is nil without a certifier.
-	certification *certification
 	// kms is nil if API servers do not encrypt. kmsEvery is the poll interval for a greater generation in join-config.
 	kms      *kms.Client
 	kmsEvery time.Duration
 
-	// snapshot has the present attestation requirements; nil until they were read.
-	snapshot atomic.Pointer[snapshot]
 	// slots limits the number of concurrent tickets.
 	slots chan struct{}
 	// reporters limits the reports of each joining machine.
@@ -133,8 +114,8 @@ const (
 	// a machine may register at the last moment.
 	joinDeadline = 20 * time.Minute
 
-	// A request is a CSR or a line of a report; both are small.
-	maxMessage = 64 << 10
+	// A request is a CSR, with evidence of a control plane, or a line of a report.
+	maxMessage = 64<<10 + attestation.MaxDocument
 	// Idle connections cost this much for a thousand joiners.
 	bufferSize = 4 << 10
 	// A peer that does not answer for this long is disconnected. With turnDuration, it bounds how
@@ -142,39 +123,27 @@ const (
 	pingEvery, pingTimeout = 4 * time.Second, 4 * time.Second
 )
 
-// New returns a Server that has read the cluster's CA, and nothing else yet.
+// New returns a Server that has read nothing yet.
 func New(c Config) (*Server, error) {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+	signer := &signerClient{socket: c.Signer}
+	var by *certification
+	if c.Certifier {
+		by = &certification{Client: certifier.Client{Socket: c.Signer}, changed: make(chan struct{}, 1), every: cmp.Or(c.certifierPoll, certifierPoll)}
 	}
-	a, err := readAuthority(c.PKI)
+	j, err := c.judge(signerIssuer{signer, c.Attestation.Variant}, by)
 	if err != nil {
 		return nil, err
 	}
-	k, err := newKube(c.Cluster, c.Namespace)
-	if err != nil {
-		return nil, err
-	}
-	k.registrySecret = c.RegistrySecret
-	d := newDirectory(c.Metadata)
-	d.listed = c.Attestation.Unmeasured
+	j.kube.registrySecret = c.RegistrySecret
 	s := &Server{
-		log: c.Log, kube: k, turn: newTurn(k), directory: d, authority: a,
-		issuer: c.Issuer, method: c.Attestation, metadata: c.Metadata, apiPort: c.APIServerPort,
+		judge: j, turn: newTurn(j.kube), signer: signer, metadata: c.Metadata, apiPort: c.APIServerPort,
 		slots: make(chan struct{}, concurrent),
 	}
-	if c.KMS != "" {
-		s.kms, s.kmsEvery = &kms.Client{Socket: c.KMS}, cmp.Or(c.kmsPoll, kmsPoll)
+	if c.KMS {
+		s.kms, s.kmsEvery = &kms.Client{Socket: c.Signer}, cmp.Or(c.kmsPoll, kmsPoll)
 	}
-	if c.Certifier != "" {
-		s.certification = &certification{Client: certifier.Client{Socket: c.Certifier}, changed: make(chan struct{}, 1), every: cmp.Or(c.certifierPoll, certifierPoll)}
-	}
-	if d.listed {
-		s.registers = &registers{kube: k, told: map[string]machines.Registers{}}
-	}
-	if c.Spares {
-		s.spares = &spares{kube: k, told: map[string]machines.Seen{}}
-		d.key = s.spares.key
+	if j.directory.listed {
+		s.registers = &registers{kube: j.kube, told: map[string]machines.Registers{}}
 	}
 	return s, nil
 }
@@ -305,16 +274,8 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.St
 	if demands == nil {
 		return nil, errNotReady
 	}
-	key, err := s.directory.verify(ctx, st, source(ctx))
+	machine, err := s.machine(ctx, st, source(ctx))
 	if err != nil {
-		return nil, err
-	}
-	machine := id // as records name it
-	machine.ProviderID = key
-	if err := s.kube.staying(machine); err != nil {
-		return nil, err
-	}
-	if err := s.kube.allowed(machine); err != nil {
 		return nil, err
 	}
 	if err := s.kube.notYetNode(ctx, id); err != nil {
@@ -324,7 +285,11 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.St
 	if err != nil {
 		return nil, err
 	}
-	t := &joinproto.IssueJoinTicketResponse{ClusterId: demands.clusterID, DiscoveryTokenCaCertHash: s.authority.hash}
+	pin, err := s.signer.pin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t := &joinproto.IssueJoinTicketResponse{ClusterId: demands.clusterID, DiscoveryTokenCaCertHash: pin}
 	// Before the turn: a machine that cannot get a ticket yet must not occupy it.
 	c, err := s.kube.components(ctx, id.Role)
 	if err != nil {
@@ -354,7 +319,7 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.St
 			return nil, err
 		}
 	}
-	if t.KubeletCertificate, err = s.authority.sign(csr, id, time.Now()); err != nil {
+	if t.KubeletCertificate, err = s.signer.sign(ctx, csr, id); err != nil {
 		return nil, err
 	}
 	if err := s.kube.expect(ctx, machine, c.name, time.Now().Add(joinDeadline)); err != nil {
@@ -367,27 +332,14 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.St
 		return nil, err
 	}
 	if controlPlane {
-		if err := s.addSecrets(ctx, t, id); err != nil {
+		if err := s.signer.addSecrets(ctx, t, req, id); err != nil {
 			return nil, err
+		}
+		if s.kms != nil {
+			s.addMode(t)
 		}
 	}
 	return t, nil
-}
-
-// addSecrets adds what only control planes get to a ticket: files, and keys that are sealed there.
-func (s *Server) addSecrets(ctx context.Context, t *joinproto.IssueJoinTicketResponse, id attestation.Identity) (err error) {
-	if t.ControlPlaneFiles, err = s.authority.controlPlaneFiles(); err != nil {
-		return err
-	}
-	if s.certification != nil {
-		if t.CertifierKeys, err = s.certification.HandOver(ctx, id); err != nil {
-			return certifierError(err)
-		}
-	}
-	if s.kms != nil {
-		return s.addKMS(ctx, t, id)
-	}
-	return nil
 }
 
 // source is the address from which a call came; the zero value if it has none.
@@ -430,13 +382,4 @@ func (s *Server) serveHealth(ctx context.Context, l net.Listener) error {
 		return fmt.Errorf("serve health: %w", err)
 	}
 	return nil
-}
-
-// readFile reads a file of the PKI without following a link out of it.
-func readFile(root *os.Root, name string) ([]byte, error) {
-	b, err := root.ReadFile(name)
-	if err != nil {
-		return nil, fmt.Errorf("read %s of the cluster's PKI: %w", name, err)
-	}
-	return b, nil
 }

@@ -48,6 +48,7 @@ import (
 	"constellation/engine/atls/flood"
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
+	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/component"
@@ -301,6 +302,10 @@ type replica struct {
 	stop   func()
 	// writes counts what it changed in the API server.
 	writes *atomic.Int64
+	// socket is that of its CA signer, which stopSigner ends, and signed is the log of that.
+	socket     string
+	stopSigner func()
+	signed     syncbuffer.Buffer
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -341,9 +346,14 @@ func (s *site) run(issuer attestation.Issuer, addr string) *replica {
 	if list == nil {
 		method, list = attestation.TPMMethod(), s.sky
 	}
+	access := Access{Cluster: cfg, Namespace: namespace, Metadata: list, Attestation: method, Spares: s.spares, Log: slog.New(slog.NewJSONHandler(r.log, nil))}
+	beside := access
+	beside.Cluster = s.access() // what it writes does not count
+	beside.Log = slog.New(slog.NewJSONHandler(&r.signed, nil))
+	r.socket, r.stopSigner = runSigner(s.t, SignerConfig{Access: beside, Issuer: issuer, PKI: s.cp.PKI(), Certifier: s.certifier, KMS: s.kms})
 	r.Server, err = New(Config{
-		Cluster: cfg, Namespace: namespace, Metadata: list, Issuer: issuer, Attestation: method, PKI: s.cp.PKI(), APIServerPort: 6443,
-		RegistrySecret: s.registrySecret, Spares: s.spares, Certifier: s.certifier, KMS: s.kms, certifierPoll: 50 * time.Millisecond, kmsPoll: 50 * time.Millisecond, Log: slog.New(slog.NewJSONHandler(r.log, nil)),
+		Access: access, Signer: r.socket, APIServerPort: 6443,
+		RegistrySecret: s.registrySecret, Certifier: s.certifier != "", KMS: s.kms != "", certifierPoll: 50 * time.Millisecond, kmsPoll: 50 * time.Millisecond,
 	})
 	if err != nil {
 		s.t.Fatal(err)
@@ -367,7 +377,7 @@ func (s *site) run(issuer attestation.Issuer, addr string) *replica {
 	s.t.Cleanup(func() {
 		r.stop()
 		if s.t.Failed() && testing.Verbose() {
-			s.t.Logf("log of the join service:\n%s", r.log)
+			s.t.Logf("log of the join service:\n%s\nlog of its CA signer:\n%s", r.log, &r.signed)
 		}
 	})
 	eventually(s.t, "ready", func() (string, bool) {
@@ -379,6 +389,36 @@ func (s *site) run(issuer attestation.Issuer, addr string) *replica {
 		return resp.Status, resp.StatusCode == http.StatusOK
 	})
 	return r
+}
+
+// runSigner runs a CA signer until stop is called, or the test ends.
+func runSigner(t testing.TB, c SignerConfig) (socket string, stop func()) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "signer") // a short path, for the socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	signer, err := NewSigner(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket = dir + "/signer.sock"
+	l, err := keyprocess.Listen(t.Context(), socket, c.Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- signer.Run(ctx, l) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("CA signer ended: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return socket, stop
 }
 
 func eventually(t testing.TB, what string, holds func() (string, bool)) {
@@ -415,7 +455,29 @@ func (s *site) credentials(issuer attestation.Issuer) credentials.TransportCrede
 // ask requests a ticket for id over a connection of its own.
 func (s *site) ask(addr string, id attestation.Identity, issuer attestation.Issuer) (*joinproto.IssueJoinTicketResponse, error) {
 	s.t.Helper()
-	return s.dial(addr, issuer).IssueJoinTicket(s.t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: csr(s.t, id, p256(s.t), nil)})
+	return request(s.t, s.dial(addr, issuer), id, issuer)
+}
+
+// request asks for a ticket as bootstrappers do: the secrets of control planes are encrypted on the way.
+func request(t testing.TB, c joinproto.JoinServiceClient, id attestation.Identity, issuer attestation.Issuer) (*joinproto.IssueJoinTicketResponse, error) {
+	t.Helper()
+	req := &joinproto.IssueJoinTicketRequest{CertificateRequest: csr(t, id, p256(t), nil)}
+	if id.Role != cloud.ControlPlane {
+		return c.IssueJoinTicket(t.Context(), req)
+	}
+	key, err := joinproto.NewSealing(t.Context(), issuer.Issue)
+	if err != nil {
+		return nil, err
+	}
+	key.Ask(req)
+	got, err := c.IssueJoinTicket(t.Context(), req)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(got.GetControlPlaneFiles()) + len(got.GetCertifierKeys()) + len(got.GetKmsKeys()); n > 0 {
+		t.Errorf("the ticket of %s has %d secrets without encryption", id.Name, n)
+	}
+	return got, key.Open(got)
 }
 
 // refused fails the test unless err has the code and, if it is transient, a retry delay.
@@ -750,10 +812,7 @@ func controlPlanes(t *testing.T, s *site, r *replica) {
 	id1, issuer1 := s.machine("control-plane-1", cloud.ControlPlane, goodBoot, nil)
 	id2, issuer2 := s.machine("control-plane-2", cloud.ControlPlane, goodBoot, nil)
 	c1 := s.dial(r.addr, issuer1)
-	ask := func(c joinproto.JoinServiceClient, id attestation.Identity) (*joinproto.IssueJoinTicketResponse, error) {
-		return c.IssueJoinTicket(t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: csr(t, id, p256(t), nil)})
-	}
-	got, err := ask(c1, id1)
+	got, err := request(t, c1, id1, issuer1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -779,7 +838,7 @@ func controlPlanes(t *testing.T, s *site, r *replica) {
 	if s.token("control-plane-2") != nil || s.noted("control-plane-2") != nil {
 		t.Error("a control plane got a ticket without the turn")
 	}
-	if _, err := ask(c1, id1); err != nil {
+	if _, err := request(t, c1, id1, issuer1); err != nil {
 		t.Errorf("the holder asks again: %v", err)
 	}
 	stream, err := c1.Report(t.Context())
@@ -798,7 +857,7 @@ func controlPlanes(t *testing.T, s *site, r *replica) {
 		t.Fatal(err)
 	}
 	c2 := s.dial(r.addr, issuer2)
-	if _, err := ask(c2, id2); err != nil {
+	if _, err := request(t, c2, id2, issuer2); err != nil {
 		t.Errorf("after the first has joined: %v", err)
 	}
 	// A failed join releases the turn as well.
@@ -1207,7 +1266,7 @@ func TestDeadControlPlaneReleasesTurn(t *testing.T) {
 	id2, issuer2 := s.machine("control-plane-3", cloud.ControlPlane, goodBoot, nil)
 	wire := newWire(t, a.addr)
 	c := s.dial(wire.addr, issuer1)
-	if _, err := c.IssueJoinTicket(t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: csr(t, id1, p256(t), nil)}); err != nil {
+	if _, err := request(t, c, id1, issuer1); err != nil {
 		t.Fatal(err)
 	}
 	stream, err := c.Report(t.Context())

@@ -12,31 +12,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"constellation/engine/attestation"
 	"constellation/engine/kms"
-	"constellation/engine/kubeadm"
 	"constellation/joinservice/joinproto"
 )
 
 // kmsPoll is the poll interval for a generation in join-config that the key service of this machine does not use yet.
 const kmsPoll = 5 * time.Second
 
-// addKMS adds to the ticket of a control plane what it needs to encrypt Secrets.
-func (s *Server) addKMS(ctx context.Context, t *joinproto.IssueJoinTicketResponse, to attestation.Identity) error {
+// addMode adds to the ticket of a control plane how it uses the keys of the key service.
+func (s *Server) addMode(t *joinproto.IssueJoinTicketResponse) {
 	config := s.kube.config()
-	fingerprint, mode := config[kms.FingerprintKey], kubeadm.Encryption(config[kms.ModeKey])
-	keys, err := s.kms.HandOver(ctx, to)
-	if err != nil && (fingerprint == "" || mode != kubeadm.Decrypt) {
-		return fmt.Errorf("%w: %w", errKeyService, err)
+	if id := config[kms.FingerprintKey]; id != "" {
+		t.KmsFingerprint, t.KmsMode = id, config[kms.ModeKey]
 	}
-	t.KmsKeys, t.KmsFingerprint = keys, fingerprint
-	if fingerprint != "" {
-		t.KmsMode = string(mode)
-	}
-	if err != nil { // this machine is as old as the cluster, or has no keys yet
-		s.log.Info("ticket without keys of the key service", "node", to.Name, "fingerprint", fingerprint, "err", err)
-	}
-	return nil
 }
 
 // setMode has the API server of this machine store Secrets in the mode of join-config, unless it is known, the mode that was set last.

@@ -149,7 +149,10 @@ func TestTicketHasTheKeysOfTheAPIServer(t *testing.T) {
 		return fmt.Sprint(err), status.Code(err) == codes.Unavailable
 	})
 	_, err = s.ask(r.addr, id, issuer)
-	refused(t, err, codes.Unavailable, "the key service of this control plane does not answer")
+	refused(t, err, codes.Unavailable, errSigner.Error())
+	if !strings.Contains(r.log.String(), errKeyService.Error()) {
+		t.Errorf("the log of the join service lacks the reason:\n%s", r.log)
+	}
 	for name, text := range map[string]string{"key service": log.String(), "join service": r.log.String()} {
 		if strings.Contains(text, "xMTExMTE") || strings.Contains(text, string(keys)) {
 			t.Errorf("the log of the %s has the secret", name)

@@ -103,7 +103,7 @@ func revokedMeanwhile(t *testing.T, s *site, r *replica) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slow := &Server{log: r.Server.log, kube: behind}
+	slow := &Server{judge: &judge{log: r.Server.log, kube: behind}}
 	if err := slow.kube.allowed(id); err != nil {
 		t.Fatal(err)
 	}

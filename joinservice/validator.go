@@ -34,8 +34,8 @@ const demandsRetry = 5 * time.Second
 // watchDemands updates the snapshot from the ConfigMap join-config until ctx ends, and calls
 // ready after the first one. An unusable ConfigMap leaves the last good snapshot in place and
 // is retried.
-func (s *Server) watchDemands(ctx context.Context, ready func()) error {
-	if !s.kube.synced(ctx) {
+func (j *judge) watchDemands(ctx context.Context, ready func()) error {
+	if !j.kube.synced(ctx) {
 		return nil
 	}
 	var used map[string]string
@@ -46,29 +46,29 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.kube.changed:
+		case <-j.kube.changed:
 		case <-retry.C:
-		case <-s.certification.signal():
+		case <-j.certification.signal():
 			again = true
 		}
-		data := s.kube.config()
+		data := j.kube.config()
 		if data == nil || used != nil && maps.Equal(used, data) && !again {
 			continue // the next change wakes the loop
 		}
-		next, err := newSnapshot(ctx, data, s.issuer, s.method, s.certification.roots())
+		next, err := newSnapshot(ctx, data, j.issuer, j.method, j.certification.roots())
 		if err != nil {
 			if ctx.Err() == nil {
-				s.log.Error("join-config not usable", "err", err, "retry_in", demandsRetry, "last_good_kept", s.snapshot.Load() != nil)
+				j.log.Error("join-config not usable", "err", err, "retry_in", demandsRetry, "last_good_kept", j.snapshot.Load() != nil)
 			}
 			retry.Reset(demandsRetry)
 			continue
 		}
-		if s.method.Unmeasured && used == nil {
-			s.log.Warn("measurements not judged", "variant", string(s.method.Variant), "reason", "evidence of this variant proves which machine joins, not what it booted")
+		if j.method.Unmeasured && used == nil {
+			j.log.Warn("measurements not judged", "variant", string(j.method.Variant), "reason", "evidence of this variant proves which machine joins, not what it booted")
 		}
 		used, again = data, false
-		s.snapshot.Store(next)
-		s.log.Info("join-config loaded", "variant", string(next.validator.Variant()), "generations", next.generations)
+		j.snapshot.Store(next)
+		j.log.Info("join-config loaded", "variant", string(next.validator.Variant()), "generations", next.generations)
 		ready()
 	}
 }

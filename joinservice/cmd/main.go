@@ -1,5 +1,6 @@
 // Command joinservice attests machines that want to join the cluster of the control plane that
-// it runs on, and issues tickets to them. See package joinservice.
+// it runs on, and issues tickets to them. With the verb signer it is the CA signer beside such a
+// process, which has the keys of the cluster. See package joinservice.
 package main
 
 import (
@@ -16,16 +17,25 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/version"
 	"constellation/internal/podmain"
 	"constellation/joinservice"
 )
 
+// socket is where the CA signer of a pod serves its join service.
+const socket = "/run/constellation-ca-signer/signer.sock"
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Args[1:]); err != nil {
+	args := os.Args[1:]
+	program := serve
+	if len(args) > 0 && args[0] == "signer" {
+		program, args = sign, args[1:]
+	}
+	if err := program(ctx, args); err != nil {
 		if !errors.Is(err, flag.ErrHelp) {
 			fmt.Fprintln(os.Stderr, "joinservice:", err)
 		}
@@ -33,47 +43,68 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, args []string) error {
-	f := flag.NewFlagSet("joinservice", flag.ContinueOnError)
-	var (
-		provider   = f.String("provider", "", "`name` of the cloud, required: "+strings.Join(providers.Names(), " or "))
-		metadata   = f.String("metadata", "", "`URL` of the cloud's metadata server; empty: the provider's default")
-		listen     = f.String("listen", ":9090", "`address` for joining machines (attested TLS)")
-		health     = f.String("health", "127.0.0.1:9091", "`address` for /healthz and /readyz (HTTP)")
-		tpm        = f.String("tpm", "", "`address` of this machine's TPM, unix:PATH or a device; empty: the provider's default")
-		pki        = f.String("pki", "/etc/kubernetes/pki", "`folder` of the cluster's certificates and keys")
-		namespace  = f.String("namespace", "constellation-system", "`namespace` of the lease of joining control planes")
-		registry   = f.String("registry-secret", "", "`Secret` of the namespace with the registry of joining machines; empty: they pull from the publishers of images")
-		keys       = f.String("kms", "", "`socket` of this machine's key service; empty: API servers do not encrypt")
-		certifier  = f.String("certifier", "", "`socket` of this machine's certifier; empty: the cluster has none")
-		port       = f.Int("api-server-port", 6443, "`port` of the API server at the load balancer")
-		kubeconfig = f.String("kubeconfig", "", "kubeconfig `file`, for development; empty inside a pod")
-		level      slog.LevelVar
-	)
-	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
+// common are the flags of both processes.
+type common struct {
+	*flag.FlagSet
+	provider, metadata, tpm, namespace, socket, kubeconfig *string
+	level                                                  slog.LevelVar
+}
+
+func newCommon(name string) *common {
+	f := &common{FlagSet: flag.NewFlagSet(name, flag.ContinueOnError)}
+	f.provider = f.String("provider", "", "`name` of the cloud, required: "+strings.Join(providers.Names(), " or "))
+	f.metadata = f.String("metadata", "", "`URL` of the cloud's metadata server; empty: the provider's default")
+	f.tpm = f.String("tpm", "", "`address` of this machine's TPM, unix:PATH or a device, which the CA signer alone opens; empty: the provider's default")
+	f.namespace = f.String("namespace", "constellation-system", "`namespace` of the lease of joining control planes")
+	f.socket = f.String("signer", socket, "`socket` of the CA signer")
+	f.kubeconfig = f.String("kubeconfig", "", "kubeconfig `file`, for development; empty inside a pod")
+	f.TextVar(&f.level, "log-level", &f.level, "debug, info, warn or error")
+	return f
+}
+
+// access parses the arguments.
+func (f *common) access(args []string) (joinservice.Access, providers.Provider, error) {
+	var a joinservice.Access
+	var from providers.Provider
 	if err := f.Parse(args); err != nil {
-		return err
+		return a, from, err
 	}
 	if f.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q", f.Arg(0))
+		return a, from, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
-	from, err := providers.Find(*provider)
+	from, err := providers.Find(*f.provider)
 	if err != nil {
-		return fmt.Errorf("--provider: %w", err)
+		return a, from, fmt.Errorf("--provider: %w", err)
 	}
-	if from, err = from.On(*metadata, *tpm); err != nil {
-		return fmt.Errorf("--metadata, --tpm: %w", err)
+	if from, err = from.On(*f.metadata, *f.tpm); err != nil {
+		return a, from, fmt.Errorf("--metadata, --tpm: %w", err)
 	}
-	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: podmain.Readable}))
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &f.level, ReplaceAttr: podmain.Readable}))
 	klog.SetSlogLogger(log)
+	cluster, err := podmain.Access(*f.kubeconfig)
+	return joinservice.Access{
+		Cluster: cluster, Namespace: *f.namespace, Metadata: from.Metadata(from.MetadataAddress),
+		Attestation: from.Attestation, Spares: from.Enrolled, Log: log,
+	}, from, err
+}
 
-	cluster, err := podmain.Access(*kubeconfig)
+// serve is the process that joining machines reach.
+func serve(ctx context.Context, args []string) error {
+	f := newCommon("joinservice")
+	var (
+		listen    = f.String("listen", ":9090", "`address` for joining machines (attested TLS)")
+		health    = f.String("health", "127.0.0.1:9091", "`address` for /healthz and /readyz (HTTP)")
+		registry  = f.String("registry-secret", "", "`Secret` of the namespace with the registry of joining machines; empty: they pull from the publishers of images")
+		keys      = f.Bool("kms", false, "whether API servers encrypt Secrets, with the key service of their machine")
+		certifier = f.Bool("certifier", false, "whether machines of this cluster have a certifier")
+		port      = f.Int("api-server-port", 6443, "`port` of the API server at the load balancer")
+	)
+	access, _, err := f.access(args)
 	if err != nil {
 		return err
 	}
 	s, err := joinservice.New(joinservice.Config{
-		Cluster: cluster, Namespace: *namespace, Metadata: from.Metadata(from.MetadataAddress),
-		Issuer: from.Attestation.Issuer(from.TPMAddress), Attestation: from.Attestation, PKI: *pki, APIServerPort: *port, RegistrySecret: *registry, Certifier: *certifier, KMS: *keys, Spares: from.Enrolled, Log: log,
+		Access: access, Signer: *f.socket, APIServerPort: *port, RegistrySecret: *registry, Certifier: *certifier, KMS: *keys,
 	})
 	if err != nil {
 		return err
@@ -88,6 +119,35 @@ func run(ctx context.Context, args []string) error {
 		join.Close()
 		return err
 	}
-	log.Info("starting", "release", version.Release, "provider", *provider)
+	access.Log.Info("starting", "release", version.Release, "provider", *f.provider)
 	return s.Run(ctx, join, probes)
+}
+
+// sign is the CA signer.
+func sign(ctx context.Context, args []string) error {
+	f := newCommon("joinservice signer")
+	var (
+		pki       = f.String("pki", "/etc/kubernetes/pki", "`folder` of the cluster's certificates and keys")
+		keys      = f.String("kms", "", "`socket` of this machine's key service; empty: API servers do not encrypt")
+		certifier = f.String("certifier", "", "`socket` of this machine's certifier; empty: the cluster has none")
+	)
+	access, from, err := f.access(args)
+	if err != nil {
+		return err
+	}
+	if err := keyprocess.Protect(); err != nil {
+		return err
+	}
+	s, err := joinservice.NewSigner(joinservice.SignerConfig{
+		Access: access, Issuer: from.Attestation.Issuer(from.TPMAddress), PKI: *pki, Certifier: *certifier, KMS: *keys,
+	})
+	if err != nil {
+		return err
+	}
+	l, err := keyprocess.Listen(ctx, *f.socket, access.Log)
+	if err != nil {
+		return err
+	}
+	access.Log.Info("starting", "release", version.Release, "provider", *f.provider, "process", keyprocess.CASigner)
+	return s.Run(ctx, l)
 }

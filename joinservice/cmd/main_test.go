@@ -17,7 +17,7 @@ func TestNoProviderIsAssumed(t *testing.T) {
 		{name: "another provider", args: []string{"--provider=moon"}, want: `--provider: provider "moon" is not known: use enrolled or gcp or sandbox`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if err := run(t.Context(), tt.args); err == nil || err.Error() != tt.want {
+			if err := serve(t.Context(), tt.args); err == nil || err.Error() != tt.want {
 				t.Errorf("got error %v, want %q", err, tt.want)
 			}
 		})
@@ -31,7 +31,7 @@ func TestAddressesThatContradict(t *testing.T) {
 		{"--provider=gcp", "--metadata=http://127.0.0.1:8090?compute=http://127.0.0.1:8091/compute/v1/"},
 		{"--provider=gcp", "--metadata=http://192.0.2.1"},
 	} {
-		if err := run(t.Context(), args); err == nil || !strings.Contains(err.Error(), "--metadata, --tpm: provider gcp: ") || !strings.Contains(err.Error(), "neither those of a machine at Google") {
+		if err := sign(t.Context(), args); err == nil || !strings.Contains(err.Error(), "--metadata, --tpm: provider gcp: ") || !strings.Contains(err.Error(), "neither those of a machine at Google") {
 			t.Errorf("%q: %v", args, err)
 		}
 	}

@@ -33,8 +33,12 @@ type IssueJoinTicketRequest struct {
 	// DER-encoded PKCS #10 request for the kubelet's serving certificate:
 	// CN system:node:<name>, O system:nodes, the name and address as SANs.
 	CertificateRequest []byte `protobuf:"bytes,1,opt,name=certificate_request,json=certificateRequest,proto3" json:"certificate_request,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// For control planes: the public key (HPKE, RFC 9180) to which the secrets of the ticket are encrypted, see Sealing.
+	SealingKey []byte `protobuf:"bytes,2,opt,name=sealing_key,json=sealingKey,proto3" json:"sealing_key,omitempty"`
+	// Evidence about the caller that binds sealing_key.
+	SealingEvidence []byte `protobuf:"bytes,3,opt,name=sealing_evidence,json=sealingEvidence,proto3" json:"sealing_evidence,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *IssueJoinTicketRequest) Reset() {
@@ -74,6 +78,20 @@ func (x *IssueJoinTicketRequest) GetCertificateRequest() []byte {
 	return nil
 }
 
+func (x *IssueJoinTicketRequest) GetSealingKey() []byte {
+	if x != nil {
+		return x.SealingKey
+	}
+	return nil
+}
+
+func (x *IssueJoinTicketRequest) GetSealingEvidence() []byte {
+	if x != nil {
+		return x.SealingEvidence
+	}
+	return nil
+}
+
 type IssueJoinTicketResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 32 bytes. The caller checks them against the join service's PCR 15.
@@ -109,7 +127,10 @@ type IssueJoinTicketResponse struct {
 	// caller waits for them at the port of inits, see RPC Recover of init.v1.
 	KmsFingerprint string `protobuf:"bytes,15,opt,name=kms_fingerprint,json=kmsFingerprint,proto3" json:"kms_fingerprint,omitempty"`
 	// With kms_fingerprint: read or encrypt, see type Encryption of package kubeadm.
-	KmsMode       string `protobuf:"bytes,16,opt,name=kms_mode,json=kmsMode,proto3" json:"kms_mode,omitempty"`
+	KmsMode string `protobuf:"bytes,16,opt,name=kms_mode,json=kmsMode,proto3" json:"kms_mode,omitempty"`
+	// For control planes that sent a sealing_key: ControlPlaneSecrets, encrypted to that. Then control_plane_files, certifier_keys and
+	// kms_keys are absent.
+	SealedSecrets []byte `protobuf:"bytes,17,opt,name=sealed_secrets,json=sealedSecrets,proto3" json:"sealed_secrets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -256,6 +277,74 @@ func (x *IssueJoinTicketResponse) GetKmsMode() string {
 	return ""
 }
 
+func (x *IssueJoinTicketResponse) GetSealedSecrets() []byte {
+	if x != nil {
+		return x.SealedSecrets
+	}
+	return nil
+}
+
+// ControlPlaneSecrets are the fields of a ticket that only control planes get, and that no join service reads.
+type ControlPlaneSecrets struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Files         []*File                `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`
+	CertifierKeys []byte                 `protobuf:"bytes,2,opt,name=certifier_keys,json=certifierKeys,proto3" json:"certifier_keys,omitempty"`
+	KmsKeys       []byte                 `protobuf:"bytes,3,opt,name=kms_keys,json=kmsKeys,proto3" json:"kms_keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ControlPlaneSecrets) Reset() {
+	*x = ControlPlaneSecrets{}
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ControlPlaneSecrets) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ControlPlaneSecrets) ProtoMessage() {}
+
+func (x *ControlPlaneSecrets) ProtoReflect() protoreflect.Message {
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ControlPlaneSecrets.ProtoReflect.Descriptor instead.
+func (*ControlPlaneSecrets) Descriptor() ([]byte, []int) {
+	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ControlPlaneSecrets) GetFiles() []*File {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *ControlPlaneSecrets) GetCertifierKeys() []byte {
+	if x != nil {
+		return x.CertifierKeys
+	}
+	return nil
+}
+
+func (x *ControlPlaneSecrets) GetKmsKeys() []byte {
+	if x != nil {
+		return x.KmsKeys
+	}
+	return nil
+}
+
 type CertifyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of the first message: the request of package authority, for the key of the evidence.
@@ -268,7 +357,7 @@ type CertifyRequest struct {
 
 func (x *CertifyRequest) Reset() {
 	*x = CertifyRequest{}
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[2]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -280,7 +369,7 @@ func (x *CertifyRequest) String() string {
 func (*CertifyRequest) ProtoMessage() {}
 
 func (x *CertifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[2]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -293,7 +382,7 @@ func (x *CertifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyRequest.ProtoReflect.Descriptor instead.
 func (*CertifyRequest) Descriptor() ([]byte, []int) {
-	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{2}
+	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *CertifyRequest) GetRequest() []byte {
@@ -322,7 +411,7 @@ type CertifyResponse struct {
 
 func (x *CertifyResponse) Reset() {
 	*x = CertifyResponse{}
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[3]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -334,7 +423,7 @@ func (x *CertifyResponse) String() string {
 func (*CertifyResponse) ProtoMessage() {}
 
 func (x *CertifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[3]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -347,7 +436,7 @@ func (x *CertifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertifyResponse.ProtoReflect.Descriptor instead.
 func (*CertifyResponse) Descriptor() ([]byte, []int) {
-	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{3}
+	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CertifyResponse) GetChallenge() []byte {
@@ -375,7 +464,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[4]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -387,7 +476,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[4]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -400,7 +489,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{4}
+	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *File) GetName() string {
@@ -431,7 +520,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[5]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -443,7 +532,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[5]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -456,7 +545,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{5}
+	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReportRequest) GetTime() *timestamppb.Timestamp {
@@ -502,7 +591,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[6]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -514,7 +603,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_joinservice_joinproto_join_proto_msgTypes[6]
+	mi := &file_joinservice_joinproto_join_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -527,16 +616,19 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{6}
+	return file_joinservice_joinproto_join_proto_rawDescGZIP(), []int{7}
 }
 
 var File_joinservice_joinproto_join_proto protoreflect.FileDescriptor
 
 const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	"\n" +
-	" joinservice/joinproto/join.proto\x12\ajoin.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"I\n" +
+	" joinservice/joinproto/join.proto\x12\ajoin.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x95\x01\n" +
 	"\x16IssueJoinTicketRequest\x12/\n" +
-	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\"\xf5\x05\n" +
+	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\x12\x1f\n" +
+	"\vsealing_key\x18\x02 \x01(\fR\n" +
+	"sealingKey\x12)\n" +
+	"\x10sealing_evidence\x18\x03 \x01(\fR\x0fsealingEvidence\"\x9c\x06\n" +
 	"\x17IssueJoinTicketResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\fR\tclusterId\x12/\n" +
@@ -557,7 +649,12 @@ const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	"\x0ecertifier_keys\x18\r \x01(\fR\rcertifierKeys\x12\x19\n" +
 	"\bkms_keys\x18\x0e \x01(\fR\akmsKeys\x12'\n" +
 	"\x0fkms_fingerprint\x18\x0f \x01(\tR\x0ekmsFingerprint\x12\x19\n" +
-	"\bkms_mode\x18\x10 \x01(\tR\akmsMode\"B\n" +
+	"\bkms_mode\x18\x10 \x01(\tR\akmsMode\x12%\n" +
+	"\x0esealed_secrets\x18\x11 \x01(\fR\rsealedSecrets\"|\n" +
+	"\x13ControlPlaneSecrets\x12#\n" +
+	"\x05files\x18\x01 \x03(\v2\r.join.v1.FileR\x05files\x12%\n" +
+	"\x0ecertifier_keys\x18\x02 \x01(\fR\rcertifierKeys\x12\x19\n" +
+	"\bkms_keys\x18\x03 \x01(\fR\akmsKeys\"B\n" +
 	"\x0eCertifyRequest\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\fR\x06answer\"Q\n" +
@@ -591,36 +688,38 @@ func file_joinservice_joinproto_join_proto_rawDescGZIP() []byte {
 	return file_joinservice_joinproto_join_proto_rawDescData
 }
 
-var file_joinservice_joinproto_join_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_joinservice_joinproto_join_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_joinservice_joinproto_join_proto_goTypes = []any{
 	(*IssueJoinTicketRequest)(nil),   // 0: join.v1.IssueJoinTicketRequest
 	(*IssueJoinTicketResponse)(nil),  // 1: join.v1.IssueJoinTicketResponse
-	(*CertifyRequest)(nil),           // 2: join.v1.CertifyRequest
-	(*CertifyResponse)(nil),          // 3: join.v1.CertifyResponse
-	(*File)(nil),                     // 4: join.v1.File
-	(*ReportRequest)(nil),            // 5: join.v1.ReportRequest
-	(*ReportResponse)(nil),           // 6: join.v1.ReportResponse
-	(*componentproto.Component)(nil), // 7: component.v1.Component
-	(*timestamppb.Timestamp)(nil),    // 8: google.protobuf.Timestamp
-	(*componentproto.Registry)(nil),  // 9: component.v1.Registry
+	(*ControlPlaneSecrets)(nil),      // 2: join.v1.ControlPlaneSecrets
+	(*CertifyRequest)(nil),           // 3: join.v1.CertifyRequest
+	(*CertifyResponse)(nil),          // 4: join.v1.CertifyResponse
+	(*File)(nil),                     // 5: join.v1.File
+	(*ReportRequest)(nil),            // 6: join.v1.ReportRequest
+	(*ReportResponse)(nil),           // 7: join.v1.ReportResponse
+	(*componentproto.Component)(nil), // 8: component.v1.Component
+	(*timestamppb.Timestamp)(nil),    // 9: google.protobuf.Timestamp
+	(*componentproto.Registry)(nil),  // 10: component.v1.Registry
 }
 var file_joinservice_joinproto_join_proto_depIdxs = []int32{
-	7, // 0: join.v1.IssueJoinTicketResponse.components:type_name -> component.v1.Component
-	4, // 1: join.v1.IssueJoinTicketResponse.control_plane_files:type_name -> join.v1.File
-	8, // 2: join.v1.IssueJoinTicketResponse.turn_expires:type_name -> google.protobuf.Timestamp
-	9, // 3: join.v1.IssueJoinTicketResponse.registry:type_name -> component.v1.Registry
-	8, // 4: join.v1.ReportRequest.time:type_name -> google.protobuf.Timestamp
-	0, // 5: join.v1.JoinService.IssueJoinTicket:input_type -> join.v1.IssueJoinTicketRequest
-	5, // 6: join.v1.JoinService.Report:input_type -> join.v1.ReportRequest
-	2, // 7: join.v1.JoinService.Certify:input_type -> join.v1.CertifyRequest
-	1, // 8: join.v1.JoinService.IssueJoinTicket:output_type -> join.v1.IssueJoinTicketResponse
-	6, // 9: join.v1.JoinService.Report:output_type -> join.v1.ReportResponse
-	3, // 10: join.v1.JoinService.Certify:output_type -> join.v1.CertifyResponse
-	8, // [8:11] is the sub-list for method output_type
-	5, // [5:8] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	8,  // 0: join.v1.IssueJoinTicketResponse.components:type_name -> component.v1.Component
+	5,  // 1: join.v1.IssueJoinTicketResponse.control_plane_files:type_name -> join.v1.File
+	9,  // 2: join.v1.IssueJoinTicketResponse.turn_expires:type_name -> google.protobuf.Timestamp
+	10, // 3: join.v1.IssueJoinTicketResponse.registry:type_name -> component.v1.Registry
+	5,  // 4: join.v1.ControlPlaneSecrets.files:type_name -> join.v1.File
+	9,  // 5: join.v1.ReportRequest.time:type_name -> google.protobuf.Timestamp
+	0,  // 6: join.v1.JoinService.IssueJoinTicket:input_type -> join.v1.IssueJoinTicketRequest
+	6,  // 7: join.v1.JoinService.Report:input_type -> join.v1.ReportRequest
+	3,  // 8: join.v1.JoinService.Certify:input_type -> join.v1.CertifyRequest
+	1,  // 9: join.v1.JoinService.IssueJoinTicket:output_type -> join.v1.IssueJoinTicketResponse
+	7,  // 10: join.v1.JoinService.Report:output_type -> join.v1.ReportResponse
+	4,  // 11: join.v1.JoinService.Certify:output_type -> join.v1.CertifyResponse
+	9,  // [9:12] is the sub-list for method output_type
+	6,  // [6:9] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_joinservice_joinproto_join_proto_init() }
@@ -634,7 +733,7 @@ func file_joinservice_joinproto_join_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_joinservice_joinproto_join_proto_rawDesc), len(file_joinservice_joinproto_join_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

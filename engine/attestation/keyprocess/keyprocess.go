@@ -1,7 +1,7 @@
 //go:build linux
 
 // Package keyprocess is what processes that hold secret keys of the cluster on control planes have in common: the certifier
-// (package signer) and the key service (package kms).
+// (package signer), the key service (package kms), and the CA signer (package joinservice), whose keys kubeadm stores.
 //
 // Such a process uses no network. Its keys are in its memory, and in a file that is sealed to the machine's TPM ([Store], [Load]). It
 // serves a unix socket that root alone can open ([Listen]), one request for each connection ([Serve], [Call]).
@@ -190,7 +190,8 @@ func serve(ctx context.Context, conn net.Conn, log *slog.Logger, answer func(con
 	}
 	reply, err := answer(ctx, req, log)
 	if err != nil {
-		reply = Message{Error: err.Error()}
+		e := (*UnavailableError)(nil)
+		reply = Message{Error: err.Error(), Unavailable: errors.As(err, &e)}
 	}
 	_ = Send(conn, reply) // the caller may be gone
 }
@@ -221,7 +222,10 @@ func Call(ctx context.Context, process, socket string, m Message) (Message, erro
 	if err := Receive(conn, &answer); err != nil {
 		return fail(err)
 	}
-	if answer.Error != "" {
+	switch {
+	case answer.Unavailable:
+		return fail(errors.New(answer.Error))
+	case answer.Error != "":
 		return Message{}, &RefusedError{process, op, answer.Error}
 	}
 	return answer, nil

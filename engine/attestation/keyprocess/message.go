@@ -16,13 +16,14 @@ import (
 const (
 	KeyService = "key service"
 	Certifier  = "certifier"
+	CASigner   = "CA signer"
 )
 
 // timeout bounds one connection. A TPM may take seconds to seal.
 const timeout = 30 * time.Second
 
 // MaxMessage bounds a message, in bytes.
-const MaxMessage = 256 << 10
+const MaxMessage = 512 << 10
 
 // Message is a request of a join service, or an answer: one of each, in JSON, for each connection.
 type Message struct {
@@ -41,7 +42,14 @@ type Message struct {
 	Keys        []byte `json:"keys,omitempty"` // secret
 	Rotation    []byte `json:"rotation,omitempty"`
 	Encryption  string `json:"encryption,omitempty"`
-	Error       string `json:"error,omitempty"`
+
+	Document  []byte `json:"document,omitempty"`  // evidence
+	Recipient []byte `json:"recipient,omitempty"` // public key, see joinproto.Seal
+	Sealed    []byte `json:"sealed,omitempty"`    // encrypted to Recipient
+
+	Error string `json:"error,omitempty"`
+	// Unavailable says that Error is no refusal: the same request may succeed later.
+	Unavailable bool `json:"unavailable,omitempty"`
 }
 
 // Values of Message.Op.
@@ -55,6 +63,15 @@ const (
 	Raise       = "raise"
 	Used        = "used"
 	Encryption  = "encryption"
+
+	// Of the CA signer.
+	Authority          = "authority"
+	SignServing        = "sign-serving"
+	SealSecrets        = "seal-secrets"
+	Evidence           = "evidence"
+	RequestCertificate = "request-certificate"
+	AnswerChallenge    = "answer-challenge"
+	UseCertificate     = "use-certificate"
 )
 
 // Send writes a message and ends the direction.
@@ -101,6 +118,15 @@ func Strict(b []byte, to any) error {
 	}
 	return nil
 }
+
+// UnavailableError is an answer's error that is no refusal: the process lacks something for now.
+type UnavailableError struct{ Err error }
+
+// Error implements error.
+func (e *UnavailableError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what is missing.
+func (e *UnavailableError) Unwrap() error { return e.Err }
 
 // RefusedError means that a process with keys answered, and refused.
 type RefusedError struct{ Process, Op, Reason string }

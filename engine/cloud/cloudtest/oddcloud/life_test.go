@@ -36,6 +36,7 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
+	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/check"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/cloudtest/oddcloud"
@@ -126,10 +127,28 @@ func (l *life) serve(ctx context.Context, work *sync.WaitGroup, name string) str
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	s, err := joinservice.New(joinservice.Config{
-		Cluster: access, Namespace: lifeNamespace, Metadata: balanced{l.cloud.Provider().Metadata(oddcloud.ID(name))},
-		Issuer: l.issuer(l.identity(name), l.clusterID), Attestation: attestation.TPMMethod(), PKI: l.cp.PKI(), APIServerPort: 6443,
+	both := joinservice.Access{
+		Cluster: access, Namespace: lifeNamespace, Metadata: balanced{l.cloud.Provider().Metadata(oddcloud.ID(name))}, Attestation: attestation.TPMMethod(),
+	}
+	dir, err := os.MkdirTemp("", "signer") // a short path, for the socket
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { os.RemoveAll(dir) })
+	socket, err := keyprocess.Listen(ctx, dir+"/signer.sock", nil)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	signer, err := joinservice.NewSigner(joinservice.SignerConfig{Access: both, Issuer: l.issuer(l.identity(name), l.clusterID), PKI: l.cp.PKI()})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	work.Go(func() {
+		if err := signer.Run(ctx, socket); err != nil {
+			l.t.Errorf("run CA signer: %v", err)
+		}
 	})
+	s, err := joinservice.New(joinservice.Config{Access: both, Signer: dir + "/signer.sock", APIServerPort: 6443})
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -175,8 +194,17 @@ func (l *life) join(addr string, id attestation.Identity) error {
 	if err != nil {
 		l.t.Fatal(err)
 	}
+	req := &joinproto.IssueJoinTicketRequest{CertificateRequest: csr}
+	sealing, err := joinproto.NewSealing(l.t.Context(), l.issuer(id, nil).Issue)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	sealing.Ask(req)
 	l.until("the join service decides about "+id.Name, func() (string, bool) {
-		_, err = joinproto.NewJoinServiceClient(conn).IssueJoinTicket(l.t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: csr})
+		var got *joinproto.IssueJoinTicketResponse
+		if got, err = joinproto.NewJoinServiceClient(conn).IssueJoinTicket(l.t.Context(), req); err == nil {
+			err = sealing.Open(got)
+		}
 		return fmt.Sprint(err), status.Code(err) != codes.Unavailable && status.Code(err) != codes.ResourceExhausted
 	})
 	return err
