@@ -205,7 +205,7 @@ func (s *Signer) seal(ctx context.Context, m keyprocess.Message, log *slog.Logge
 }
 
 // controlPlane returns the unused control plane that the evidence document is about, if it binds a public key, and if the machine may
-// join. It relies on nothing that the join service says.
+// join. Nothing that the join service sends can replace that.
 func (s *Signer) controlPlane(ctx context.Context, document, public []byte) (attestation.Identity, error) {
 	demands := s.snapshot.Load()
 	if demands == nil {

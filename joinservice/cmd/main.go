@@ -25,7 +25,7 @@ import (
 )
 
 // socket is where the CA signer of a pod serves its join service.
-const socket = "/run/constellation-ca-signer/signer.sock"
+const socket = "/run/constellation-ca-signer/ca.sock"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -2,11 +2,14 @@ package simulated
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net"
 	"net/http"
@@ -88,6 +91,23 @@ func (k *kubelet) programs(ctx context.Context, pod *corev1.Pod, dir string) (co
 	}, kubeconfig, nil
 }
 
+// emptyDir is the short path of a volume that begins empty.
+func (c *computer) emptyDir(pod *corev1.Pod, volume string) string {
+	sum := sha256.Sum256([]byte(string(pod.UID) + "/" + volume))
+	return c.path(emptyDirs, hex.EncodeToString(sum[:3]))
+}
+
+// relink makes a symbolic link, and replaces the one of a former process.
+func relink(to, link string) error {
+	if err := os.MkdirAll(filepath.Dir(link), 0o700); err != nil {
+		return err
+	}
+	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.Symlink(to, link)
+}
+
 // volumes writes the volumes of a pod, except host paths, and returns the directories by name.
 func (k *kubelet) volumes(ctx context.Context, pod *corev1.Pod, dir string) (map[string]string, error) {
 	out := map[string]string{}
@@ -110,6 +130,8 @@ func (k *kubelet) volumes(ctx context.Context, pod *corev1.Pod, dir string) (map
 		var err error
 		switch {
 		case v.EmptyDir != nil:
+			out[v.Name] = k.c.emptyDir(pod, v.Name)
+			err = relink(to, out[v.Name])
 		case v.ConfigMap != nil:
 			err = k.configMap(ctx, pod.Namespace, v.ConfigMap.Name, v.ConfigMap.Items, v.ConfigMap.Optional, files)
 		case v.Secret != nil:

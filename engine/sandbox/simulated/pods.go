@@ -144,6 +144,11 @@ func (p *pods) stop(key string) {
 	w.wg.Wait()
 	if w.dir != "" {
 		_ = os.RemoveAll(w.dir) // the machine's directory is removed in the end
+		for _, v := range w.pod.Spec.Volumes {
+			if v.EmptyDir != nil {
+				_ = os.Remove(p.c.emptyDir(w.pod, v.Name))
+			}
+		}
 	}
 	p.mu.Lock()
 	if p.all[key] == w {

@@ -123,6 +123,8 @@ const (
 	// kmsDir and kmsKeysDir are those of the key service, as short.
 	kmsDir     = "k"
 	kmsKeysDir = "kk"
+	// emptyDirs has a short path for each volume of a pod that begins empty, since there can be sockets in it.
+	emptyDirs = "e"
 	bootIDFile = "proc/sys/kernel/random/boot_id"
 	binDir     = "bin"
 	podsDir    = "pods"
