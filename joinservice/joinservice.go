@@ -335,9 +335,6 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.St
 		if err := s.signer.addSecrets(ctx, t, req, id); err != nil {
 			return nil, err
 		}
-		if s.kms != nil {
-			s.addMode(t)
-		}
 	}
 	return t, nil
 }

@@ -13,19 +13,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"constellation/engine/kms"
-	"constellation/joinservice/joinproto"
 )
 
 // kmsPoll is the poll interval for a generation in join-config that the key service of this machine does not use yet.
 const kmsPoll = 5 * time.Second
-
-// addMode adds to the ticket of a control plane how it uses the keys of the key service.
-func (s *Server) addMode(t *joinproto.IssueJoinTicketResponse) {
-	config := s.kube.config()
-	if id := config[kms.FingerprintKey]; id != "" {
-		t.KmsFingerprint, t.KmsMode = id, config[kms.ModeKey]
-	}
-}
 
 // setMode has the API server of this machine store Secrets in the mode of join-config, unless it is known, the mode that was set last.
 func (s *Server) setMode(ctx context.Context, known string) (now string, err error) {

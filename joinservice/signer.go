@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"time"
 
@@ -33,7 +34,7 @@ import (
 //   - It makes evidence about this machine.
 //   - It encrypts the keys of the cluster for a joining control plane. It judges that machine by itself: by evidence that binds the
 //     machine's public key, by the cloud, and by the records of the cluster. The join service carries ciphertext.
-//   - It passes requests on to certifier and key service, except those for keys.
+//   - It passes requests on to certifier and key service, except those for keys. A generation or a mode must be that of join-config.
 //
 // Its connections to the API server and to the cloud begin here.
 
@@ -106,10 +107,24 @@ func (s *Signer) answer(ctx context.Context, m keyprocess.Message, log *slog.Log
 		return s.certificate(ctx, m)
 	case keyprocess.Challenge, keyprocess.Certify, keyprocess.Authorities, keyprocess.Rotate:
 		return pass(ctx, keyprocess.Certifier, s.certifier, m)
-	case keyprocess.Generation, keyprocess.Raise, keyprocess.Used, keyprocess.Encryption:
+	case keyprocess.Generation, keyprocess.Used:
+		return pass(ctx, keyprocess.KeyService, s.kms, m)
+	case keyprocess.Raise, keyprocess.Encryption:
+		if err := published(s.kube.config(), m); err != nil {
+			return a, err
+		}
 		return pass(ctx, keyprocess.KeyService, s.kms, m)
 	}
 	return a, fmt.Errorf("operation %.20q is not known", m.Op)
+}
+
+// published returns an error unless join-config has what a request wants of the key service. The join service may have read it earlier.
+func published(config map[string]string, m keyprocess.Message) error {
+	most, _ := strconv.ParseUint(config[kms.GenerationKey], 10, 32) // 0: none
+	if uint64(m.Generation) > most || m.Op == keyprocess.Encryption && m.Encryption != config[kms.ModeKey] {
+		return &keyprocess.UnavailableError{Err: errors.New("join-config does not have this generation or mode of the key service")}
+	}
+	return nil
 }
 
 // pass asks another process on this machine, and returns its answer.
@@ -192,7 +207,7 @@ func (s *Signer) seal(ctx context.Context, m keyprocess.Message, log *slog.Logge
 	if to, err = s.controlPlane(ctx, m.Document, m.Recipient); err != nil {
 		return a, err
 	}
-	secrets, err := s.secrets(ctx, to, log)
+	secrets, err := s.secrets(ctx, to, log, &a)
 	if err != nil {
 		return a, err
 	}
@@ -246,7 +261,7 @@ func (s *Signer) plain(ctx context.Context, m keyprocess.Message, log *slog.Logg
 	case !acceptsOlder(s.kube.config()):
 		return a, fmt.Errorf("the bootstrapper of this machine does not ask for encrypted keys, and join-config accepts no image before %s", oldestSealing)
 	}
-	secrets, err := s.secrets(ctx, *m.Machine, log)
+	secrets, err := s.secrets(ctx, *m.Machine, log, &a)
 	if err != nil {
 		return a, err
 	}
@@ -272,8 +287,9 @@ func acceptsOlder(config map[string]string) bool {
 	return false
 }
 
-// secrets returns the keys of the cluster for a control plane.
-func (s *Signer) secrets(ctx context.Context, to attestation.Identity, log *slog.Logger) (*joinproto.ControlPlaneSecrets, error) {
+// secrets returns the keys of the cluster for a control plane. It adds to the answer what is no secret: the fingerprint of the keys of the
+// key service, and the mode in which they are used. Both are of the same moment as the keys.
+func (s *Signer) secrets(ctx context.Context, to attestation.Identity, log *slog.Logger, a *keyprocess.Message) (*joinproto.ControlPlaneSecrets, error) {
 	files, err := s.authority.controlPlaneFiles()
 	if err != nil {
 		return nil, err
@@ -287,9 +303,12 @@ func (s *Signer) secrets(ctx context.Context, to attestation.Identity, log *slog
 	if s.kms == "" {
 		return out, nil
 	}
+	config := s.kube.config()
+	if a.ID = config[kms.FingerprintKey]; a.ID != "" {
+		a.Encryption = config[kms.ModeKey]
+	}
 	if out.KmsKeys, err = (kms.Client{Socket: s.kms}).HandOver(ctx, to); err != nil {
-		config := s.kube.config()
-		if config[kms.FingerprintKey] == "" || config[kms.ModeKey] != string(kubeadm.Decrypt) {
+		if a.Encryption != string(kubeadm.Decrypt) {
 			return nil, fmt.Errorf("%w: %w", errKeyService, err)
 		}
 		// This machine is as old as the cluster, or has no keys yet.

@@ -88,6 +88,8 @@ func TestCapturedJoinServiceGetsNoKeys(t *testing.T) {
 		{name: "a worker of the cloud", m: of(unlistedIssuer), want: "role of control-plane-4"},
 		{name: "the keys of the certifier", m: keyprocess.Message{Op: keyprocess.HandOver, Machine: &good}, want: `operation "hand-over" is not known`},
 		{name: "the certifier of a cluster without one", m: keyprocess.Message{Op: keyprocess.Rotate}, want: "this cluster has no certifier"},
+		{name: "a generation of no owner", m: keyprocess.Message{Op: keyprocess.Raise, Generation: 2}, want: "join-config does not have this generation"},
+		{name: "a mode of no owner", m: keyprocess.Message{Op: keyprocess.Encryption, Encryption: "read"}, want: "join-config does not have this generation or mode"},
 		{name: "a certificate for no machine", m: keyprocess.Message{Op: keyprocess.SignServing, Request: csr(t, good, p256(t), nil)}, want: "names no machine"},
 		{name: "a certificate of an administrator", m: keyprocess.Message{Op: keyprocess.SignServing, Machine: &good, Request: csr(t, good, p256(t), func(c *x509.CertificateRequest) {
 			client = c

@@ -73,6 +73,7 @@ func (c *signerClient) addSecrets(ctx context.Context, t *joinproto.IssueJoinTic
 	if err != nil {
 		return err
 	}
+	t.KmsFingerprint, t.KmsMode = a.ID, a.Encryption
 	if len(r.GetSealingKey()) > 0 {
 		t.SealedSecrets = a.Sealed
 		return nil
