@@ -748,6 +748,9 @@ func (f *fleet) booting(name string) error {
 // restart switches a machine off and on and notifies the callers of reboot.
 func (f *fleet) restart(ctx context.Context, i *instance) error {
 	m, err := f.platform.Machine(i.Name)
+	if errors.Is(err, machine.ErrNotFound) { // it is made next
+		return fmt.Errorf("instance %s has no machine yet: %w", i.Name, errNoSuch)
+	}
 	if err != nil {
 		return fmt.Errorf("reboot machine: %w", err)
 	}

@@ -543,6 +543,28 @@ func TestRebootAndStop(t *testing.T) {
 	})
 }
 
+// A machine that is being made has no power to cut. It is made nevertheless.
+func TestRebootOfAMachineThatIsBeingMade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		if err := f.SetFaults([]string{"boot-delay=worker-0:10s"}); err != nil {
+			t.Fatal(err)
+		}
+		scale(t, f, 0, 1)
+		time.Sleep(time.Second)
+		if err := f.stop(t.Context(), "worker-0", "unplugged"); err != nil {
+			t.Error(err)
+		}
+		if err := f.reboot(t.Context(), "worker-0"); !errors.Is(err, cloud.ErrNotFound) {
+			t.Errorf("reboot of a machine that does not exist yet: %v", err)
+		}
+		time.Sleep(time.Minute)
+		wantList(t, "made", boots(f), "worker-0:ready")
+	})
+}
+
 func TestRemovalIsRepeatedUntilItSucceeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newComputer()
