@@ -55,14 +55,20 @@ func encryptsExisting(t *testing.T, kind machineKind, controlPlanes int, target 
 	write(config + off)
 	c.run(8*time.Minute, "init", "--non-interactive", "--yes").want(plan.ExitDone)
 	c.wantStored("first", false)
+	const announced = "This upgrade encrypts the Secrets of the cluster in etcd."
 	apply := append([]string{"upgrade", "apply", "--non-interactive", "--yes"}, target...)
 	if len(target) == 0 {
-		c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone)
+		if out := c.run(time.Minute, "upgrade", "check", "--write-config").want(plan.ExitDone).stdout; strings.Contains(out, announced) {
+			t.Errorf("the check announces an encryption in spite of `encryptSecrets: false`:\n%s", out)
+		}
 	}
 	if out := c.run(2*time.Minute, append(apply, "--dry-run")...).want(plan.ExitDone).stdout; strings.Contains(out, "prepare-encryption") {
 		t.Errorf("`encryptSecrets: false` does not leave Secrets as they are:\n%s", out)
 	}
 	write(strings.Replace(read(t, file), off, "\n", 1))
+	if out := c.run(time.Minute, "upgrade", "check").stdout; len(target) == 0 && !strings.Contains(out, announced) {
+		t.Errorf("the check does not announce the encryption:\n%s", out)
+	}
 	former := strings.Fields(c.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"))
 	c.run(5*time.Minute, append(apply, "--detach")...).want(plan.ExitDone)
 	c.wantState("encryptionPending: true")

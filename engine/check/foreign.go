@@ -25,6 +25,7 @@ func (c *Run) ForeseeCharts(ctx context.Context) error {
 		next := *state
 		next.ClusterValues.EncryptionPending = true // a step before the charts does that
 		state = &next
+		c.Out.Notes = append(c.Out.Notes, "This upgrade encrypts the Secrets of the cluster in etcd. `encryptSecrets: false` in the configuration prevents that.")
 	}
 	charts := c.Charts(c.Config, state, rel, c.location, c.ControlPlanes())
 	changes, err := c.LookAtCharts(ctx, charts)
