@@ -30,7 +30,7 @@ import (
 const (
 	// SealedFile is the file with the sealed secret in the state directory of a control plane.
 	SealedFile = "kms-key.json"
-	// KeysSocket is where the process serves the join service of its machine. Only root may enter the directory. The API server's
+	// KeysSocket is where the process serves the CA signer of its machine, which asks for the join service, too. Only root may enter the directory. The API server's
 	// socket is kubeadm.KMSSocket.
 	KeysSocket = "/run/constellation-kms-keys/keys.sock"
 	// UseConfigMap is the ConfigMap in the namespace of join services in which each of them writes the generation with which the API server

@@ -167,8 +167,8 @@ type Provider struct {
 	// TPMAddress is the address of a machine's TPM in pods; see attestation.OpenTPM.
 	TPMAddress string
 	// TPMDir is the directory of a machine that pods see as /run/tpm, with the socket of its
-	// TPM. TPMDevice is the device of its TPM instead, in machines without a socket. The join
-	// service is privileged then: other containers get no device of the host.
+	// TPM. TPMDevice is the device of its TPM instead, in machines without a socket. The CA
+	// signer is privileged then: other containers get no device of the host.
 	TPMDir, TPMDevice string
 	// EventLogDir is the directory of a machine with the event log of its TPM, which pods see at the same path; empty: the
 	// log is beside the socket of the TPM, or evidence contains none.
@@ -181,7 +181,7 @@ type Provider struct {
 	SealsKeys bool
 	// IdentityDir is the directory of a machine with its identity, in the place of both; see
 	// attestation.EnrolledMethod. Pods see it at the same path. Some machines have a TPM, others have none: the
-	// join service gets the devices of its machine, and is privileged, only if the configuration lists a control
+	// CA signer gets the devices of its machine, and is privileged, only if the configuration lists a control
 	// plane that uses one.
 	IdentityDir string
 	// DividePods is whether no cloud routes addresses of pods to machines: Kubernetes gives each Node a
