@@ -56,6 +56,11 @@ func answer(err error) error {
 		revoked *revokedError
 		name    *revokedNameError
 	)
+	for _, silent := range []error{errCertifier, errKeyService, errSigner} {
+		if errors.Is(err, silent) {
+			return later(codes.Unavailable, silent.Error(), 3*time.Second)
+		}
+	}
 	switch {
 	case errors.Is(err, errNoEvidence):
 		return status.Error(codes.Unauthenticated, err.Error())
@@ -71,12 +76,6 @@ func answer(err error) error {
 		return status.Error(codes.InvalidArgument, errCertification.Error())
 	case errors.Is(err, errCertified):
 		return status.Error(codes.FailedPrecondition, err.Error())
-	case errors.Is(err, errCertifier):
-		return later(codes.Unavailable, errCertifier.Error(), 3*time.Second)
-	case errors.Is(err, errKeyService):
-		return later(codes.Unavailable, errKeyService.Error(), 3*time.Second)
-	case errors.Is(err, errSigner):
-		return later(codes.Unavailable, errSigner.Error(), 3*time.Second)
 	case errors.Is(err, errSecrets):
 		return status.Error(codes.PermissionDenied, errSecrets.Error())
 	case errors.Is(err, errRequest):

@@ -124,7 +124,7 @@ const (
 	kmsDir     = "k"
 	kmsKeysDir = "kk"
 	// emptyDirs has a short path for each volume of a pod that begins empty, since there can be sockets in it.
-	emptyDirs = "e"
+	emptyDirs  = "e"
 	bootIDFile = "proc/sys/kernel/random/boot_id"
 	binDir     = "bin"
 	podsDir    = "pods"
