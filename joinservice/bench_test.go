@@ -307,7 +307,7 @@ func TestBenchServer(t *testing.T) {
 		Cluster: access, Namespace: namespace, Metadata: sandboxapi.NewMetadata(c.Metadata), Attestation: attestation.TPMMethod(),
 		Log: slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
-	socket, _ := runSigner(t, SignerConfig{Access: both, Issuer: issuer, PKI: c.PKI})
+	socket, _ := runSigner(t, SignerConfig{Access: both, Issuer: issuer, PKI: c.PKI, APIServerPort: 6443})
 	s, err := New(Config{Access: both, Signer: socket, APIServerPort: 6443})
 	if err != nil {
 		t.Fatal(err)

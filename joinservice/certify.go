@@ -208,6 +208,9 @@ func attestSelf(ctx context.Context, issuer attestation.Issuer, judge attestatio
 	if err != nil {
 		return attestation.Statement{}, fmt.Errorf("attest this machine: %w", err)
 	}
+	if _, ok := issuer.(signerIssuer); ok {
+		nonce = ownBinding(nonce)
+	}
 	st, err := judge.Validate(ctx, doc, nonce)
 	if err != nil {
 		return attestation.Statement{}, fmt.Errorf("attest this machine: %w", err)

@@ -114,6 +114,9 @@ const (
 	// a machine may register at the last moment.
 	joinDeadline = 20 * time.Minute
 
+	// signerTimeout bounds how long a probe waits for the CA signer. The kubelet waits a second.
+	signerTimeout = 900 * time.Millisecond
+
 	// A request is a CSR, with evidence of a control plane, or a line of a report.
 	maxMessage = 64<<10 + attestation.MaxDocument
 	// Idle connections cost this much for a thousand joiners.
@@ -179,7 +182,7 @@ func (s *Server) Run(ctx context.Context, join, health net.Listener) error {
 func (s *Server) serve(ctx context.Context, l net.Listener) error {
 	srv := grpc.NewServer(
 		grpc.Creds(atls.NewServer(atls.Config{
-			Purpose: atls.PurposeJoin, Issuer: s.issuer,
+			Purpose: atls.PurposeJoin, Issuer: s.issuer, Evidence: s.signer.evidence,
 			Validator: func() attestation.Validator { return s.snapshot.Load().validator },
 			OnFailure: s.refused,
 		})),
@@ -285,11 +288,7 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.St
 	if err != nil {
 		return nil, err
 	}
-	pin, err := s.signer.pin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	t := &joinproto.IssueJoinTicketResponse{ClusterId: demands.clusterID, DiscoveryTokenCaCertHash: pin}
+	t := &joinproto.IssueJoinTicketResponse{ClusterId: demands.clusterID}
 	// Before the turn: a machine that cannot get a ticket yet must not occupy it.
 	c, err := s.kube.components(ctx, id.Role)
 	if err != nil {
@@ -306,6 +305,9 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.St
 	}
 	t.ApiServerEndpoint = net.JoinHostPort(host, strconv.Itoa(s.apiPort))
 	controlPlane := id.Role == cloud.ControlPlane
+	if controlPlane && len(req.GetSealingKey()) == 0 && !acceptsOlder(s.kube.config()) {
+		return nil, fmt.Errorf("%w: its bootstrapper is older than %s", errSecrets, oldestSealing)
+	}
 	if controlPlane {
 		expires, err := s.turn.take(ctx, id.Name)
 		if err != nil {
@@ -319,7 +321,7 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.St
 			return nil, err
 		}
 	}
-	if t.KubeletCertificate, err = s.signer.sign(ctx, csr, id); err != nil {
+	if err := s.signer.sign(ctx, t, csr, st); err != nil {
 		return nil, err
 	}
 	if err := s.kube.expect(ctx, machine, c.name, time.Now().Add(joinDeadline)); err != nil {
@@ -332,7 +334,7 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, st attestation.St
 		return nil, err
 	}
 	if controlPlane {
-		if err := s.signer.addSecrets(ctx, t, req, id); err != nil {
+		if err := s.signer.addSecrets(ctx, t, req, st); err != nil {
 			return nil, err
 		}
 	}
@@ -365,9 +367,15 @@ type components struct {
 func (s *Server) serveHealth(ctx context.Context, l net.Listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		if s.snapshot.Load() == nil {
 			http.Error(w, errNotReady.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), signerTimeout)
+		defer cancel()
+		if err := s.signer.answers(ctx); err != nil {
+			http.Error(w, errSigner.Error(), http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintln(w, "ok")

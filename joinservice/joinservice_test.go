@@ -350,7 +350,7 @@ func (s *site) run(issuer attestation.Issuer, addr string) *replica {
 	beside := access
 	beside.Cluster = s.access() // what it writes does not count
 	beside.Log = slog.New(slog.NewJSONHandler(&r.signed, nil))
-	r.socket, r.stopSigner = runSigner(s.t, SignerConfig{Access: beside, Issuer: issuer, PKI: s.cp.PKI(), Certifier: s.certifier, KMS: s.kms})
+	r.socket, r.stopSigner = runSigner(s.t, SignerConfig{Access: beside, Issuer: issuer, PKI: s.cp.PKI(), APIServerPort: 6443, Certifier: s.certifier, KMS: s.kms})
 	r.Server, err = New(Config{
 		Access: access, Signer: r.socket, APIServerPort: 6443,
 		RegistrySecret: s.registrySecret, Certifier: s.certifier != "", KMS: s.kms != "", certifierPoll: 50 * time.Millisecond, kmsPoll: 50 * time.Millisecond,

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"constellation/engine/atls"
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/certifier"
 	"constellation/engine/attestation/keyprocess"
@@ -30,8 +31,8 @@ import (
 // cluster's CA, the TPM, and the sockets of the certifier and of the key service. It listens at a unix socket alone, and does for its
 // join service:
 //
-//   - It signs serving certificates of kubelets, and nothing else with the CA's key.
-//   - It makes evidence about this machine.
+//   - It signs serving certificates of kubelets of new machines, and nothing else with the CA's key.
+//   - It makes evidence about this machine, for a server that machines join. It computes what the evidence binds.
 //   - It encrypts the keys of the cluster for a joining control plane. It judges that machine by itself: by evidence that binds the
 //     machine's public key, by the cloud, and by the records of the cluster. The join service carries ciphertext.
 //   - It passes requests on to certifier and key service, except those for keys. A generation or a mode must be that of join-config.
@@ -48,6 +49,8 @@ type SignerConfig struct {
 	Issuer attestation.Issuer
 	// PKI is a folder with the layout of /etc/kubernetes/pki.
 	PKI string
+	// APIServerPort is the API server's port at the load balancer.
+	APIServerPort int
 	// Certifier is the socket of this machine's certifier; empty: none. KMS is that of its key service for join services; empty: API
 	// servers do not encrypt.
 	Certifier, KMS string
@@ -57,6 +60,8 @@ type SignerConfig struct {
 type Signer struct {
 	*judge
 	authority *authority
+	metadata  metadata
+	apiPort   int
 	certifier string // socket
 	kms       string // socket
 }
@@ -72,7 +77,7 @@ func NewSigner(c SignerConfig) (*Signer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Signer{judge: j, authority: a, certifier: c.Certifier, kms: c.KMS}, nil
+	return &Signer{judge: j, authority: a, metadata: c.Metadata, apiPort: c.APIServerPort, certifier: c.Certifier, kms: c.KMS}, nil
 }
 
 // Run serves the join service at a listener of keyprocess.Listen until ctx ends. It closes the listener.
@@ -97,11 +102,14 @@ func (s *Signer) answer(ctx context.Context, m keyprocess.Message, log *slog.Log
 	case keyprocess.Authority:
 		return keyprocess.Message{Certificate: s.authority.cert.Raw}, nil
 	case keyprocess.SignServing:
-		return s.sign(m, log)
+		return s.sign(ctx, m, log)
 	case keyprocess.SealSecrets:
 		return s.seal(ctx, m, log)
-	case keyprocess.Evidence:
-		a.Document, err = s.issuer.Issue(ctx, m.Request)
+	case keyprocess.Evidence: // of a server that machines join, and of nothing else
+		a.Document, err = s.issuer.Issue(ctx, atls.ServerBinding(atls.PurposeJoin, m.Request, m.Recipient))
+		return a, err
+	case keyprocess.OwnEvidence:
+		a.Document, err = s.issuer.Issue(ctx, ownBinding(m.Request))
 		return a, err
 	case keyprocess.RequestCertificate, keyprocess.AnswerChallenge, keyprocess.UseCertificate:
 		return s.certificate(ctx, m)
@@ -154,14 +162,21 @@ func unavailable(err error) error {
 	return err
 }
 
-// sign signs a kubelet's serving certificate. The join service compared the machine's name and address with evidence.
-func (s *Signer) sign(m keyprocess.Message, log *slog.Logger) (keyprocess.Message, error) {
+// sign signs a kubelet's serving certificate for a machine of the cloud that is no node yet. The join service compared its name and address
+// with evidence.
+func (s *Signer) sign(ctx context.Context, m keyprocess.Message, log *slog.Logger) (keyprocess.Message, error) {
 	if m.Machine == nil {
 		return keyprocess.Message{}, errors.New("the request names no machine")
 	}
 	id := *m.Machine
 	csr, err := parseRequest(m.Request, id)
 	if err != nil {
+		return keyprocess.Message{}, err
+	}
+	if _, err := s.machine(ctx, attestation.Statement{Identity: id, Key: m.Key}, id.IP); err != nil {
+		return keyprocess.Message{}, err
+	}
+	if err := s.kube.notYetNode(ctx, id); err != nil {
 		return keyprocess.Message{}, err
 	}
 	der, err := s.authority.sign(csr, id, time.Now())
@@ -173,7 +188,7 @@ func (s *Signer) sign(m keyprocess.Message, log *slog.Logger) (keyprocess.Messag
 		return keyprocess.Message{}, err
 	}
 	log.Info("serving certificate signed", "node", id.Name, "ip", id.IP.String(), "serial", c.SerialNumber.Text(16), "until", c.NotAfter)
-	return keyprocess.Message{Certificate: der}, nil
+	return keyprocess.Message{Certificate: der, Authorities: s.authority.cert.Raw}, nil
 }
 
 // certificate has the certificate of a certifier added to the evidence of this machine.
@@ -207,7 +222,7 @@ func (s *Signer) seal(ctx context.Context, m keyprocess.Message, log *slog.Logge
 	if to, err = s.controlPlane(ctx, m.Document, m.Recipient); err != nil {
 		return a, err
 	}
-	secrets, err := s.secrets(ctx, to, log, &a)
+	secrets, err := s.secrets(ctx, to, log)
 	if err != nil {
 		return a, err
 	}
@@ -239,29 +254,37 @@ func (s *Signer) controlPlane(ctx context.Context, document, public []byte) (att
 	case id.Role != cloud.ControlPlane:
 		return id, fmt.Errorf("the evidence is of a %s, and only control planes get the keys of the cluster", id.Role)
 	}
-	machine, err := s.machine(ctx, st, id.IP)
-	if err != nil {
-		return id, err
-	}
-	if err := s.kube.stayingNow(ctx, machine); err != nil {
-		return id, err
-	}
-	if err := s.kube.notYetNode(ctx, id); err != nil {
-		return id, err
-	}
-	return id, s.kube.allowedNow(ctx, machine)
+	return id, s.mayJoin(ctx, st)
 }
 
-// plain returns the keys without encryption. Bootstrappers of earlier releases need that, so it ends with the last image of such a
-// release that join-config accepts.
+// mayJoin returns why a machine may not join, by the cloud and by fresh reads of the cluster's records.
+func (s *Signer) mayJoin(ctx context.Context, st attestation.Statement) error {
+	machine, err := s.machine(ctx, st, st.Identity.IP)
+	if err != nil {
+		return err
+	}
+	if err := s.kube.stayingNow(ctx, machine); err != nil {
+		return err
+	}
+	if err := s.kube.notYetNode(ctx, st.Identity); err != nil {
+		return err
+	}
+	return s.kube.allowedNow(ctx, machine)
+}
+
+// plain returns the keys without encryption, for a machine of the cloud that is no node yet. Bootstrappers of earlier releases need that, so
+// it ends with the last image of such a release that join-config accepts.
 func (s *Signer) plain(ctx context.Context, m keyprocess.Message, log *slog.Logger) (a keyprocess.Message, err error) {
 	switch {
 	case m.Machine == nil || m.Machine.Role != cloud.ControlPlane:
 		return a, errors.New("only control planes get the keys of the cluster")
 	case !acceptsOlder(s.kube.config()):
-		return a, fmt.Errorf("the bootstrapper of this machine does not ask for encrypted keys, and join-config accepts no image before %s", oldestSealing)
+		return a, fmt.Errorf("the bootstrapper of this machine does not ask for encrypted keys, and join-config accepts no image before %s; replace the machine by one with a newer image", oldestSealing)
 	}
-	secrets, err := s.secrets(ctx, *m.Machine, log, &a)
+	if err := s.mayJoin(ctx, attestation.Statement{Identity: *m.Machine, Key: m.Key}); err != nil {
+		return a, err
+	}
+	secrets, err := s.secrets(ctx, *m.Machine, log)
 	if err != nil {
 		return a, err
 	}
@@ -287,14 +310,17 @@ func acceptsOlder(config map[string]string) bool {
 	return false
 }
 
-// secrets returns the keys of the cluster for a control plane. It adds to the answer what is no secret: the fingerprint of the keys of the
-// key service, and the mode in which they are used. Both are of the same moment as the keys.
-func (s *Signer) secrets(ctx context.Context, to attestation.Identity, log *slog.Logger, a *keyprocess.Message) (*joinproto.ControlPlaneSecrets, error) {
+// secrets returns the keys of the cluster for a control plane, and what it does with them.
+func (s *Signer) secrets(ctx context.Context, to attestation.Identity, log *slog.Logger) (*joinproto.ControlPlaneSecrets, error) {
 	files, err := s.authority.controlPlaneFiles()
 	if err != nil {
 		return nil, err
 	}
-	out := &joinproto.ControlPlaneSecrets{Files: files}
+	host, err := s.metadata.LoadBalancer(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("find API server: %w", err)
+	}
+	out := &joinproto.ControlPlaneSecrets{Files: files, ApiServerEndpoint: net.JoinHostPort(host, strconv.Itoa(s.apiPort))}
 	if s.certifier != "" {
 		if out.CertifierKeys, err = (certifier.Client{Socket: s.certifier}).HandOver(ctx, to); err != nil {
 			return nil, fmt.Errorf("%w: %w", errCertifier, err)
@@ -304,11 +330,11 @@ func (s *Signer) secrets(ctx context.Context, to attestation.Identity, log *slog
 		return out, nil
 	}
 	config := s.kube.config()
-	if a.ID = config[kms.FingerprintKey]; a.ID != "" {
-		a.Encryption = config[kms.ModeKey]
+	if out.KmsFingerprint = config[kms.FingerprintKey]; out.GetKmsFingerprint() != "" {
+		out.KmsMode = config[kms.ModeKey]
 	}
 	if out.KmsKeys, err = (kms.Client{Socket: s.kms}).HandOver(ctx, to); err != nil {
-		if a.Encryption != string(kubeadm.Decrypt) {
+		if out.GetKmsMode() != string(kubeadm.Decrypt) {
 			return nil, fmt.Errorf("%w: %w", errKeyService, err)
 		}
 		// This machine is as old as the cluster, or has no keys yet.

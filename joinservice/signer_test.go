@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"constellation/engine/atls"
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/cloud"
@@ -71,6 +73,11 @@ func TestCapturedJoinServiceGetsNoKeys(t *testing.T) {
 	}
 	// The signer attests its own machine for any caller.
 	own := of(signerIssuer{&signerClient{socket: r.socket}, attestation.TPM2})
+	elsewhere, service := good, good
+	elsewhere.IP = netip.MustParseAddr("10.42.0.250")
+	foreignAddress := keyprocess.Message{Op: keyprocess.SignServing, Machine: &elsewhere, Request: csr(t, elsewhere, p256(t), nil)}
+	service.Name = "kubernetes.default.svc"
+	unknown := keyprocess.Message{Op: keyprocess.SignServing, Machine: &service, Request: csr(t, service, p256(t), nil)}
 	client := &x509.CertificateRequest{}
 	for _, tt := range []struct {
 		name string
@@ -80,7 +87,10 @@ func TestCapturedJoinServiceGetsNoKeys(t *testing.T) {
 		{name: "by a name alone", m: keyprocess.Message{Op: keyprocess.SealSecrets, Machine: &good}, want: "join-config accepts no image before v1.1.0"},
 		{name: "without evidence", m: keyprocess.Message{Op: keyprocess.SealSecrets, Recipient: genuine.Recipient, Machine: &good}, want: "a document of 0 bytes"},
 		{name: "evidence of another key", m: foreign, want: "quote"},
-		{name: "evidence of this machine", m: own, want: "already belongs to the cluster"},
+		{name: "evidence of this machine", m: own, want: "quote"},
+		{name: "a certificate of another address", m: foreignAddress, want: "address of control-plane-1"},
+		{name: "a certificate of an address of the cluster", m: unknown, want: "does not list this instance"},
+		{name: "a certificate of a node", m: keyprocess.Message{Op: keyprocess.SignServing, Machine: &node, Request: csr(t, node, p256(t), nil)}, want: "a Node of this name exists"},
 		{name: "a worker", m: of(worker), want: "only control planes"},
 		{name: "another boot", m: of(other), want: "PCR 4 (boot loader)"},
 		{name: "a former node", m: of(nodeIssuer), want: "a Node of this name exists"},
@@ -106,6 +116,28 @@ func TestCapturedJoinServiceGetsNoKeys(t *testing.T) {
 			}
 		})
 	}
+	t.Run("evidence for another purpose", func(t *testing.T) {
+		member := attestation.NewTPMValidator(s.ca.Roots(), attestation.Enforced(attestation.PredictPCRs(goodBoot)), attestation.Options{PCR15: attestation.PCR15Member()})
+		nonce, public := bytes.Repeat([]byte{1}, 32), []byte("a public key")
+		join := atls.ServerBinding(atls.PurposeJoin, nonce, public)
+		for name, m := range map[string]keyprocess.Message{
+			"as a server":        {Op: keyprocess.Evidence, Request: nonce, Recipient: public},
+			"of a chosen digest": {Op: keyprocess.OwnEvidence, Request: join},
+			"of a chosen nonce":  {Op: keyprocess.Evidence, Request: atls.ServerBinding(atls.PurposeInit, nonce, public)},
+		} {
+			got, err := ask(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = member.Validate(t.Context(), got.Document, join)
+			if ok := err == nil; ok != (name == "as a server") {
+				t.Errorf("%s: accepted as a join service %t, %v", name, ok, err)
+			}
+			if _, err := member.Validate(t.Context(), got.Document, atls.ServerBinding(atls.PurposeInit, nonce, public)); err == nil {
+				t.Errorf("%s: accepted as a machine that waits for keys", name)
+			}
+		}
+	})
 	if client.Subject.CommonName != "admin" {
 		t.Error("the request of an administrator was not made")
 	}
@@ -131,14 +163,21 @@ func TestCapturedJoinServiceGetsNoKeys(t *testing.T) {
 		}
 		var ticket joinproto.IssueJoinTicketResponse
 		ticket.SealedSecrets = got.Sealed
+		ticket.ApiServerEndpoint, ticket.KmsMode = "10.42.0.250:7777", "read" // of a captured join service
 		if err := key.Open(&ticket); err != nil {
 			t.Fatal(err)
+		}
+		if want := "10.42.0.1:6443"; ticket.GetApiServerEndpoint() != want {
+			t.Errorf("the machine joins at %q, want %q", ticket.GetApiServerEndpoint(), want)
 		}
 		var have []byte
 		for _, f := range ticket.GetControlPlaneFiles() {
 			if f.GetName() == "ca.key" {
 				have = f.GetData()
 			}
+		}
+		if ticket.GetKmsMode() != "" {
+			t.Errorf("the machine gets mode %q of the join service", ticket.GetKmsMode())
 		}
 		if !bytes.Equal(have, ca) {
 			t.Errorf("the machine gets %d bytes of ca.key, want %d", len(have), len(ca))
@@ -165,7 +204,10 @@ func TestBootstrappersOfEarlierReleases(t *testing.T) {
 	}
 	_, err := plain()
 	refused(t, err, codes.PermissionDenied, errSecrets.Error())
-	if !strings.Contains(r.log.String(), "the bootstrapper of this machine does not ask for encrypted keys") {
+	if s.token(id.Name) != nil {
+		t.Error("a machine that gets no keys got a token")
+	}
+	if !strings.Contains(r.log.String(), "its bootstrapper is older than v1.1.0") {
 		t.Errorf("the log of the join service lacks the reason:\n%s", r.log)
 	}
 	for _, tt := range []struct {
@@ -204,7 +246,7 @@ func TestJoinServiceWaitsForItsSigner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	signer, err := NewSigner(SignerConfig{Access: Access{Cluster: s.access(), Namespace: namespace, Metadata: s.sky, Attestation: attestation.TPMMethod()}, Issuer: s.issuer(id, goodBoot, clusterID), PKI: s.cp.PKI()})
+	signer, err := NewSigner(SignerConfig{Access: Access{Cluster: s.access(), Namespace: namespace, Metadata: s.sky, Attestation: attestation.TPMMethod()}, Issuer: s.issuer(id, goodBoot, clusterID), PKI: s.cp.PKI(), APIServerPort: 6443})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
 
@@ -20,8 +19,6 @@ import (
 // signerClient uses the CA signer of the same pod. It may be used concurrently.
 type signerClient struct {
 	socket string
-	// hash is kubeadm's pin of the CA; nil until it was read.
-	hash atomic.Pointer[string]
 }
 
 func (c *signerClient) call(ctx context.Context, m keyprocess.Message) (keyprocess.Message, error) {
@@ -32,48 +29,41 @@ func (c *signerClient) call(ctx context.Context, m keyprocess.Message) (keyproce
 	return a, err
 }
 
-// pin returns kubeadm's pin of the CA: sha256:<hex> of its public key.
-func (c *signerClient) pin(ctx context.Context) (string, error) {
-	if h := c.hash.Load(); h != nil {
-		return *h, nil
-	}
-	a, err := c.call(ctx, keyprocess.Message{Op: keyprocess.Authority})
-	if err != nil {
-		return "", err
-	}
-	cert, err := x509.ParseCertificate(a.Certificate)
-	if err != nil {
-		return "", fmt.Errorf("read the CA of the cluster: %w", err)
-	}
-	h := pinOf(cert)
-	c.hash.Store(&h)
-	return h, nil
+// answers returns an error if the CA signer does not answer.
+func (c *signerClient) answers(ctx context.Context) error {
+	_, err := c.call(ctx, keyprocess.Message{Op: keyprocess.Authority})
+	return err
 }
 
+// pinOf returns kubeadm's pin of a CA: sha256:<hex> of its public key.
 func pinOf(ca *x509.Certificate) string {
 	sum := sha256.Sum256(ca.RawSubjectPublicKeyInfo)
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// sign returns a kubelet's serving certificate as PEM, for a request of parseRequest.
-func (c *signerClient) sign(ctx context.Context, r *x509.CertificateRequest, id attestation.Identity) ([]byte, error) {
-	a, err := c.call(ctx, keyprocess.Message{Op: keyprocess.SignServing, Request: r.Raw, Machine: &id})
+// sign adds to a ticket the kubelet's serving certificate, for a request of parseRequest, and the pin of the CA that signed it.
+func (c *signerClient) sign(ctx context.Context, t *joinproto.IssueJoinTicketResponse, r *x509.CertificateRequest, st attestation.Statement) error {
+	a, err := c.call(ctx, keyprocess.Message{Op: keyprocess.SignServing, Request: r.Raw, Machine: &st.Identity, Key: st.Key})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Certificate}), nil
+	ca, err := x509.ParseCertificate(a.Authorities)
+	if err != nil {
+		return fmt.Errorf("read the CA of the cluster: %w", err)
+	}
+	t.KubeletCertificate, t.DiscoveryTokenCaCertHash = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Certificate}), pinOf(ca)
+	return nil
 }
 
 // addSecrets adds to a ticket what only control planes get. It is encrypted if the machine's request has a key for that.
-func (c *signerClient) addSecrets(ctx context.Context, t *joinproto.IssueJoinTicketResponse, r *joinproto.IssueJoinTicketRequest, id attestation.Identity) error {
-	a, err := c.call(ctx, keyprocess.Message{Op: keyprocess.SealSecrets, Recipient: r.GetSealingKey(), Document: r.GetSealingEvidence(), Machine: &id})
+func (c *signerClient) addSecrets(ctx context.Context, t *joinproto.IssueJoinTicketResponse, r *joinproto.IssueJoinTicketRequest, st attestation.Statement) error {
+	a, err := c.call(ctx, keyprocess.Message{Op: keyprocess.SealSecrets, Recipient: r.GetSealingKey(), Document: r.GetSealingEvidence(), Machine: &st.Identity, Key: st.Key})
 	if e := (*keyprocess.RefusedError)(nil); errors.As(err, &e) {
 		return fmt.Errorf("%w: %w", errSecrets, err)
 	}
 	if err != nil {
 		return err
 	}
-	t.KmsFingerprint, t.KmsMode = a.ID, a.Encryption
 	if len(r.GetSealingKey()) > 0 {
 		t.SealedSecrets = a.Sealed
 		return nil
@@ -84,10 +74,23 @@ func (c *signerClient) addSecrets(ctx context.Context, t *joinproto.IssueJoinTic
 		return fmt.Errorf("%w: its answer is malformed", errSigner)
 	}
 	t.ControlPlaneFiles, t.CertifierKeys, t.KmsKeys = s.GetFiles(), s.GetCertifierKeys(), s.GetKmsKeys()
+	t.KmsFingerprint, t.KmsMode = s.GetKmsFingerprint(), s.GetKmsMode()
 	return nil
 }
 
-// signerIssuer makes evidence about this machine by its CA signer.
+// evidence returns evidence about this machine as a server that machines join, see ServerBinding of package atls.
+func (c *signerClient) evidence(ctx context.Context, nonce, publicKey []byte) ([]byte, error) {
+	a, err := c.call(ctx, keyprocess.Message{Op: keyprocess.Evidence, Request: nonce, Recipient: publicKey})
+	return a.Document, err
+}
+
+// ownBinding is what evidence of this machine about itself binds, apart from what evidence for others binds.
+func ownBinding(nonce []byte) []byte {
+	d := sha256.Sum256(append([]byte("constellation: a join service attests itself\x00"), nonce...))
+	return d[:]
+}
+
+// signerIssuer makes evidence that only this process judges, by the CA signer.
 type signerIssuer struct {
 	*signerClient
 	variant attestation.Variant
@@ -96,9 +99,9 @@ type signerIssuer struct {
 // Variant implements attestation.Issuer.
 func (i signerIssuer) Variant() attestation.Variant { return i.variant }
 
-// Issue implements attestation.Issuer.
+// Issue implements attestation.Issuer. The document binds ownBinding of userData.
 func (i signerIssuer) Issue(ctx context.Context, userData []byte) ([]byte, error) {
-	a, err := i.call(ctx, keyprocess.Message{Op: keyprocess.Evidence, Request: userData})
+	a, err := i.call(ctx, keyprocess.Message{Op: keyprocess.OwnEvidence, Request: userData})
 	return a.Document, err
 }
 

@@ -66,6 +66,9 @@ type Config struct {
 	Purpose Purpose
 	// Issuer makes this side's evidence; nil shows none.
 	Issuer attestation.Issuer
+	// Evidence makes the evidence of a server instead, if another process has the TPM and computes what evidence binds, by
+	// ServerBinding. Issuer names the variant then. Nil: Issuer makes it.
+	Evidence func(ctx context.Context, nonce, publicKey []byte) (document []byte, err error)
 	// Validator returns what to judge the other side's evidence with. It is called
 	// once for each connection, so that a new snapshot counts from the next
 	// connection on. If it returns nil the connection fails. A nil func demands no
@@ -232,6 +235,12 @@ const (
 const domain = "constellation atls 1"
 
 const nonceSize = 32
+
+// ServerBinding is what the evidence of a server must bind in a connection with a purpose: the nonce of the client, and the server's public
+// key in the form of a SubjectPublicKeyInfo.
+func ServerBinding(p Purpose, nonce, publicKey []byte) []byte {
+	return binding(p, server, nonce, publicKey)
+}
 
 // binding is what evidence must bind: the connection, who made it, and what for.
 func binding(p Purpose, of role, nonce, publicKey []byte) []byte {

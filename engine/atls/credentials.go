@@ -113,7 +113,11 @@ func (s *side) evidence(ctx context.Context, of role, nonce []byte) ([]byte, err
 	if s.cfg.Issuer == nil {
 		return nil, nil
 	}
-	doc, err := s.cfg.Issuer.Issue(ctx, binding(s.cfg.Purpose, of, nonce, s.spki))
+	issue := func() ([]byte, error) { return s.cfg.Issuer.Issue(ctx, binding(s.cfg.Purpose, of, nonce, s.spki)) }
+	if s.cfg.Evidence != nil && of == server {
+		issue = func() ([]byte, error) { return s.cfg.Evidence(ctx, nonce, s.spki) }
+	}
+	doc, err := issue()
 	if err != nil {
 		return nil, fmt.Errorf("make evidence: %w", err)
 	}

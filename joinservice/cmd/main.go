@@ -47,6 +47,7 @@ func main() {
 type common struct {
 	*flag.FlagSet
 	provider, metadata, tpm, namespace, socket, kubeconfig *string
+	port                                                   *int
 	level                                                  slog.LevelVar
 }
 
@@ -57,6 +58,7 @@ func newCommon(name string) *common {
 	f.tpm = f.String("tpm", "", "`address` of this machine's TPM, unix:PATH or a device, which the CA signer alone opens; empty: the provider's default")
 	f.namespace = f.String("namespace", "constellation-system", "`namespace` of the lease of joining control planes")
 	f.socket = f.String("signer", socket, "`socket` of the CA signer")
+	f.port = f.Int("api-server-port", 6443, "`port` of the API server at the load balancer")
 	f.kubeconfig = f.String("kubeconfig", "", "kubeconfig `file`, for development; empty inside a pod")
 	f.TextVar(&f.level, "log-level", &f.level, "debug, info, warn or error")
 	return f
@@ -97,14 +99,13 @@ func serve(ctx context.Context, args []string) error {
 		registry  = f.String("registry-secret", "", "`Secret` of the namespace with the registry of joining machines; empty: they pull from the publishers of images")
 		keys      = f.Bool("kms", false, "whether API servers encrypt Secrets, with the key service of their machine")
 		certifier = f.Bool("certifier", false, "whether machines of this cluster have a certifier")
-		port      = f.Int("api-server-port", 6443, "`port` of the API server at the load balancer")
 	)
 	access, _, err := f.access(args)
 	if err != nil {
 		return err
 	}
 	s, err := joinservice.New(joinservice.Config{
-		Access: access, Signer: *f.socket, APIServerPort: *port, RegistrySecret: *registry, Certifier: *certifier, KMS: *keys,
+		Access: access, Signer: *f.socket, APIServerPort: *f.port, RegistrySecret: *registry, Certifier: *certifier, KMS: *keys,
 	})
 	if err != nil {
 		return err
@@ -139,7 +140,7 @@ func sign(ctx context.Context, args []string) error {
 		return err
 	}
 	s, err := joinservice.NewSigner(joinservice.SignerConfig{
-		Access: access, Issuer: from.Attestation.Issuer(from.TPMAddress), PKI: *pki, Certifier: *certifier, KMS: *keys,
+		Access: access, Issuer: from.Attestation.Issuer(from.TPMAddress), PKI: *pki, APIServerPort: *f.port, Certifier: *certifier, KMS: *keys,
 	})
 	if err != nil {
 		return err

@@ -284,14 +284,18 @@ func (x *IssueJoinTicketResponse) GetSealedSecrets() []byte {
 	return nil
 }
 
-// ControlPlaneSecrets are the fields of a ticket that only control planes get, and that no join service reads.
+// ControlPlaneSecrets are the fields of a ticket that only control planes get, and that no join service reads or chooses.
 type ControlPlaneSecrets struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Files         []*File                `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`
 	CertifierKeys []byte                 `protobuf:"bytes,2,opt,name=certifier_keys,json=certifierKeys,proto3" json:"certifier_keys,omitempty"`
 	KmsKeys       []byte                 `protobuf:"bytes,3,opt,name=kms_keys,json=kmsKeys,proto3" json:"kms_keys,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// These are no secrets. A captured join service must not choose them.
+	ApiServerEndpoint string `protobuf:"bytes,4,opt,name=api_server_endpoint,json=apiServerEndpoint,proto3" json:"api_server_endpoint,omitempty"`
+	KmsFingerprint    string `protobuf:"bytes,5,opt,name=kms_fingerprint,json=kmsFingerprint,proto3" json:"kms_fingerprint,omitempty"`
+	KmsMode           string `protobuf:"bytes,6,opt,name=kms_mode,json=kmsMode,proto3" json:"kms_mode,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ControlPlaneSecrets) Reset() {
@@ -343,6 +347,27 @@ func (x *ControlPlaneSecrets) GetKmsKeys() []byte {
 		return x.KmsKeys
 	}
 	return nil
+}
+
+func (x *ControlPlaneSecrets) GetApiServerEndpoint() string {
+	if x != nil {
+		return x.ApiServerEndpoint
+	}
+	return ""
+}
+
+func (x *ControlPlaneSecrets) GetKmsFingerprint() string {
+	if x != nil {
+		return x.KmsFingerprint
+	}
+	return ""
+}
+
+func (x *ControlPlaneSecrets) GetKmsMode() string {
+	if x != nil {
+		return x.KmsMode
+	}
+	return ""
 }
 
 type CertifyRequest struct {
@@ -650,11 +675,14 @@ const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	"\bkms_keys\x18\x0e \x01(\fR\akmsKeys\x12'\n" +
 	"\x0fkms_fingerprint\x18\x0f \x01(\tR\x0ekmsFingerprint\x12\x19\n" +
 	"\bkms_mode\x18\x10 \x01(\tR\akmsMode\x12%\n" +
-	"\x0esealed_secrets\x18\x11 \x01(\fR\rsealedSecrets\"|\n" +
+	"\x0esealed_secrets\x18\x11 \x01(\fR\rsealedSecrets\"\xf0\x01\n" +
 	"\x13ControlPlaneSecrets\x12#\n" +
 	"\x05files\x18\x01 \x03(\v2\r.join.v1.FileR\x05files\x12%\n" +
 	"\x0ecertifier_keys\x18\x02 \x01(\fR\rcertifierKeys\x12\x19\n" +
-	"\bkms_keys\x18\x03 \x01(\fR\akmsKeys\"B\n" +
+	"\bkms_keys\x18\x03 \x01(\fR\akmsKeys\x12.\n" +
+	"\x13api_server_endpoint\x18\x04 \x01(\tR\x11apiServerEndpoint\x12'\n" +
+	"\x0fkms_fingerprint\x18\x05 \x01(\tR\x0ekmsFingerprint\x12\x19\n" +
+	"\bkms_mode\x18\x06 \x01(\tR\akmsMode\"B\n" +
 	"\x0eCertifyRequest\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\fR\x06answer\"Q\n" +

@@ -56,7 +56,8 @@ func (s *Sealing) Ask(r *IssueJoinTicketRequest) {
 	r.SealingKey, r.SealingEvidence = s.key.PublicKey().Bytes(), s.evidence
 }
 
-// Open decrypts the secrets of a ticket and puts them into the fields that tickets without encryption have. A ticket without encrypted
+// Open decrypts the secrets of a ticket and puts them into the fields that tickets without encryption have. With them came what the machine
+// does with the keys, which replaces the statements of the ticket. A ticket without encrypted
 // secrets is not changed: join services of earlier releases encrypt nothing.
 func (s *Sealing) Open(t *IssueJoinTicketResponse) error {
 	sealed := t.GetSealedSecrets()
@@ -77,6 +78,7 @@ func (s *Sealing) Open(t *IssueJoinTicketResponse) error {
 		return errors.New("the secrets of the ticket are malformed")
 	}
 	t.ControlPlaneFiles, t.CertifierKeys, t.KmsKeys, t.SealedSecrets = secrets.GetFiles(), secrets.GetCertifierKeys(), secrets.GetKmsKeys(), nil
+	t.ApiServerEndpoint, t.KmsFingerprint, t.KmsMode = secrets.GetApiServerEndpoint(), secrets.GetKmsFingerprint(), secrets.GetKmsMode()
 	return nil
 }
 

@@ -17,6 +17,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -188,12 +189,23 @@ func serve(ctx context.Context, conn net.Conn, log *slog.Logger, answer func(con
 	if c, ok := conn.(caller); ok {
 		log = log.With("caller_pid", c.pid)
 	}
-	reply, err := answer(ctx, req, log)
+	reply, err := contained(ctx, req, log, answer)
 	if err != nil {
 		e := (*UnavailableError)(nil)
 		reply = Message{Error: err.Error(), Unavailable: errors.As(err, &e)}
 	}
 	_ = Send(conn, reply) // the caller may be gone
+}
+
+// contained is answer, whose panic ends one request alone. Its value may quote a secret, so it is not logged.
+func contained(ctx context.Context, req Message, log *slog.Logger, answer func(context.Context, Message, *slog.Logger) (Message, error)) (reply Message, err error) {
+	defer func() {
+		if recover() != nil {
+			log.Error("request to a process with keys panicked", "stack", string(debug.Stack()))
+			reply, err = Message{}, errors.New("the process failed, see its log")
+		}
+	}()
+	return answer(ctx, req, log)
 }
 
 // Call sends one request to the process that serves a socket, and returns the answer. process names it in errors. The error is a

@@ -69,6 +69,7 @@ const (
 	SignServing        = "sign-serving"
 	SealSecrets        = "seal-secrets"
 	Evidence           = "evidence"
+	OwnEvidence        = "own-evidence"
 	RequestCertificate = "request-certificate"
 	AnswerChallenge    = "answer-challenge"
 	UseCertificate     = "use-certificate"

@@ -139,7 +139,7 @@ func (l *life) serve(ctx context.Context, work *sync.WaitGroup, name string) str
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	signer, err := joinservice.NewSigner(joinservice.SignerConfig{Access: both, Issuer: l.issuer(l.identity(name), l.clusterID), PKI: l.cp.PKI()})
+	signer, err := joinservice.NewSigner(joinservice.SignerConfig{Access: both, Issuer: l.issuer(l.identity(name), l.clusterID), PKI: l.cp.PKI(), APIServerPort: 6443})
 	if err != nil {
 		l.t.Fatal(err)
 	}
