@@ -563,8 +563,39 @@ type staleSource struct {
 
 func (s staleSource) State() release.State { return s.state }
 
+// encrypts has the cluster encrypt Secrets.
+func (s *checkStage) encrypts() {
+	s.Helper()
+	s.write(workspace.StateFile, s.read(workspace.StateFile)+"  encryptsSecrets: true\n")
+}
+
+// TestCheckAnnouncesTheEncryptionOfSecrets checks clusters that the next hop encrypts, and others.
+func TestCheckAnnouncesTheEncryptionOfSecrets(t *testing.T) {
+	const note = "This upgrade encrypts the Secrets of the cluster in etcd. `encryptSecrets: false` in the configuration prevents that."
+	for _, tt := range []struct {
+		name  string
+		given func(*checkStage)
+		want  bool
+	}{
+		{name: "an existing cluster", given: func(*checkStage) {}, want: true},
+		{name: "one that encrypts", given: (*checkStage).encrypts},
+		{name: "one whose owner does not want it", given: func(s *checkStage) {
+			s.write(workspace.ConfigFile, s.read(workspace.ConfigFile)+"encryptSecrets: false\n")
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newCheckStage(t)
+			tt.given(s)
+			if c := s.mustCheck(check.Request{}); slices.Contains(c.Notes, note) != tt.want {
+				t.Errorf("notes %q, want the announcement %t", c.Notes, tt.want)
+			}
+		})
+	}
+}
+
 func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 	s := newCheckStage(t)
+	s.encrypts()
 	before := s.read(workspace.ConfigFile)
 	if err := os.Chmod(filepath.Join(s.dir, workspace.ConfigFile), 0o640); err != nil {
 		t.Fatal(err)
@@ -861,6 +892,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
+			s.encrypts()
 			if tt.given != nil {
 				tt.given(s)
 			}
