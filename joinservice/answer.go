@@ -39,7 +39,7 @@ var (
 	errNoCertifier     = errors.New("this cluster has no certifier")
 	errCertifier       = errors.New("the certifier of this control plane does not answer")
 	errKeyService      = errors.New("the key service of this control plane does not answer")
-	errSigner          = errors.New("the CA signer of this control plane does not answer, or lacks something for now")
+	errSigner          = errors.New("the CA signer of this control plane cannot answer at the moment")
 	errSecrets         = errors.New("this machine does not get the keys of control planes; see the join service's log")
 	errCertification   = errors.New("certificate of the attestation key refused")
 	errCertified       = errors.New("a certificate confirms this machine: the vendor's API must, so connect without it")

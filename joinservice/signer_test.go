@@ -5,8 +5,11 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"log/slog"
+	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -20,6 +23,7 @@ import (
 	"constellation/engine/attestation/keyprocess"
 	"constellation/engine/cloud"
 	"constellation/engine/revocation"
+	"constellation/internal/syncbuffer"
 	"constellation/joinservice/joinproto"
 )
 
@@ -239,9 +243,21 @@ func TestJoinServiceWaitsForItsSigner(t *testing.T) {
 	if _, err := request(t, c, joiner, issuer); err != nil {
 		t.Fatal(err)
 	}
+	ready := func(want int) {
+		t.Helper()
+		eventually(t, "the answer of /readyz", func() (string, bool) {
+			resp, err := http.Get(r.health + "/readyz")
+			if err != nil {
+				return err.Error(), false
+			}
+			resp.Body.Close()
+			return resp.Status, resp.StatusCode == want
+		})
+	}
 	r.stopSigner()
 	_, err := request(t, c, joiner, issuer)
 	refused(t, err, codes.Unavailable, errSigner.Error())
+	ready(http.StatusServiceUnavailable)
 	l, err := keyprocess.Listen(t.Context(), r.socket, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -259,6 +275,41 @@ func TestJoinServiceWaitsForItsSigner(t *testing.T) {
 	})
 	if _, err := request(t, c, joiner, issuer); err != nil {
 		t.Errorf("after its restart: %v", err)
+	}
+	ready(http.StatusOK)
+}
+
+// TestPanicEndsOneRequest has a process with keys panic. Its log has no part of the panic's value, which could quote a secret.
+func TestPanicEndsOneRequest(t *testing.T) {
+	t.Parallel()
+	socket, log := filepath.Join(t.TempDir(), "s"), &syncbuffer.Buffer{}
+	l, err := keyprocess.Listen(t.Context(), socket, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- keyprocess.Serve(ctx, l, slog.New(slog.NewJSONHandler(log, nil)), func(_ context.Context, m keyprocess.Message, _ *slog.Logger) (keyprocess.Message, error) {
+			if m.Op == keyprocess.Evidence {
+				panic("canary")
+			}
+			return keyprocess.Message{ID: "answered"}, nil
+		})
+	}()
+	_, err = keyprocess.Call(t.Context(), keyprocess.CASigner, socket, keyprocess.Message{Op: keyprocess.Evidence})
+	if err == nil || !strings.Contains(err.Error(), "the process failed, see its log") {
+		t.Errorf("a request that panics: %v", err)
+	}
+	if got, err := keyprocess.Call(t.Context(), keyprocess.CASigner, socket, keyprocess.Message{Op: keyprocess.Authority}); err != nil || got.ID != "answered" {
+		t.Errorf("the next request: %v, %v", got.ID, err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if text := log.String(); !strings.Contains(text, "request to a process with keys panicked") || strings.Contains(text, "canary") {
+		t.Errorf("its log:\n%s", text)
 	}
 }
 

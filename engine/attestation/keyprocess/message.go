@@ -120,13 +120,13 @@ func Strict(b []byte, to any) error {
 	return nil
 }
 
-// UnavailableError is an answer's error that is no refusal: the process lacks something for now.
+// UnavailableError is an error of an answer after which the same request may succeed. It is no refusal.
 type UnavailableError struct{ Err error }
 
 // Error implements error.
 func (e *UnavailableError) Error() string { return e.Err.Error() }
 
-// Unwrap returns what is missing.
+// Unwrap returns the cause.
 func (e *UnavailableError) Unwrap() error { return e.Err }
 
 // RefusedError means that a process with keys answered, and refused.

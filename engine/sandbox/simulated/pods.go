@@ -146,7 +146,7 @@ func (p *pods) stop(key string) {
 		_ = os.RemoveAll(w.dir) // the machine's directory is removed in the end
 		for _, v := range w.pod.Spec.Volumes {
 			if v.EmptyDir != nil {
-				_ = os.Remove(p.c.emptyDir(w.pod, v.Name))
+				_ = os.Remove(p.c.emptyDir(w.pod, v.Name)) // likewise
 			}
 		}
 	}
