@@ -622,6 +622,70 @@ func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 	}
 }
 
+// The configuration keeps the former versions when flags named those of an upgrade. A check without a next hop can write those that run.
+func TestCheckWritesWhatRunsIntoTheConfiguration(t *testing.T) {
+	upgraded := func(s *checkStage) {
+		r := &s.inside.running
+		r.Services, r.ControlPlaneImage, r.WorkerImage = at("v1.1.0"), at("v1.1.0"), at("v1.1.0")
+		r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Target.Kubernetes = at("v1.36.3"), at("v1.36.3"), at("v1.36.3"), "v1.36.3"
+		r.Target.ImageVersion = "v1.1.0"
+	}
+	all := []workspace.FieldChange{
+		{Field: "image", From: "v1.0.0", To: "v1.1.0"},
+		{Field: "microserviceVersion", From: "v1.0.0", To: "v1.1.0"},
+		{Field: "kubernetesVersion", From: "v1.35.4", To: "v1.36.3"},
+		{Field: "attestation.tpm2.measurements.9.expected", From: value(2), To: value(12)},
+		{Field: "attestation.tpm2.measurements.11.expected", From: value(3), To: value(13)},
+		{Field: "attestation.tpm2.measurements.12", To: value(14)},
+	}
+	for _, tt := range []struct {
+		name    string
+		given   func(*checkStage)
+		request check.Request
+		want    []workspace.FieldChange
+		note    string
+	}{
+		{name: "after an upgrade to versions that flags named", given: upgraded, want: all},
+		{name: "it has what runs", given: func(*checkStage) {}, request: check.Request{Release: v("v1.0.0")}, note: "Nothing to write: there is no next hop."},
+		{
+			name: "the configuration is newer", given: func(s *checkStage) { s.edit("image: v1.0.0", "image: v1.1.0") }, request: check.Request{Kubernetes: v("v1.35.4")},
+			note: "constellation-conf.yaml names newer versions than the cluster runs. `upgrade check --write-config --to v1.0.0` writes those that run.",
+		},
+		{
+			name: "the user names the older release", given: func(s *checkStage) { s.edit("image: v1.0.0", "image: v1.1.0") }, request: check.Request{Release: v("v1.0.0")},
+			want: []workspace.FieldChange{{Field: "image", From: "v1.1.0", To: "v1.0.0"}},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newCheckStage(t)
+			tt.given(s)
+			before := s.read(workspace.ConfigFile)
+			r := tt.request
+			r.NoPreflight = true
+			if c := s.mustCheck(r); tt.want != nil && (c.Config == nil || c.Config.Written || len(c.Path) > 0) || s.read(workspace.ConfigFile) != before {
+				t.Fatalf("without the flag: path %v, configuration %+v, notes %q", c.Path, c.Config, c.Notes)
+			}
+			r.WriteConfig = true
+			c := s.mustCheck(r)
+			if tt.want == nil {
+				if c.Config != nil || s.read(workspace.ConfigFile) != before || !slices.Contains(c.Notes, tt.note) {
+					t.Errorf("configuration %+v, notes %q, want %q", c.Config, c.Notes, tt.note)
+				}
+				return
+			}
+			if c.Config == nil || !c.Config.Written {
+				t.Fatalf("nothing was written: %q", c.Notes)
+			}
+			if d := cmp.Diff(tt.want, c.Config.Fields); d != "" {
+				t.Errorf("written (-want +got):\n%s", d)
+			}
+			if c = s.mustCheck(r); c.Config != nil {
+				t.Errorf("a second time: %+v", c.Config)
+			}
+		})
+	}
+}
+
 func TestCheckCorrectsMeasurementsOfAnImageEditedByHand(t *testing.T) {
 	s := newCheckStage(t)
 	s.edit("image: v1.0.0", "image: v1.1.0")
@@ -792,7 +856,10 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 		r.Services, r.ControlPlaneImage, r.WorkerImage = at("v1.1.0"), at("v1.1.0"), at("v1.1.0")
 		r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd = at("v1.37.2"), at("v1.37.2"), at("v1.37.2"), "3.7.0-0"
 		r.Target = cluster.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.37.2"}
-		for old, now := range map[string]string{"image: v1.0.0": "image: v1.1.0", "microserviceVersion: v1.0.0": "microserviceVersion: v1.1.0", "v1.35.4": "v1.37.2"} {
+		for old, now := range map[string]string{
+			"image: v1.0.0": "image: v1.1.0", "microserviceVersion: v1.0.0": "microserviceVersion: v1.1.0", "v1.35.4": "v1.37.2",
+			value(2): value(12), `"` + value(3) + "\"\n        warnOnly: false\n": `"` + value(13) + "\"\n        warnOnly: false\n      12:\n        expected: \"" + value(14) + "\"\n        warnOnly: false\n",
+		} {
 			s.edit(old, now)
 		}
 	}

@@ -219,7 +219,7 @@ func verified(out VerifiedMachine, st attestation.Statement) VerifiedMachine {
 func whyNotVerified(err error, a providers.Advice) (result, remedy string) {
 	switch {
 	case errors.Is(err, attestation.ErrMeasurement):
-		return Refused, "if an upgrade to another image runs, repeat the command at its end; after `upgrade apply --to`, write the image that runs and its measurements into " + workspace.ConfigFile + "; otherwise find out who changed the machine, and replace it"
+		return Refused, "if an upgrade to another image runs, repeat the command at its end; after `upgrade apply --to RELEASE`, run `constellation upgrade check --to RELEASE --write-config`; otherwise find out who changed the machine, and replace it"
 	case errors.Is(err, attestation.ErrTrust):
 		return Refused, "compare the trust roots in " + workspace.ConfigFile + " with those of " + a.Cloud
 	case errors.Is(err, attestation.ErrMember), errors.Is(err, attestation.ErrIdentity), errors.Is(err, attestation.ErrQuote):

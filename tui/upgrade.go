@@ -43,7 +43,8 @@ Some checks send dry-run requests, which the API server validates but does not p
 --no-dry-run skips them.
 
 --write-config writes the values of the next hop into constellation-conf.yaml and keeps
-comments and order.
+comments and order. Without a next hop, it writes those that run, as after
+"upgrade apply --to", which changes no configuration.
 
 Exit code: 0 with any findings; 1 if the cluster is unreachable. With --exit-code: 4 if
 every path is blocked or a finding blocks the next hop, 6 if an upgrade is available and

@@ -378,6 +378,11 @@ func (c *Run) Decide(ctx context.Context) error {
 	c.judgeFeed()
 	c.judgeCloud()
 	c.Out.Notes = append(c.Out.Notes, c.Matrix.Notes(c.CLI, c.Now)...)
+	if c.Hop == nil && !c.Prepares {
+		if err := c.describe(ctx); err != nil {
+			return err
+		}
+	}
 	switch {
 	case c.Hop != nil:
 		c.Out.Changes = c.changes(ctx)
@@ -495,6 +500,11 @@ func (c *Run) prepare(ctx context.Context) error {
 		return ctx.Err()
 	}
 	c.Next = h.Apply(c.Config)
+	return c.edit(h)
+}
+
+// edit computes the change of the configuration's file.
+func (c *Run) edit(h workspace.HopConfig) error {
 	out, fields, err := workspace.EditConfig(c.text, h)
 	switch {
 	case err != nil && c.Request.WriteConfig:
@@ -504,12 +514,60 @@ func (c *Run) prepare(ctx context.Context) error {
 		c.Out.Config = &ConfigChange{Path: c.Ws.Path(workspace.ConfigFile), Fields: []workspace.FieldChange{}}
 	case c.unmeasured != nil && c.Request.WriteConfig:
 		return &plan.Error{
-			Op: "write " + c.Ws.Path(workspace.ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
+			Op: "write " + c.Ws.Path(workspace.ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", h.Image, c.unmeasured),
 			Remedy: "image and measurements belong together: get them from the publisher of the image, and write both by hand",
 		}
 	default:
 		c.Out.Config = &ConfigChange{Path: c.Ws.Path(workspace.ConfigFile), Fields: append([]workspace.FieldChange{}, fields...)}
 		c.edited = out
+	}
+	return nil
+}
+
+// settled reports whether all nodes are known to run the same versions, except workers that an upgrade keeps.
+func (c *Run) settled() bool {
+	n := &c.Now
+	one := func(s compat.Span) bool { return !s.IsZero() && !s.Mixed() }
+	image, kubernetes := n.ControlPlaneImage.Oldest, n.Kubernetes.Oldest
+	if !one(n.Services) || !one(n.Kubernetes) || !n.ControlPlaneKubelet.Is(kubernetes) || !n.NoImages && !one(n.ControlPlaneImage) {
+		return false
+	}
+	return c.Config.KeepWorkers || n.WorkerKubelet.IsZero() || n.WorkerKubelet.Is(kubernetes) && n.WorkerImage.Is(image)
+}
+
+// describe computes the configuration of what runs, for a cluster without a next hop. After `upgrade apply --to`, the
+// configuration still has the former versions and measurements, and `verify` and `recover` judge by those. An attacker in the
+// cluster could claim old versions: they count only if the user names their release.
+func (c *Run) describe(ctx context.Context) error {
+	n, f := &c.Now, c.Config
+	if c.State.Adopted() || !c.settled() {
+		return nil
+	}
+	h := workspace.HopConfig{Image: n.ControlPlaneImage.Oldest, Services: n.Services.Oldest, Kubernetes: n.Kubernetes.Oldest, KeepWorkers: f.KeepWorkers}
+	if older := h.Services.Less(f.Services) || h.Kubernetes.Less(f.Kubernetes) || !n.NoImages && h.Image.Less(f.Image); older && !c.Request.Release.Equal(h.Services) {
+		if c.Request.WriteConfig {
+			c.Out.Notes = append(c.Out.Notes, fmt.Sprintf("%s names newer versions than the cluster runs. `upgrade check --write-config --to %s` writes those that run.", workspace.ConfigFile, h.Services))
+		}
+		return nil
+	}
+	m, err := c.measured(ctx, h.Image)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		if c.Request.WriteConfig {
+			c.Out.Notes = append(c.Out.Notes, fmt.Sprintf("The measurements of the running image %s are not known: %v. Get them from its publisher, and write image and measurements by hand.", h.Image, err))
+		}
+		return nil
+	}
+	h.Measurements = m
+	if err := c.edit(h); err != nil {
+		return err
+	}
+	if len(c.Out.Config.Fields) == 0 {
+		c.Out.Config = nil
+	} else if !c.Request.WriteConfig {
+		c.Out.Notes = append(c.Out.Notes, workspace.ConfigFile+" does not describe what the cluster runs. `verify` and `recover` go by it.")
 	}
 	return nil
 }

@@ -179,7 +179,7 @@ func (scr *checkScreen) nothingToWrite() string {
 	switch {
 	case scr.busy || k == nil:
 		return "a check is running"
-	case len(k.Path) == 0:
+	case len(k.Path) == 0 && k.Config == nil:
 		return "there is no next hop"
 	case k.Config == nil:
 		return "the configuration cannot be edited; the notes say why"

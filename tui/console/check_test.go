@@ -14,6 +14,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/check"
 	"constellation/engine/plan"
+	"constellation/engine/workspace"
 	"constellation/tui/internal/enginefake"
 	"constellation/tui/term"
 	"constellation/tui/view"
@@ -199,6 +200,28 @@ func TestWritingAsksOnce(t *testing.T) {
 		}
 		if s.c.check.result.Config.Written || s.c.note != "not written: write constellation-conf.yaml: it was changed meanwhile" {
 			t.Errorf("written: %v, says %q", s.c.check.result.Config.Written, s.c.note)
+		}
+	})
+}
+
+// Without a next hop, W writes what runs, if the configuration describes something else.
+func TestWritingWhatRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := checkShown("newest")(t, func(e *enginefake.Engine) *stage {
+			e.CheckData.Config = &check.ConfigChange{Path: "/work/constellation-conf.yaml", Fields: []workspace.FieldChange{{Field: "image", From: "v1.0.0", To: "v1.1.0"}}}
+			return newStage(t, e, term.Display{}, 80, 24)
+		})
+		s.press("W")
+		if v := s.c.View(); !s.c.check.confirmWrite || !strings.Contains(v, "Write the configuration?") || !strings.Contains(v, "v1.0.0") {
+			t.Fatalf("W asks: %v, the note is %q, in\n%s", s.c.check.confirmWrite, s.c.note, v)
+		}
+		written := *s.eng.CheckData.Config
+		written.Written = true
+		s.eng.CheckData.Config = &written
+		s.press("enter")
+		s.settle()
+		if !strings.HasPrefix(s.c.note, "wrote 1 value into ") {
+			t.Errorf("the note is %q", s.c.note)
 		}
 	})
 }

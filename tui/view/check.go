@@ -383,7 +383,7 @@ func NextRows(pg Page, k *check.Check, r check.Request) []string {
 			next = "upgrade apply" + PlanFlags(check.Request{Feed: r.Feed, FeedKeys: r.FeedKeys})
 		}
 		lines = append(lines, "", "next  "+sp.Command(next))
-	case x != nil && len(x.Fields) > 0 && k.Exit == plan.ExitUpgradeAvailable:
+	case x != nil && len(x.Fields) > 0 && (k.Exit == plan.ExitUpgradeAvailable || len(k.Path) == 0):
 		lines = append(lines, "", "next  "+sp.Command("upgrade check --write-config"+PlanFlags(r)))
 	}
 	return lines
