@@ -89,7 +89,8 @@ func (r *nodeVersions) put(o *observed, a decision.Action, e write) {
 
 // Machines are created and deleted in batches. A request waits until a part of the machines in
 // progress has been collected, or no more come for a while, or its patience ends. Patience grows
-// with the number of machines in progress.
+// with the number of machines in progress. If requests take long, a part is not enough: the rest would
+// wait for the end of the request.
 const (
 	gatherPart, gatherLess = 4, 6
 	gatherQuiet            = 100 * time.Millisecond
@@ -101,6 +102,17 @@ const (
 type gathering struct {
 	since, grown time.Time // when the first came, and the last
 	n            int
+}
+
+// left returns how long a batch waits for more machines; zero or less: it is large enough. progress is the number of machines in
+// progress, and slow whether requests take long.
+func (g gathering) left(progress int, slow bool, now time.Time) time.Duration {
+	if g.n*gatherPart >= progress && !slow {
+		return 0
+	}
+	// A smaller batch waits longer for more machines before it is sent.
+	quiet := max(gatherQuiet, gatherQuiet*time.Duration(progress)/time.Duration(max(1, g.n*gatherLess)))
+	return min(min(patience*time.Duration(progress), patienceUp)-now.Sub(g.since), quiet-now.Sub(g.grown))
 }
 
 // gather requests machines and deletions from the cloud when a batch is large enough. begins is
@@ -120,11 +132,8 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 			g.n, g.grown = n, now
 		}
 		waits[key] = g
-		left := min(patience*time.Duration(len(o.Intents)), patienceUp) - now.Sub(g.since)
-		// A smaller batch waits longer for more machines before it is sent.
-		quiet := max(gatherQuiet, gatherQuiet*time.Duration(len(o.Intents))/time.Duration(max(1, n*gatherLess)))
-		left = min(left, quiet-now.Sub(g.grown))
-		if all || n*gatherPart >= len(o.Intents) || left <= 0 {
+		left := g.left(len(o.Intents), r.retries.slow(key), now)
+		if all || left <= 0 {
 			return true
 		}
 		r.ripens = min(r.ripens, left)

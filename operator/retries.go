@@ -35,6 +35,8 @@ type retry struct {
 	used     time.Time
 	last     string // error
 	most     int    // size of one request; 0: no limit
+	began    time.Time
+	took     time.Duration // of the last success
 }
 
 func newRetries(now func() time.Time) *retries {
@@ -77,7 +79,7 @@ func (e *retries) begin(key string) bool {
 	if !t.wanted && e.now().Sub(t.next) > conflictLasts { // an old failure does not count
 		t.fails = 0
 	}
-	t.running, t.wanted, t.outdated = true, false, false
+	t.running, t.wanted, t.outdated, t.began = true, false, false, e.now()
 	return true
 }
 
@@ -110,7 +112,7 @@ func (e *retries) end(key string, rest time.Duration, err error) bool {
 			e.done[key] = true
 			return false
 		}
-		t.fails, t.last, t.next = 0, "", e.now().Add(rest)
+		t.fails, t.last, t.next, t.took = 0, "", e.now().Add(rest), e.now().Sub(t.began)
 		if t.most > 0 {
 			t.most *= 2
 		}
@@ -175,6 +177,14 @@ func (e *retries) hurry(key string) {
 	if t := e.all[key]; t != nil {
 		t.next = time.Time{}
 	}
+}
+
+// slow reports whether the last success of key took long.
+func (e *retries) slow(key string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.all[key]
+	return t != nil && t.took >= fleetLeast
 }
 
 func (e *retries) outdate(key string) {

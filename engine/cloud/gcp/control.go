@@ -25,12 +25,15 @@ const (
 
 	// byName is the number of machines whose names one filter has. Many are found by the label of the
 	// cluster, a page at a time.
-	byName = 40
+	byName = 60
+	// together is how long a read of machines waits for concurrent calls: machines that boot together join together.
+	together = 50 * time.Millisecond
 	// accepted is how long a machine is reported as terminating after its deletion was accepted, whatever
 	// its status is.
 	accepted = 2 * time.Minute
-	// overlap is how much of the operations that were read already is read again.
-	overlap = time.Minute
+	// overlap is how much of the operations that were read already is read again. In that time, fast rollouts have as many
+	// as one page has.
+	overlap = 30 * time.Second
 )
 
 // Groups implements providers.Control.
@@ -449,11 +452,40 @@ func (c *Cloud) uncreatedOf(ctx context.Context, keys []string) (out []cloud.Ins
 
 // Describe returns those of the machines that exist. Answers are at most MaxAge old, or MovingAge. It costs
 // one request for each zone and byName machines, and one for each group with machines that are not created yet.
+// Concurrent calls share requests.
 func (c *Cloud) Describe(ctx context.Context, keys []string) ([]cloud.Instance, error) {
 	if out, ok := c.fresh(keys); ok {
 		return out, ctx.Err()
 	}
+	c.asks(keys, 1)
+	defer c.asks(keys, -1)
+	select {
+	case c.turn <- struct{}{}:
+		defer func() { <-c.turn }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if out, ok := c.fresh(keys); ok { // in the answer to an earlier call
+		return out, ctx.Err()
+	}
+	select {
+	case <-time.After(together):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	return c.existing(ctx, keys)
+}
+
+// asks counts calls that wait for descriptions of machines.
+func (c *Cloud) asks(keys []string, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, key := range keys {
+		id, _ := cloud.SplitKey(key)
+		if c.asked[id] += n; c.asked[id] == 0 {
+			delete(c.asked, id)
+		}
+	}
 }
 
 // existing reads the machines of the keys that exist now, also those that are not created yet.
@@ -521,14 +553,19 @@ func (c *Cloud) current(ctx context.Context, keys []string) (map[string]cloud.In
 	return found, nil
 }
 
-// withMoving adds machines of a zone that are being created and were not seen lately, as far as one filter has room:
-// callers ask for them next.
+// withMoving adds machines of a zone for which other calls wait, and those that are being created and were not seen lately, as far
+// as one filter has room: callers ask for these next.
 func (c *Cloud) withMoving(zone string, names []string) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	add := func(name string) {
 		if len(names) < byName && !slices.Contains(names, name) {
 			names = append(names, name)
+		}
+	}
+	for id := range c.asked {
+		if project, in, name, ok := ParseProviderID(id); ok && project == c.project && in == zone {
+			add(name)
 		}
 	}
 	for id, pending := range c.pending {

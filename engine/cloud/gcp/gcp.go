@@ -85,7 +85,10 @@ type Cloud struct {
 	client       *api.Client
 	api          *compute.Service // of client
 
+	turn chan struct{} // of the call of Describe that reads
+
 	mu        sync.Mutex
+	asked     map[string]int                       // by provider ID: calls of Describe that wait
 	templates map[string]*compute.InstanceTemplate // by name; templates do not change
 	groups    map[string]group                     // by ID, as last read
 	seen      map[string]observation               // by provider ID
@@ -135,7 +138,7 @@ func New(ctx context.Context, o Options) (*Cloud, error) {
 		return nil, err
 	}
 	return &Cloud{
-		project: o.Project, uid: o.UID, zones: o.Zones, client: client, api: client.API,
+		project: o.Project, uid: o.UID, zones: o.Zones, client: client, api: client.API, turn: make(chan struct{}, 1), asked: map[string]int{},
 		templates: map[string]*compute.InstanceTemplate{}, groups: map[string]group{}, seen: map[string]observation{}, leaving: map[string]time.Time{},
 		pending: map[string]map[string]bool{}, made: map[string]birth{}, looked: map[string]time.Time{}, failures: map[string]int{},
 	}, nil

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -536,6 +537,35 @@ func TestConsole(t *testing.T) {
 		}
 		if _, err := c.Components(l.Context(), version.MustParse("v1.35.4")); !errors.Is(err, cloud.ErrNotFound) {
 			l.Errorf("components: %v", err)
+		}
+	})
+}
+
+// Machines that join together are read together: each joins by a call of its own.
+func TestConcurrentCallsShareRequests(t *testing.T) {
+	inBubble(t, slow, func(l *lab) {
+		keys := l.c.Seed(gcp.GroupID(gcptest.Project, gcptest.Zones[0], "workers"), 50)
+		before := l.c.Calls()["compute.instances.list"]
+		var all sync.WaitGroup
+		for _, key := range keys {
+			all.Go(func() {
+				if found, err := l.p.Describe(l.Context(), []string{key}); err != nil || len(found) != 1 || found[0].Key() != key {
+					l.Errorf("%s: %v, %v", key, found, err)
+				}
+			})
+		}
+		all.Wait()
+		if n := l.c.Calls()["compute.instances.list"] - before; n != 1 {
+			l.Errorf("%d calls cost %d requests, want 1", len(keys), n)
+		}
+		ctx, cancel := context.WithCancel(l.Context())
+		cancel()
+		time.Sleep(time.Minute) // the descriptions are old
+		if _, err := l.p.Describe(ctx, keys); !errors.Is(err, context.Canceled) {
+			l.Errorf("a canceled call: %v", err)
+		}
+		if found, err := l.p.Describe(l.Context(), keys); err != nil || len(found) != len(keys) {
+			l.Errorf("after a canceled call: %d machines, %v", len(found), err)
 		}
 	})
 }

@@ -255,9 +255,9 @@ rules:
 	took := op.steps(w, h.Lives(), begun)
 	said := ""
 	for _, step := range stepNames {
-		said += fmt.Sprintf("\n%s: %d times, p50 %.0f ms, p99 %.0f ms", step, len(took[step]), quantile(took[step], 0.5), quantile(took[step], 0.99))
+		said += fmt.Sprintf("; %s: %d times, p50 %.0f ms, p99 %.0f ms", step, len(took[step]), quantile(took[step], 0.5), quantile(took[step], 0.99))
 	}
-	b.Log(said)
+	b.Log("steps" + said)
 	for unit, step := range map[string]string{"ready-to-cordon": readyToCordon, "empty-to-bind": emptyToBind} {
 		out["ms-p50-"+unit], out["ms-p99-"+unit] = quantile(took[step], 0.5), quantile(took[step], 0.99)
 	}

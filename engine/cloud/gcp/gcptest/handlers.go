@@ -358,13 +358,25 @@ var status = map[cloud.State]string{
 	cloud.Creating: "STAGING", cloud.Ready: "RUNNING", cloud.Stopped: "TERMINATED", cloud.Failed: "RUNNING", cloud.Terminating: "STOPPING",
 }
 
+// staging is how long a machine is prepared. Compute Engine documents no duration.
+const staging = time.Second
+
+// statusOf returns the status of a machine. One that boots is RUNNING already, long before it is a node.
+func (c *Cloud) statusOf(vm *compute.Instance) string {
+	s := c.state(vm)
+	if created, err := time.Parse(time.RFC3339Nano, vm.CreationTimestamp); s == cloud.Creating && err == nil && time.Since(created) >= staging {
+		s = cloud.Ready
+	}
+	return status[s]
+}
+
 // instances returns the machines of a zone.
 func (c *Cloud) instances(zone string) (all []*compute.Instance) {
 	for _, g := range c.groups {
 		for _, m := range g.managed {
 			if g.zone == zone && m.vm != nil {
 				vm := *m.vm
-				vm.Status = status[c.state(m.vm)]
+				vm.Status = c.statusOf(m.vm)
 				all = append(all, &vm)
 			}
 		}
@@ -372,7 +384,7 @@ func (c *Cloud) instances(zone string) (all []*compute.Instance) {
 	for _, vm := range c.loose {
 		if vm.Zone == c.zoneURL(zone) && c.state(vm) != cloud.Terminated {
 			vm := *vm
-			vm.Status = status[c.state(&vm)]
+			vm.Status = c.statusOf(&vm)
 			all = append(all, &vm)
 		}
 	}

@@ -23,6 +23,7 @@ var Semantics = []Row{
 	{"a wait ends with the operation, or after two minutes", reference + "zoneOperations/wait"},
 	{"a repeated request ID returns the first operation", migs + "createInstances"},
 	{"a request ID is a UUID other than zero", migs + "createInstances"},
+	{"a machine is STAGING until it boots, and RUNNING from then on", "https://cloud.google.com/compute/docs/instances/instance-lifecycle"},
 	{"a group repeats a failed creation without end, with the errors of the last attempt", migs + "listManagedInstances"},
 	{"a zone without machines fails attempts with ZONE_RESOURCE_POOL_EXHAUSTED", resources},
 	{"a quota of machines fails attempts with QUOTA_EXCEEDED", resources},

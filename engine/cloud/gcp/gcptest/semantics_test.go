@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -36,6 +37,7 @@ type lab struct {
 	api *compute.Service
 	// failed has the problems that the gate reported.
 	failed *[]string
+	fleet  wire.Fleet
 }
 
 func newLab(t *testing.T, o gcptest.Options) *lab {
@@ -49,7 +51,7 @@ func newLab(t *testing.T, o gcptest.Options) *lab {
 		t.Fatal(err)
 	}
 	c.AddGroup(zone, "workers", cloud.Worker, image, gcptest.UID, nil)
-	l := &lab{T: t, c: c, failed: failed}
+	l := &lab{T: t, c: c, fleet: o.Fleet, failed: failed}
 	l.api = l.client(c.Client())
 	return l
 }
@@ -243,6 +245,22 @@ var checks = map[string]func(*lab){
 			_, err := l.create(id, name(1))
 			l.refused(err, http.StatusBadRequest, "invalid")
 		}
+	},
+	"a machine is STAGING until it boots, and RUNNING from then on": func(l *lab) {
+		o, err := l.create("", name(1))
+		l.ok(err)
+		l.wait(o)
+		is := ""
+		for range 16 {
+			time.Sleep(500 * time.Millisecond)
+			list, err := l.api.Instances.List(project, zone).Do()
+			l.ok(err)
+			if len(list.Items) > 0 && !strings.HasSuffix(is, list.Items[0].Status) {
+				is += " " + list.Items[0].Status
+			}
+		}
+		l.want("status", is, " STAGING RUNNING")
+		l.want("it still boots", l.fleet.State(strconv.FormatUint(l.managed()[0].Id, 10)), cloud.Creating)
 	},
 	"a group repeats a failed creation without end, with the errors of the last attempt": func(l *lab) {
 		l.c.SetStockout(zone, true)
