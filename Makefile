@@ -109,8 +109,9 @@ bench: build ## run all benchmarks and write docs/bench.md; BENCH=regexp selects
 .PHONY: generate
 generate: ## regenerate protobuf code, deep copies, CRDs and release lists
 	@mkdir -p bin/tools
-	@go build -modfile=.ci/go.mod -o bin/tools/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc github.com/bufbuild/buf/cmd/buf sigs.k8s.io/controller-tools/cmd/controller-gen
-	@PATH="$(CURDIR)/bin/tools:$$PATH" buf generate --config .ci/buf.yaml --template .ci/buf.gen.yaml
+	@go build -modfile=.ci/go.mod -o bin/tools/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc sigs.k8s.io/controller-tools/cmd/controller-gen
+	@cd .ci && go build -o ../bin/tools/ ./protogen
+	@bin/tools/protogen -plugins bin/tools bootstrapper/initproto joinservice/joinproto agent/upgradeproto engine/component/componentproto
 	@bin/tools/controller-gen object paths=./operator/api/... crd output:crd:dir=assets/crds
 	@go run ./engine/release/generate assets/releases
 	@cd .ci && go run ./logs -dir .. -o ../docs/logs.md
