@@ -649,7 +649,7 @@ func TestCheckWritesWhatRunsIntoTheConfiguration(t *testing.T) {
 		{name: "it has what runs", given: func(*checkStage) {}, request: check.Request{Release: v("v1.0.0")}, note: "Nothing to write: there is no next hop."},
 		{
 			name: "the configuration is newer", given: func(s *checkStage) { s.edit("image: v1.0.0", "image: v1.1.0") }, request: check.Request{Kubernetes: v("v1.35.4")},
-			note: "constellation-conf.yaml names newer versions than the cluster runs. `upgrade check --write-config --to v1.0.0` writes those that run.",
+			note: "constellation-conf.yaml names newer versions than the cluster runs. `constellation upgrade check --write-config --to v1.0.0` writes those that run.",
 		},
 		{
 			name: "the user names the older release", given: func(s *checkStage) { s.edit("image: v1.0.0", "image: v1.1.0") }, request: check.Request{Release: v("v1.0.0")},

@@ -524,6 +524,9 @@ func (c *Run) edit(h workspace.HopConfig) error {
 	return nil
 }
 
+// NoteOtherConfig is the note about a configuration that --write-config would change although there is no next hop.
+const NoteOtherConfig = workspace.ConfigFile + " does not describe what the cluster runs. `verify` and `recover` go by it."
+
 // settled reports whether all nodes are known to run the same versions, except workers that an upgrade keeps.
 func (c *Run) settled() bool {
 	n := &c.Now
@@ -546,7 +549,7 @@ func (c *Run) describe(ctx context.Context) error {
 	h := workspace.HopConfig{Image: n.ControlPlaneImage.Oldest, Services: n.Services.Oldest, Kubernetes: n.Kubernetes.Oldest, KeepWorkers: f.KeepWorkers}
 	if older := h.Services.Less(f.Services) || h.Kubernetes.Less(f.Kubernetes) || !n.NoImages && h.Image.Less(f.Image); older && !c.Request.Release.Equal(h.Services) {
 		if c.Request.WriteConfig {
-			c.Out.Notes = append(c.Out.Notes, fmt.Sprintf("%s names newer versions than the cluster runs. `upgrade check --write-config --to %s` writes those that run.", workspace.ConfigFile, h.Services))
+			c.Out.Notes = append(c.Out.Notes, fmt.Sprintf("%s names newer versions than the cluster runs. `constellation upgrade check --write-config --to %s` writes those that run.", workspace.ConfigFile, h.Services))
 		}
 		return nil
 	}
@@ -567,7 +570,7 @@ func (c *Run) describe(ctx context.Context) error {
 	if len(c.Out.Config.Fields) == 0 {
 		c.Out.Config = nil
 	} else if !c.Request.WriteConfig {
-		c.Out.Notes = append(c.Out.Notes, workspace.ConfigFile+" does not describe what the cluster runs. `verify` and `recover` go by it.")
+		c.Out.Notes = append(c.Out.Notes, NoteOtherConfig)
 	}
 	return nil
 }

@@ -296,6 +296,7 @@ func (scr *checkScreen) tookWritten(msg configWritten) {
 		}
 		k.Config = x
 		k.Findings = slices.DeleteFunc(slices.Clone(k.Findings), func(f plan.Finding) bool { return f.ID == check.CheckConfigTarget })
+		k.Notes = slices.DeleteFunc(slices.Clone(k.Notes), func(n string) bool { return n == check.NoteOtherConfig })
 		scr.result = &k
 	}
 }

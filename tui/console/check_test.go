@@ -208,7 +208,8 @@ func TestWritingAsksOnce(t *testing.T) {
 func TestWritingWhatRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := checkShown("newest")(t, func(e *enginefake.Engine) *stage {
-			e.CheckData.Config = &check.ConfigChange{Path: "/work/constellation-conf.yaml", Fields: []workspace.FieldChange{{Field: "image", From: "v1.0.0", To: "v1.1.0"}}}
+			e.CheckData.Config = &check.ConfigChange{Path: "demo/constellation-conf.yaml", Fields: []workspace.FieldChange{{Field: "image", From: "v1.0.0", To: "v1.1.0"}}}
+			e.CheckData.Notes = append(e.CheckData.Notes, check.NoteOtherConfig)
 			return newStage(t, e, term.Display{}, 80, 24)
 		})
 		s.press("W")
@@ -222,6 +223,9 @@ func TestWritingWhatRuns(t *testing.T) {
 		s.settle()
 		if !strings.HasPrefix(s.c.note, "wrote 1 value into ") {
 			t.Errorf("the note is %q", s.c.note)
+		}
+		if slices.Contains(s.c.check.result.Notes, check.NoteOtherConfig) {
+			t.Error("the screen keeps the note about the former configuration")
 		}
 	})
 }
