@@ -30,8 +30,7 @@ MACHINES   ?= hollow
 CONTROL_PLANES ?=
 
 export CGO_ENABLED := 0
-# The flags of the release build, also for tests, so that both share compiled packages.
-export GOFLAGS := -trimpath
+export GOFLAGS := $(shell .ci/goflags)
 GO_BUILD = go build -trimpath -buildvcs=false
 TOOL     = go tool -modfile=.ci/go.mod
 

@@ -4,8 +4,6 @@
 # since the last run are not run again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-# Compilers that collect garbage only when they need much memory take a fifth less processor time. Tests keep their own setting.
-export GOFLAGS="${GOFLAGS:-} '-toolexec=env GOGC=off GOMEMLIMIT=2GiB'"
 failed=()
 step() { # step NAME COMMAND...
   local since=$SECONDS

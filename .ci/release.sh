@@ -12,7 +12,8 @@ cd "$(dirname "$0")/.."
 export RELEASE KEY=${KEY:-} BUILDER=${BUILDER:-urn:constellation:builder:local}
 export SOURCE=${SOURCE:-https://constellation.example/constellation}
 export URL=${URL:-https://releases.constellation.example/$RELEASE}
-export CGO_ENABLED=0 GOFLAGS=-trimpath GORELEASER_CURRENT_TAG=$RELEASE
+GOFLAGS=$(.ci/goflags)
+export CGO_ENABLED=0 GOFLAGS GORELEASER_CURRENT_TAG=$RELEASE
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct); export SOURCE_DATE_EPOCH
 [ -z "$KEY" ] || KEY=$(realpath "$KEY")
 

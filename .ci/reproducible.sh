@@ -7,9 +7,11 @@ set -euo pipefail
 only=${1:-}
 cd "$(dirname "$0")/.."
 root=$PWD
+GOFLAGS=$(.ci/goflags)
+export CGO_ENABLED=0 GOFLAGS
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-[ -n "${KEY:-}" ] || { KEY=$work/release.key; CGO_ENABLED=0 go run -trimpath . release key new "$KEY" >/dev/null; }
+[ -n "${KEY:-}" ] || { KEY=$work/release.key; go run . release key new "$KEY" >/dev/null; }
 KEY=$(realpath -- "$KEY")
 for n in one two/deeper; do
   git clone --quiet --no-hardlinks "$root" "$work/$n"
@@ -32,4 +34,4 @@ else # each file of the second build is in the first one
 fi
 echo "reproducible: $files files are equal"
 rm -rf "$work/two"
-CONSTELLATION_PACKAGES=$work/one/bin/release CONSTELLATION_PACKAGES_KEY=$KEY.pub CGO_ENABLED=0 GOFLAGS=-trimpath go test -count=1 -run '^TestPackages$' -v . | grep -v '=== ATTR'
+CONSTELLATION_PACKAGES=$work/one/bin/release CONSTELLATION_PACKAGES_KEY=$KEY.pub go test -count=1 -run '^TestPackages$' -v . | grep -v '=== ATTR'

@@ -151,7 +151,7 @@ func newEnrolRig(t *testing.T) *enrolRig {
 	built := filepath.Join(r.dir, "built")
 	testneeds.Tree()
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", built, "constellation/agent/cmd")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build the agent: %v\n%s", err, out)
 	}

@@ -25,6 +25,13 @@ import (
 // of where the sources lie.
 const buildFlags = "-trimpath -buildvcs=false"
 
+// noDebug leaves out debug information, which the linker drops, and lazily lets compilers and linkers collect garbage only above
+// 1 GiB. Together they halve the processor time of a large package. Neither changes an instruction of a program, so
+// they are not part of its key.
+const noDebug = "-gcflags=all=-dwarf=false"
+
+var lazily = []string{"GOGC=off", "GOMEMLIMIT=1GiB"}
+
 // buildEnv fixes variables that would otherwise come from the user's environment and change
 // the result. GOFLAGS is set to its default, because an empty value
 // would use the user's configuration file.
@@ -361,7 +368,7 @@ func modulesOfPatch(text, version string) map[string]string {
 // compile fills Go's build cache with packages and all they need, without linking.
 // done gets the path of each package that had to be compiled.
 func (t *toolchain) compile(ctx context.Context, module string, packages []string, done func(pkg string)) error {
-	args := append([]string{"list", "-v", "-export", modFile(module), "-trimpath", "-buildvcs=false", "-f", "{{.Name}}"}, packages...)
+	args := slices.Concat([]string{"list", "-v", "-export"}, flags(module), []string{"-f", "{{.Name}}"}, packages)
 	return t.run(ctx, module, nil, func(line string) bool {
 		// -v names each package on a line of its own; complaints have spaces.
 		if line == "" || strings.ContainsAny(line, " \t:") {
@@ -373,8 +380,13 @@ func (t *toolchain) compile(ctx context.Context, module string, packages []strin
 }
 
 func (t *toolchain) link(ctx context.Context, p program, out string) error {
-	args := append([]string{"build", modFile(p.module)}, strings.Fields(buildFlags)...)
-	return t.run(ctx, p.module, nil, nil, append(args, "-ldflags="+p.ldflags, "-o", out, p.pkg)...)
+	args := slices.Concat([]string{"build"}, flags(p.module), []string{"-ldflags=" + p.ldflags, "-o", out, p.pkg})
+	return t.run(ctx, p.module, nil, nil, args...)
+}
+
+// flags are those of compile and link. If they differed, link would compile each package once more.
+func flags(module string) []string {
+	return append([]string{modFile(module), noDebug}, strings.Fields(buildFlags)...)
 }
 
 // modFile is the flag that names the module file to compile with.
@@ -388,7 +400,7 @@ func modFile(module string) string {
 // run runs the go command in a module.
 func (t *toolchain) run(ctx context.Context, module string, stdout func(string), stderr func(string) (taken bool), args ...string) error {
 	return command{
-		dir: filepath.Join(t.src, module), env: buildEnv(), stdout: stdout, stderr: stderr,
+		dir: filepath.Join(t.src, module), env: append(buildEnv(), lazily...), stdout: stdout, stderr: stderr,
 	}.run(ctx, t.goPath, args...)
 }
 
