@@ -92,7 +92,7 @@ func Signed(pg Page, w int, st term.Style, sign, text string) []string {
 func NoteRows(pg Page, w int, k *check.Check) []string {
 	var lines []string
 	for _, n := range k.Notes {
-		lines = append(lines, pg.Below(w, 2, 2, term.Plain, term.Clean(n))...)
+		lines = append(lines, pg.Below(w, 2, 2, term.Plain, term.Clean(pg.Commands.Text(n)))...)
 	}
 	return lines
 }
@@ -444,7 +444,7 @@ func Markdown(k *check.Check, sp CommandFormatter) string {
 	}
 	findingsMarkdown(&b, "Findings", k.Findings, sp)
 	for _, n := range k.Notes {
-		fmt.Fprintf(&b, "\n%s\n", CellOf(n))
+		fmt.Fprintf(&b, "\n%s\n", CellOf(sp.Text(n)))
 	}
 	return b.String()
 }

@@ -3,8 +3,25 @@ package view
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"constellation/engine/check"
+	"constellation/tui/term"
 )
+
+// A user copies the command of a note into a terminal in any folder.
+func TestCommandsOfNotesNameTheWorkspace(t *testing.T) {
+	k := &check.Check{Notes: []string{"It differs. `constellation upgrade check --write-config` writes it."}}
+	sp := CommandFormatter{Program: "constellation", Dir: "demo"}
+	const want = "constellation -C demo upgrade check --write-config"
+	if rows := strings.Join(NoteRows(Page{Theme: term.NewTheme(term.Display{}), Commands: sp}, 120, k), "\n"); !strings.Contains(rows, want) {
+		t.Errorf("rows: %q, want %q in them", rows, want)
+	}
+	if text := Markdown(k, sp); !strings.Contains(text, want) {
+		t.Errorf("Markdown: %q, want %q in it", text, want)
+	}
+}
 
 func TestCommandFormatter(t *testing.T) {
 	const said = "is it running? `constellation sandbox status` tells, `constellation init -C /x` goes on; see constellation's log"
