@@ -74,7 +74,11 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 			if list {
 				return v.listDrillFaults(drills.Faults(), out)
 			}
-			if !cmd.Flags().Changed("seed") {
+			switch {
+			case cmd.Flags().Changed("seed"):
+			case results != "":
+				spec.Seed = 1
+			default:
 				spec.Seed = uint64(v.Now().UnixNano() / int64(time.Millisecond) % 1_000_000)
 			}
 			if err := checkDrillFlags(spec, results, until); err != nil {
@@ -96,7 +100,7 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 	f.IntVar(&spec.ControlPlanes, "control-planes", 0, "number of control planes: 1, 3 or 5; not for hollow machines (default 1)")
 	f.StringVar(&spec.Cloud, "cloud", "", "cloud that is emulated in front of the machines: gcp (default: the sandbox's own)")
 	f.BoolVar(&spec.InPlace, "in-place", false, "upgrade all nodes in place; not for hollow machines (default: replace machines)")
-	f.Uint64Var(&spec.Seed, "seed", 0, "seed that determines faults and injection points (default: random)")
+	f.Uint64Var(&spec.Seed, "seed", 0, "seed that determines faults and injection points; with --results the first one (default: random, with --results 1)")
 	f.StringSliceVar(&spec.Faults, "faults", nil, "faults that the seed may choose from (default: all that the machines support)")
 	f.IntVar(&spec.Count, "count", 0, "number of faults (default 4)")
 	f.StringVar(&spec.KubernetesFrom, "kubernetes-from", "", "Kubernetes `version` before the upgrade (default "+build.DefaultVersion+")")
@@ -183,14 +187,14 @@ func (v *verbs) drill(ctx context.Context, drills engine.Drills, spec engine.Dri
 	})
 }
 
-// manyDrills runs drills with new seeds until the file has want of them. It stops at the
+// manyDrills runs drills with new seeds, the first of which is spec's, until the file has want of them. It stops at the
 // first error that is not an outcome of a drill.
 func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engine.DrillSpec, file string, want int) error {
 	spec, err := drills.Versions(spec)
 	if err != nil {
 		return err
 	}
-	bad := 0
+	bad, first := 0, spec.Seed
 	for {
 		done, err := readDrills(file)
 		if err != nil {
@@ -207,7 +211,7 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 			}
 			return nil
 		}
-		spec.Seed = 1
+		spec.Seed = first
 		for _, r := range have {
 			spec.Seed = max(spec.Seed, r.Seed+1)
 		}
