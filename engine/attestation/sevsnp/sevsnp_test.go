@@ -1,7 +1,6 @@
 package sevsnp
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"github.com/google/go-sev-guest/verify/testdata"
 	"github.com/google/go-sev-guest/verify/trust"
 
+	"constellation/internal/mutation"
 	"constellation/internal/testneeds"
 )
 
@@ -97,7 +97,7 @@ func TestMutatedReports(t *testing.T) {
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for seed := next.Add(1); seed <= int64(total) && !t.Failed(); seed = next.Add(1) {
-				b := scramble(mathrand.New(mathrand.NewPCG(uint64(seed), 24)), testdata.AttestationBytes)
+				b := mutation.Layout(mathrand.New(mathrand.NewPCG(uint64(seed), 24)), testdata.AttestationBytes)
 				if _, err := judge(t.Context(), b, policy(), lenient); !errors.Is(err, ErrReport) {
 					t.Errorf("seed %d: %v", seed, err)
 				}
@@ -107,26 +107,4 @@ func TestMutatedReports(t *testing.T) {
 	}
 	wg.Wait()
 	t.Logf("%d mutations, %d refused", total, refused.Load())
-}
-
-// scramble changes one to four places of b: bits, bytes, repetitions. The size stays, and the result differs from b.
-func scramble(r *mathrand.Rand, b []byte) []byte {
-	for {
-		out := bytes.Clone(b)
-		for range 1 + r.IntN(4) {
-			i := r.IntN(len(out))
-			switch r.IntN(3) {
-			case 0:
-				out[i] ^= 1 << r.IntN(8)
-			case 1:
-				out[i] = byte(r.Uint32())
-			case 2: // a part of it elsewhere
-				k := r.IntN(len(out))
-				copy(out[i:], b[k:min(len(b), k+1+r.IntN(64))])
-			}
-		}
-		if !bytes.Equal(out, b) {
-			return out
-		}
-	}
 }

@@ -32,6 +32,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp/attest/attesttest/lab"
 	"constellation/engine/cloud/gcp/gcptest"
+	"constellation/internal/mutation"
 	"constellation/internal/syncbuffer"
 	"constellation/internal/testneeds"
 )
@@ -346,12 +347,12 @@ func TestMutatedCertificates(t *testing.T) {
 	refused := map[string]int{}
 	for seed := range mutations {
 		r := mathrand.New(mathrand.NewPCG(uint64(seed), 24))
-		parts.OfCertifier = scramble(r, right)
+		parts.OfCertifier = mutation.Bytes(r, right)
 		inner, err := parts.Document()
 		if err != nil {
 			t.Fatal(err)
 		}
-		for where, b := range map[string][]byte{"the certificate": inner, "the document": scramble(r, doc)} {
+		for where, b := range map[string][]byte{"the certificate": inner, "the document": mutation.Bytes(r, doc)} {
 			if st, err := judge.Validate(t.Context(), b, nonce); err == nil {
 				t.Errorf("seed %d: a change of %s was accepted: %+v", seed, where, st)
 			} else {
@@ -360,23 +361,6 @@ func TestMutatedCertificates(t *testing.T) {
 		}
 	}
 	t.Logf("%d mutations of each, refused: %v", mutations, refused)
-}
-
-// scramble returns b with a change.
-func scramble(r *mathrand.Rand, b []byte) []byte {
-	b = bytes.Clone(b)
-	at := r.IntN(len(b))
-	switch r.IntN(4) {
-	case 0:
-		b[at] ^= 1 << r.IntN(8)
-	case 1:
-		b[at] += byte(1 + r.IntN(255))
-	case 2:
-		return append(b[:at], b[at+1:]...)
-	default:
-		return append(b[:at:at], append([]byte{byte(r.IntN(256))}, b[at:]...)...)
-	}
-	return b
 }
 
 // TestCertifierCannotMakeMachines has certificates of the certifier's real key that state what the vendor did not certify. A thief of

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
+	"constellation/internal/mutation"
 	"constellation/internal/testneeds"
 )
 
@@ -308,13 +309,13 @@ func judgeMutations(t *testing.T, v Validator, r *mathrand.Rand, total int, of [
 		field := []*[]byte{&d.certificate, &d.membership, &d.proof}[r.IntN(3)]
 		switch r.IntN(4) {
 		case 0:
-			b = scramble(r, raws[i])
+			b = mutation.Bytes(r, raws[i])
 		case 1: // a field of another machine
 			other := docs[(i+1+r.IntN(len(docs)-1))%len(docs)]
 			*[]*[]byte{&d.certificate, &d.proof}[r.IntN(2)] = [][]byte{other.certificate, other.proof}[r.IntN(2)]
 			b, _ = d.marshal()
 		default:
-			*field = scramble(r, *field)
+			*field = mutation.Bytes(r, *field)
 			b, _ = d.marshal()
 		}
 		if slices.ContainsFunc(raws, func(raw []byte) bool { return bytes.Equal(raw, b) }) {

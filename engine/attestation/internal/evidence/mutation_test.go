@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"constellation/internal/mutation"
 	"constellation/internal/testneeds"
 )
 
@@ -100,7 +101,7 @@ func mutate(r *mathrand.Rand, originals []mutable) []byte {
 		var out []byte
 		switch r.IntN(8) {
 		case 0: // the bytes as they are sent
-			out = scramble(r, m.raw)
+			out = mutation.Bytes(r, m.raw)
 		case 1: // one field of another machine's
 			out = m.with(r, originals[r.IntN(len(originals))].doc, nil)
 		case 2, 3, 4, 5: // one field scrambled
@@ -109,7 +110,7 @@ func mutate(r *mathrand.Rand, originals []mutable) []byte {
 			d := m.doc
 			d.pcrs = slices.Clone(d.pcrs)
 			i := r.IntN(len(d.pcrs))
-			d.pcrs[i].value = scramble(r, d.pcrs[i].value)
+			d.pcrs[i].value = mutation.Bytes(r, d.pcrs[i].value)
 			out, _ = d.marshal()
 		case 7: // one register more, less, or under another number
 			d := m.doc
@@ -137,36 +138,11 @@ func (m mutable) with(r *mathrand.Rand, other document, scrambled *mathrand.Rand
 	fields, theirs := []*[]byte{&d.certificate, &d.public, &d.quote, &d.signature, &d.log}, [][]byte{other.certificate, other.public, other.quote, other.signature, other.log}
 	i := r.IntN(len(fields))
 	if *fields[i] = theirs[i]; scrambled != nil {
-		*fields[i] = scramble(scrambled, [][]byte{m.doc.certificate, m.doc.public, m.doc.quote, m.doc.signature, m.doc.log}[i])
+		*fields[i] = mutation.Bytes(scrambled, [][]byte{m.doc.certificate, m.doc.public, m.doc.quote, m.doc.signature, m.doc.log}[i])
 	}
 	out, err := d.marshal()
 	if err != nil {
 		return nil
 	}
 	return out
-}
-
-// scramble changes one to four places of b: bits, bytes, cuts, repetitions.
-func scramble(r *mathrand.Rand, b []byte) []byte {
-	b = bytes.Clone(b)
-	for range 1 + r.IntN(4) {
-		if len(b) == 0 {
-			return []byte{byte(r.Uint32())}
-		}
-		i := r.IntN(len(b))
-		switch r.IntN(6) {
-		case 0, 1:
-			b[i] ^= 1 << r.IntN(8)
-		case 2:
-			b[i] = byte(r.Uint32())
-		case 3: // the edges of every number
-			b[i] = []byte{0, 1, 0x7f, 0x80, 0xff}[r.IntN(5)]
-		case 4:
-			b = slices.Delete(b, i, min(len(b), i+1+r.IntN(8)))
-		case 5:
-			j := min(len(b), i+1+r.IntN(16))
-			b = slices.Insert(b, i, slices.Clone(b[i:j])...)
-		}
-	}
-	return b
 }

@@ -20,6 +20,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp"
 	"constellation/engine/cloud/gcp/attest/attesttest"
+	"constellation/internal/mutation"
 )
 
 var worker = attesttest.Machine{Project: "demo-project", Zone: "europe-west3-a", Name: "workers-0123", ProjectNumber: 42, Number: 1 << 62}
@@ -190,7 +191,7 @@ func TestMutatedExtensions(t *testing.T) {
 	var refused, others, same int
 	for seed := range 100_000 {
 		r := mathrand.New(mathrand.NewPCG(uint64(seed), 24))
-		b := scramble(r, original)
+		b := mutation.Bytes(r, original)
 		got, err := parseInstance(b)
 		switch {
 		case err != nil:

@@ -15,6 +15,7 @@ import (
 
 	"constellation/engine/attestation"
 	"constellation/engine/attestation/attestationtest"
+	"constellation/internal/mutation"
 	"constellation/internal/testneeds"
 )
 
@@ -51,27 +52,27 @@ func TestMutatedRecordings(t *testing.T) {
 		lossy bool
 	}{
 		{name: "certificate", mutate: func(r *mathrand.Rand, p *attestationtest.VendorParts) []byte {
-			p.Certificate = scramble(r, p.Certificate)
+			p.Certificate = mutation.Bytes(r, p.Certificate)
 			return nil
 		}},
 		{name: "extension", mutate: func(r *mathrand.Rand, p *attestationtest.VendorParts) []byte {
-			p.Certificate = withExtension(t, p.Certificate, func(b []byte) []byte { return scramble(r, b) })
+			p.Certificate = withExtension(t, p.Certificate, func(b []byte) []byte { return mutation.Bytes(r, b) })
 			return nil
 		}},
 		{name: "intermediate certificate", mutate: func(r *mathrand.Rand, p *attestationtest.VendorParts) []byte {
-			p.Intermediates = [][]byte{scramble(r, p.Intermediates[0])}
+			p.Intermediates = [][]byte{mutation.Bytes(r, p.Intermediates[0])}
 			return nil
 		}},
 		{name: "public area", mutate: func(r *mathrand.Rand, p *attestationtest.VendorParts) []byte {
-			p.Public = scramble(r, p.Public)
+			p.Public = mutation.Bytes(r, p.Public)
 			return nil
 		}},
 		{name: "quote", mutate: func(r *mathrand.Rand, p *attestationtest.VendorParts) []byte {
-			p.Quote = scramble(r, p.Quote)
+			p.Quote = mutation.Bytes(r, p.Quote)
 			return nil
 		}},
 		{name: "signature", mutate: func(r *mathrand.Rand, p *attestationtest.VendorParts) []byte {
-			p.Signature = scramble(r, p.Signature)
+			p.Signature = mutation.Bytes(r, p.Signature)
 			return nil
 		}},
 		{name: "registers", mutate: func(r *mathrand.Rand, p *attestationtest.VendorParts) []byte {
@@ -83,19 +84,19 @@ func TestMutatedRecordings(t *testing.T) {
 			case 1:
 				p.PCRs[i], p.PCRs[j] = p.PCRs[j], p.PCRs[i]
 			default:
-				p.PCRs[i] = scramble(r, p.PCRs[i])
+				p.PCRs[i] = mutation.Bytes(r, p.PCRs[i])
 			}
 			return nil
 		}},
 		{name: "event log of the firmware", lossy: true, mutate: func(r *mathrand.Rand, p *attestationtest.VendorParts) []byte {
-			p.Log = scramble(r, p.Log)
+			p.Log = mutation.Bytes(r, p.Log)
 			return nil
 		}},
 		{name: "event log in the document", mutate: func(r *mathrand.Rand, p *attestationtest.VendorParts) []byte {
-			p.BootLog = scramble(r, boot)
+			p.BootLog = mutation.Bytes(r, boot)
 			return nil
 		}},
-		{name: "document", mutate: func(r *mathrand.Rand, _ *attestationtest.VendorParts) []byte { return scramble(r, original) }},
+		{name: "document", mutate: func(r *mathrand.Rand, _ *attestationtest.VendorParts) []byte { return mutation.Bytes(r, original) }},
 		{name: "parts of other evidence", mutate: func(r *mathrand.Rand, p *attestationtest.VendorParts) []byte {
 			o := others[r.IntN(len(others))]
 			for _, f := range []func(){
@@ -106,7 +107,7 @@ func TestMutatedRecordings(t *testing.T) {
 				}
 			}
 			if r.IntN(2) == 0 {
-				p.Quote = scramble(r, p.Quote)
+				p.Quote = mutation.Bytes(r, p.Quote)
 			}
 			return nil
 		}},
@@ -219,33 +220,4 @@ func withExtension(t testing.TB, der []byte, f func([]byte) []byte) []byte {
 	*last = asn1.RawValue{FullBytes: marshal(list, "explicit,tag:3")}
 	outer.TBS = asn1.RawValue{FullBytes: marshal(body, "")}
 	return marshal(outer, "")
-}
-
-// scramble changes one to four places of b: bits, bytes, cuts, repetitions. The result differs from b.
-func scramble(r *mathrand.Rand, b []byte) []byte {
-	for {
-		out := bytes.Clone(b)
-		for range 1 + r.IntN(4) {
-			if len(out) == 0 {
-				return []byte{byte(r.Uint32())}
-			}
-			i := r.IntN(len(out))
-			switch r.IntN(6) {
-			case 0, 1:
-				out[i] ^= 1 << r.IntN(8)
-			case 2:
-				out[i] = byte(r.Uint32())
-			case 3: // the edges of every number
-				out[i] = []byte{0, 1, 0x7f, 0x80, 0xff}[r.IntN(5)]
-			case 4:
-				out = slices.Delete(out, i, min(len(out), i+1+r.IntN(8)))
-			case 5:
-				k := min(len(out), i+1+r.IntN(16))
-				out = slices.Insert(out, i, slices.Clone(out[i:k])...)
-			}
-		}
-		if !bytes.Equal(out, b) {
-			return out
-		}
-	}
 }

@@ -25,6 +25,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/gcp"
 	"constellation/engine/cloud/gcp/attest/attesttest"
+	"constellation/internal/mutation"
 	"constellation/internal/swtpm"
 )
 
@@ -149,7 +150,7 @@ func mutateDocument(t *testing.T, v attestation.Validator, doc []byte) {
 		t.Fatal(err)
 	}
 	for seed := range mutations {
-		b := scramble(mathrand.New(mathrand.NewPCG(uint64(seed), 25)), doc)
+		b := mutation.Bytes(mathrand.New(mathrand.NewPCG(uint64(seed), 25)), doc)
 		if refusal(t, v, b, random) == nil {
 			t.Errorf("seed %d was accepted: %x", seed, b)
 		}
