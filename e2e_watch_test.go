@@ -159,6 +159,9 @@ func newHollowRollout(t *testing.T, workers, surge, pods int, times hollow.Times
 	t.Cleanup(func() { // the context has ended by then, and with it the operator
 		runs.Wait()
 		out.Close()
+		if b, err := os.ReadFile(out.Name()); t.Failed() && err == nil {
+			t.Logf("the operator's log ends with\n%s", tail(string(b)))
+		}
 	})
 	runs.Go(func() {
 		for ctx.Err() == nil { // as a kubelet does; it ends when the API server is unavailable for long
