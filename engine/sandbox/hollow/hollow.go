@@ -3,7 +3,7 @@
 //
 // To a cluster each looks like a machine with a kubelet. It boots, records like the join
 // service that it is about to join, with the components that NodeVersion.status
-// publishes for its role, registers a Node, renews a Lease, reports the pods that are
+// publishes for its role, registers a Node, renews a Lease, reports that it is Ready, reports the pods that are
 // bound to it as Running, and ends those that are deleted or evicted. For
 // clients it is the cloud of package sandbox, with the same control API and
 // faults. Simulated actions take configurable times: boot, join, drain of a pod,
@@ -821,7 +821,7 @@ func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error)
 	case taskReady:
 		return 0, c.ready(ctx, m)
 	case taskRenew:
-		c.renew(ctx, t.name)
+		c.renew(ctx, m)
 	}
 	return 0, nil
 }
@@ -891,19 +891,27 @@ func (c *Cloud) ready(ctx context.Context, m machine) error {
 	return nil
 }
 
-// renew renews the Lease of a machine's Node. A failure is retried when the Lease is due again.
-func (c *Cloud) renew(ctx context.Context, name string) {
-	there, err := c.kubelet.renew(ctx, name)
+// renew renews the Lease of a machine's Node. It reports again that the Node is Ready if the cluster took that back, for example
+// because the API server was away until the Lease had expired. Kubernetes may also have failed to remove the taint of a Node that is
+// not Ready, and tries again at the next report, which kubelets send every five minutes. A failure is retried when the Lease is
+// due again.
+func (c *Cloud) renew(ctx context.Context, m machine) {
+	there, err := c.kubelet.renew(ctx, m.Name)
 	if err != nil {
-		c.log.Debug("lease not renewed", "node", name, "err", err)
+		c.log.Debug("lease not renewed", "node", m.Name, "err", err)
 		return
 	}
-	if !there { // its Node was deleted, and the Lease with it
-		c.mu.Lock()
-		if m := c.machines[name]; m != nil {
-			m.registered = false
+	c.mu.Lock()
+	life := c.lives[m.Name]
+	joined := life != nil && !life.Joined.IsZero()
+	if m := c.machines[m.Name]; m != nil && !there { // its Node was deleted, and the Lease with it
+		m.registered = false
+	}
+	c.mu.Unlock()
+	if there && joined && c.kubelet.misjudged(m) {
+		if err := c.kubelet.ready(ctx, m); err != nil {
+			c.log.Debug("readiness not reported", "node", m.Name, "err", err)
 		}
-		c.mu.Unlock()
 	}
 }
 

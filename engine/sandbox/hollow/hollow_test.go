@@ -2,6 +2,7 @@ package hollow_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
@@ -339,6 +341,21 @@ func TestHollowMachines(t *testing.T) {
 	lease := c.renewed
 	before := lease("worker-0")
 	eventually(t, "the lease is renewed", func() (string, bool) { return before.String(), lease("worker-0").After(before) })
+	// The cluster takes back that a Node is Ready when its Lease has expired. A machine that is on reports it again.
+	lost := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}
+	judged := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-0"}}
+	if body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{lost}}}); err != nil {
+		t.Fatal(err)
+	} else if err := c.admin.Status().Patch(ctx, judged, client.RawPatch(types.StrategicMergePatchType, body)); err != nil {
+		t.Fatal(err)
+	}
+	if isReady(*judged) {
+		t.Fatalf("the Node is Ready in spite of the patch: %+v", judged.Status.Conditions)
+	}
+	eventually(t, "the Node is Ready again", func() (string, bool) {
+		n := c.nodes()["worker-0"]
+		return fmt.Sprintf("%+v", n.Status.Conditions), isReady(n)
+	})
 	h.PowerOff("worker-0")
 	if i, err := remote.Instance(ctx, sandboxapi.ProviderID("hollow", "worker-0")); err != nil || i.State != cloud.Stopped {
 		t.Errorf("without power: %+v, %v", i, err)

@@ -52,6 +52,7 @@ type kubelet struct {
 	joins *rest.RESTClient // our own kinds
 
 	pods     cache.Store // those that are bound to a node
+	nodes    cache.Store // with the fields of trimNode
 	target   cache.Store // the NodeVersion
 	watches  []cache.Controller
 	versions sync.Map // name of a components ConfigMap to the version of Kubernetes
@@ -100,6 +101,7 @@ func newKubelet(cluster *rest.Config, c *Cloud) (*kubelet, error) {
 			}
 		},
 	}, trimPod)
+	k.nodes = k.informer(core.RESTClient(), "nodes", fields.Everything(), &corev1.Node{}, cache.ResourceEventHandlerFuncs{}, trimNode)
 	k.target = k.informer(k.joins, "nodeversions", fields.OneTermEqualSelector("metadata.name", v1alpha1.NodeVersionName), &v1alpha1.NodeVersion{}, cache.ResourceEventHandlerFuncs{}, nil)
 	return k, nil
 }
@@ -131,6 +133,36 @@ func trimPod(obj any) (any, error) {
 		out.Spec.Containers = append(out.Spec.Containers, corev1.Container{Name: c.Name, Image: c.Image})
 	}
 	return out, nil
+}
+
+// trimNode keeps only the fields of a Node that a hollow kubelet reads.
+func trimNode(obj any) (any, error) {
+	n, ok := obj.(*corev1.Node)
+	if !ok { // a tombstone
+		return obj, nil
+	}
+	out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion}}
+	for _, t := range n.Spec.Taints {
+		if t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable {
+			out.Spec.Taints = append(out.Spec.Taints, corev1.Taint{Key: t.Key})
+		}
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			out.Status.Conditions = append(out.Status.Conditions, corev1.NodeCondition{Type: c.Type, Status: c.Status})
+		}
+	}
+	return out, nil
+}
+
+// misjudged reports whether the cluster does not treat the Node of a machine as Ready.
+func (k *kubelet) misjudged(m machine) bool {
+	obj, ok, err := k.nodes.GetByKey(m.Name)
+	if err != nil || !ok {
+		return false
+	}
+	n, ok := obj.(*corev1.Node)
+	return ok && n.UID == m.uid && (len(n.Spec.Taints) > 0 || len(n.Status.Conditions) != 1 || n.Status.Conditions[0].Status != corev1.ConditionTrue)
 }
 
 // watch keeps the stores up to date until ctx ends.
