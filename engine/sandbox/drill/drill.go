@@ -46,6 +46,9 @@ const (
 	defaultCount = 4
 	// recovery is how long the excuses of a fault apply after its end.
 	recovery = 30 * time.Second
+	// lost is the same if a machine was lost: Kubernetes notices after 50 s (--node-monitor-grace-period), and then the
+	// Node is deleted and another machine joins.
+	lost = 2 * time.Minute
 	// settling limits the wait after the upgrade for deletions and leases.
 	settling = 2 * time.Minute
 	// cleaning limits the removal of a drill.
@@ -155,7 +158,7 @@ type run struct {
 // window is the time in which a fault excuses breaches of some rules.
 type window struct {
 	fault    string
-	from, to time.Time
+	from, to time.Time // to includes the recovery
 	rules    []recorder.Rule
 }
 
@@ -337,7 +340,7 @@ func judge(breaches []recorder.Breach, windows []window, unseen []recorder.Rule)
 				continue
 			}
 			i := slices.IndexFunc(windows, func(w window) bool {
-				return slices.Contains(w.rules, name) && !b.Time.Before(w.from) && b.Time.Before(w.to.Add(recovery))
+				return slices.Contains(w.rules, name) && !b.Time.Before(w.from) && b.Time.Before(w.to)
 			})
 			if i < 0 {
 				rule.Breaches = append(rule.Breaches, b.String())
@@ -577,9 +580,13 @@ func (x *run) over(i int, f *fault, w window, what string, err error) {
 		x.report[i].AtMS = -1
 		return
 	}
-	w.to = time.Now()
+	now := time.Now()
+	w.to = now.Add(recovery)
+	if f.loses {
+		w.to = now.Add(lost)
+	}
 	x.windows = append(x.windows, w)
-	x.report[i].EndMS = w.to.Sub(x.begun).Milliseconds()
+	x.report[i].EndMS = now.Sub(x.begun).Milliseconds()
 	if err != nil {
 		x.report[i].Err = err.Error()
 		x.tell("%s went wrong itself: %v", what, err)

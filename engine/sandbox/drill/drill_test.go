@@ -684,7 +684,7 @@ func TestJudge(t *testing.T) {
 		{Time: at(49), Rule: recorder.ReadyFloor, What: "of it still"},
 		{Time: at(51), Rule: recorder.ReadyFloor, What: "long after it"},
 	}
-	rules := judge(breaches, []window{{fault: "power-cut", from: at(10), to: at(20), rules: []recorder.Rule{recorder.ReadyFloor}}}, []recorder.Rule{recorder.EtcdVoters})
+	rules := judge(breaches, []window{{fault: "power-cut", from: at(10), to: at(20).Add(recovery), rules: []recorder.Rule{recorder.ReadyFloor}}}, []recorder.Rule{recorder.EtcdVoters})
 	got := map[string][]string{}
 	for _, r := range rules {
 		for _, b := range r.Breaches {

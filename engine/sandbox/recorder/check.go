@@ -277,8 +277,9 @@ func (v *view) ready(blink time.Duration) map[string]int {
 	count := map[string]int{}
 	for name, n := range v.nodes {
 		last, ever := v.lastReady[name]
-		if n.Group != "" && ever && v.seen-last <= blink && !v.leaves(n.ProviderID) {
-			count[n.Group]++
+		// The operator writes the group when it has asked the cloud, which may take long. The cloud's own list has it at once.
+		if group := cmp.Or(n.Group, v.machines[n.ProviderID].Group); group != "" && ever && v.seen-last <= blink && !v.leaves(n.ProviderID) {
+			count[group]++
 		}
 	}
 	return count
@@ -630,7 +631,11 @@ func (c *checker) tracked() {
 		if _, there := v.nodes[name]; there {
 			continue
 		}
-		m, running := v.machines[c.start.nodes[name].ProviderID]
+		id := c.start.nodes[name].ProviderID
+		m, running := v.machines[id]
+		if m.Incarnation != c.start.machines[id].Incarnation { // another machine with the name of this one
+			running = false
+		}
 		c.lasting(running && m.State != string(cloud.Terminating), c.limits.Settle, MachineTracked, "node "+name, "Node %s was deleted, its machine runs", name)
 	}
 }

@@ -198,6 +198,13 @@ func TestCheck(t *testing.T) {
 			s.tell(232, node("worker-1", replaces("worker-0")))
 			s.tell(236, Entry{Fact: &Probe{From: "worker-1"}})
 		}, want: []Rule{ReadyFloor}},
+		{name: "the group of the new node is recorded late", bad: func(s *story) {
+			s.edit(func(e *Entry) {
+				if f := As[*Node](e.Fact); f != nil && f.Name == "worker-1" {
+					f.Group = ""
+				}
+			})
+		}, want: nil},
 		{name: "a node is deleted before its replacement exists", bad: func(s *story) { s.tell(207, gone("worker-0")); s.tell(208, node("worker-0", nil)) }, want: []Rule{ReadyFloor}},
 		{name: "a node is not Ready for two minutes", bad: func(s *story) {
 			s.tell(20, node("worker-0", func(n *Node) { n.Ready = false }))
@@ -290,6 +297,23 @@ func TestCheck(t *testing.T) {
 			s.later(217, 15)
 			s.tell(217, gone("worker-0"))
 		}, want: []Rule{MachineTracked}},
+		{name: "the Node of a lost machine is deleted, and another machine has its name", bad: func(s *story) {
+			s.drop(func(e Entry) bool {
+				return As[*Node](e.Fact) != nil && As[*Node](e.Fact).Name == "worker-0" && between(e, 217, 229)
+			})
+			s.later(217, 15)
+			s.tell(217, gone("worker-0"))
+			s.edit(func(e *Entry) {
+				if f := As[*Machines](e.Fact); f != nil && !between(*e, 0, 210) {
+					f.List = slices.Clone(f.List)
+					for i := range f.List {
+						if f.List[i].Name == "worker-0" {
+							f.List[i].Incarnation = "2"
+						}
+					}
+				}
+			})
+		}, want: nil},
 
 		{name: "a kubelet goes down", bad: func(s *story) {
 			s.tell(165, node("control-plane-0", nil))

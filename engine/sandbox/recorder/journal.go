@@ -235,6 +235,7 @@ type (
 	// Machine is one of the cloud's.
 	Machine struct {
 		ID           string `json:"id"`
+		Incarnation  string `json:"incarnation,omitempty"` // empty in clouds that do not reuse IDs
 		Name         string `json:"name"`
 		Group        string `json:"group"`
 		ControlPlane bool   `json:"controlPlane,omitempty"`

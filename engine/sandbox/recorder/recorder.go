@@ -481,7 +481,7 @@ func (r *Recorder) pollMachines(ctx context.Context) {
 		m := &Machines{List: make([]Machine, 0, len(list))}
 		for _, i := range list {
 			m.List = append(m.List, Machine{
-				ID: i.ProviderID, Name: i.Name, Group: i.Group, ControlPlane: i.Role == cloud.ControlPlane, State: string(i.State), Token: i.Token, Image: i.Image,
+				ID: i.ProviderID, Incarnation: i.Incarnation, Name: i.Name, Group: i.Group, ControlPlane: i.Role == cloud.ControlPlane, State: string(i.State), Token: i.Token, Image: i.Image,
 			})
 		}
 		if b, err := json.Marshal(m); err == nil && string(b) != last {
