@@ -25,12 +25,12 @@ import (
 // of where the sources lie.
 const buildFlags = "-trimpath -buildvcs=false"
 
-// noDebug leaves out debug information, which the linker drops, and lazily lets compilers and linkers collect garbage only above
-// 1 GiB. Together they save a quarter of the processor time. Neither changes a function of a program, so they are
-// not part of its key.
-const noDebug = "-gcflags=all=-dwarf=false"
+// noDWARF omits debug information, because all programs are linked without it. compilerGC turns garbage collection in
+// compilers and linkers off below 1 GiB. Together they save a quarter of the processor time. They change no function of a
+// program, so its key does not contain them.
+const noDWARF = "-gcflags=all=-dwarf=false"
 
-var lazily = []string{"GOGC=off", "GOMEMLIMIT=1GiB"}
+var compilerGC = []string{"GOGC=off", "GOMEMLIMIT=1GiB"}
 
 // buildEnv fixes variables that would otherwise come from the user's environment and change
 // the result. GOFLAGS is set to its default, because an empty value
@@ -386,7 +386,7 @@ func (t *toolchain) link(ctx context.Context, p program, out string) error {
 
 // flags are those of compile and link. If they differed, link would compile each package once more.
 func flags(module string) []string {
-	return append([]string{modFile(module), noDebug}, strings.Fields(buildFlags)...)
+	return append([]string{modFile(module), noDWARF}, strings.Fields(buildFlags)...)
 }
 
 // modFile is the flag that names the module file to compile with.
@@ -400,7 +400,7 @@ func modFile(module string) string {
 // run runs the go command in a module.
 func (t *toolchain) run(ctx context.Context, module string, stdout func(string), stderr func(string) (taken bool), args ...string) error {
 	return command{
-		dir: filepath.Join(t.src, module), env: append(buildEnv(), lazily...), stdout: stdout, stderr: stderr,
+		dir: filepath.Join(t.src, module), env: append(buildEnv(), compilerGC...), stdout: stdout, stderr: stderr,
 	}.run(ctx, t.goPath, args...)
 }
 

@@ -46,9 +46,9 @@ const (
 	defaultCount = 4
 	// recovery is how long the excuses of a fault apply after its end.
 	recovery = 30 * time.Second
-	// lost is the same if a machine was lost: Kubernetes notices after 50 s (--node-monitor-grace-period), and then the
-	// Node is deleted and another machine joins.
-	lost = 2 * time.Minute
+	// recoveryOfLost is the same for a fault that loses a machine. Its Node becomes not Ready after 50 s
+	// (--node-monitor-grace-period). Then the operator deletes the Node, and another machine joins.
+	recoveryOfLost = 2 * time.Minute
 	// settling limits the wait after the upgrade for deletions and leases.
 	settling = 2 * time.Minute
 	// cleaning limits the removal of a drill.
@@ -583,7 +583,7 @@ func (x *run) over(i int, f *fault, w window, what string, err error) {
 	now := time.Now()
 	w.to = now.Add(recovery)
 	if f.loses {
-		w.to = now.Add(lost)
+		w.to = now.Add(recoveryOfLost)
 	}
 	x.windows = append(x.windows, w)
 	x.report[i].EndMS = now.Sub(x.begun).Milliseconds()

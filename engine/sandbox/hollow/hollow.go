@@ -891,10 +891,10 @@ func (c *Cloud) ready(ctx context.Context, m machine) error {
 	return nil
 }
 
-// renew renews the Lease of a machine's Node. It reports again that the Node is Ready if the cluster took that back, for example
-// because the API server was away until the Lease had expired. Kubernetes may also have failed to remove the taint of a Node that is
-// not Ready, and tries again at the next report, which kubelets send every five minutes. A failure is retried when the Lease is
-// due again.
+// renew renews the Lease of a machine's Node. It then reports Ready again if the Node is not Ready in the API: the node lifecycle
+// controller sets it to Unknown when the Lease expires, for example while the API server is down. The report also repeats a removal
+// of the taint not-ready that failed, because that controller retries only when the Node changes. Kubelets report every five
+// minutes at least. A failure is retried when the Lease is due again.
 func (c *Cloud) renew(ctx context.Context, m machine) {
 	there, err := c.kubelet.renew(ctx, m.Name)
 	if err != nil {
@@ -908,7 +908,7 @@ func (c *Cloud) renew(ctx context.Context, m machine) {
 		m.registered = false
 	}
 	c.mu.Unlock()
-	if there && joined && c.kubelet.misjudged(m) {
+	if there && joined && c.kubelet.notReady(m) {
 		if err := c.kubelet.ready(ctx, m); err != nil {
 			c.log.Debug("readiness not reported", "node", m.Name, "err", err)
 		}

@@ -341,7 +341,7 @@ func TestHollowMachines(t *testing.T) {
 	lease := c.renewed
 	before := lease("worker-0")
 	eventually(t, "the lease is renewed", func() (string, bool) { return before.String(), lease("worker-0").After(before) })
-	// The cluster takes back that a Node is Ready when its Lease has expired. A machine that is on reports it again.
+	// The node lifecycle controller sets a Node to Unknown when its Lease expires. A machine that is on reports Ready again.
 	lost := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}
 	judged := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-0"}}
 	if body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{lost}}}); err != nil {

@@ -155,8 +155,8 @@ func trimNode(obj any) (any, error) {
 	return out, nil
 }
 
-// misjudged reports whether the cluster does not treat the Node of a machine as Ready.
-func (k *kubelet) misjudged(m machine) bool {
+// notReady reports whether the Node of a machine is not Ready in the API, or still has the taint of a Node that is not.
+func (k *kubelet) notReady(m machine) bool {
 	obj, ok, err := k.nodes.GetByKey(m.Name)
 	if err != nil || !ok {
 		return false

@@ -277,7 +277,7 @@ func (v *view) ready(blink time.Duration) map[string]int {
 	count := map[string]int{}
 	for name, n := range v.nodes {
 		last, ever := v.lastReady[name]
-		// The operator writes the group when it has asked the cloud, which may take long. The cloud's own list has it at once.
+		// The operator annotates the group after an answer of the cloud, which may take long. The list of machines contains it earlier.
 		if group := cmp.Or(n.Group, v.machines[n.ProviderID].Group); group != "" && ever && v.seen-last <= blink && !v.leaves(n.ProviderID) {
 			count[group]++
 		}
@@ -633,7 +633,7 @@ func (c *checker) tracked() {
 		}
 		id := c.start.nodes[name].ProviderID
 		m, running := v.machines[id]
-		if m.Incarnation != c.start.machines[id].Incarnation { // another machine with the name of this one
+		if was, listed := c.start.machines[id]; listed && m.Incarnation != was.Incarnation { // a later machine with the same name
 			running = false
 		}
 		c.lasting(running && m.State != string(cloud.Terminating), c.limits.Settle, MachineTracked, "node "+name, "Node %s was deleted, its machine runs", name)
