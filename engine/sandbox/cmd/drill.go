@@ -194,6 +194,12 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 	if err != nil {
 		return err
 	}
+	// A drill takes minutes, so a file that cannot be written is an error before it.
+	out, err := os.OpenFile(file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return &plan.Error{Op: "write drill results", Err: err, Exit: plan.ExitUsage, Remedy: "pass --results with a file in a writable folder that exists"}
+	}
+	out.Close()
 	bad, first := 0, spec.Seed
 	for {
 		done, err := readDrills(file)
